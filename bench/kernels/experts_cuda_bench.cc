@@ -103,6 +103,19 @@ void experts_of(Bench& bench, const ExpertShape& s, int rows) {
   row(
       "down", [&](int) { must(grouped_linear(second, {bench.stream()})); },
       active * matrix + static_cast<double>(inner.bytes() + outer.bytes()), multiplied * matrix);
+  // x and weights as codes: of what is drawn, any bits are as good.
+  const Memory scales(std::max(num_pairs, num_experts * std::max(2 * ffn, dim)) * 4, 29);
+  GroupedArgs first_codes = first, second_codes = second;
+  for (GroupedArgs* args : {&first_codes, &second_codes})
+    args->x_scales = args->weight_scales = reinterpret_cast<const float*>(scales.get());
+  const double x_codes = static_cast<double>(x.bytes()) / 2;
+  row(
+      "gate, up, SwiGLU in e4m3", [&](int) { must(grouped_linear(first_codes, {bench.stream()})); },
+      active * matrix + x_codes + static_cast<double>(inner.bytes()), multiplied * 2 * matrix);
+  row(
+      "down in e4m3", [&](int) { must(grouped_linear(second_codes, {bench.stream()})); },
+      active * matrix / 2 + static_cast<double>(inner.bytes() / 2 + outer.bytes()),
+      multiplied * matrix);
 }
 
 }  // namespace

@@ -8,9 +8,7 @@
 //   values  rows g and g + 8 of the output's tile are elements 2g and 2g + 1 of 16
 #pragma once
 
-#include <cuda_fp16.h>
-#include <cuda_fp8.h>
-
+#include "kernels/cuda/e4m3.cuh"
 #include "kernels/cuda/mma.cuh"
 
 namespace espalier::kernels::cuda {
@@ -18,16 +16,6 @@ namespace espalier::kernels::cuda {
 // Whether a kernel's keys and values are codes of e4m3 (uint8_t) instead of bf16.
 template <typename KV>
 constexpr bool kCodes = sizeof(KV) == 1;
-
-// Two codes as two float16, exactly; the lower code in the lower half.
-__device__ __forceinline__ uint32_t half2_of_e4m3(uint16_t codes) {
-  const __half2_raw raw = __nv_cvt_fp8x2_to_halfraw2(codes, __NV_E4M3);
-  return static_cast<uint32_t>(raw.x) | static_cast<uint32_t>(raw.y) << 16;
-}
-__device__ __forceinline__ uint16_t low_codes(uint32_t word) { return static_cast<uint16_t>(word); }
-__device__ __forceinline__ uint16_t high_codes(uint32_t word) {
-  return static_cast<uint16_t>(word >> 16);
-}
 
 // Rounds to nearest, ties to even; beyond 65,504 the value is infinite.
 __device__ __forceinline__ uint32_t pack_half2(float first, float second) {

@@ -33,7 +33,7 @@ struct LinearArgs {
   // [out_features, in_features]; with silu_mul [2 * out_features, in_features], gate above up.
   const void* weights = nullptr;
   // Not null: weights are e4m3, each output's times its scale; [out_features] ([2 * out_features]
-  // with silu_mul) float32, 16-byte aligned. in_features and out_features are multiples of 16, and
+  // with silu_mul) float32, 16-byte aligned. in_features and their number are multiples of 16, and
   // `type` is kBFloat16, that of bias, residual and norm. x is rounded to e4m3 first, each row by a
   // scale of its own (quantize_rows.h), unless x_scales says that it is so already.
   const float* weight_scales = nullptr;
@@ -41,7 +41,7 @@ struct LinearArgs {
   // group not 0: weights are records of 4 bits (int4_weights.h). in_features is a multiple of 32,
   // out_features of 16, and `type` is kBFloat16, that of x, bias, residual and norm.
   Int4Format int4;
-  void* y = nullptr;                // [rows, out_features], rows y_stride apart
+  void* y = nullptr;  // [rows, out_features], rows y_stride apart
   int64_t y_stride = 0;
 
   const void* bias = nullptr;      // [out_features] ([2 * out_features] with silu_mul), or none

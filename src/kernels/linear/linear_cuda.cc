@@ -34,11 +34,11 @@ Status check(const LinearArgs& args) {
                             args.rows, args.out_features, args.in_features);
   if (args.weight_scales != nullptr &&
       (args.type != DType::kBFloat16 || args.in_features % kQuantizedRowMultiple != 0 ||
-       args.out_features % kQuantizedRowMultiple != 0))
+       gemm_outputs(args) % kQuantizedRowMultiple != 0))
     return invalid_argument(
         "linear: {} x {} weights of e4m3, but both features must be multiples of {} and the other "
         "type BF16",
-        args.out_features, args.in_features, kQuantizedRowMultiple);
+        gemm_outputs(args), args.in_features, kQuantizedRowMultiple);
   if (args.int4.group != 0 && (args.type != DType::kBFloat16 || args.weight_scales != nullptr ||
                                args.in_features % 32 != 0 || gemm_outputs(args) % 16 != 0))
     return invalid_argument(

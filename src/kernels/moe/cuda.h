@@ -34,16 +34,20 @@ Status arrange(const ArrangeArgs& args, const LaunchOptions& launch);
 // y = x W^T (+ bias), each group of rows by its own matrix; with an activation y =
 // activation(gate) * up, where gate is the first half of the outputs and up the second.
 struct GroupedArgs {
-  DType type = DType::kBFloat16;  // of all: kBFloat16 or kFloat32
+  DType type = DType::kBFloat16;  // of all that has no scales: kBFloat16 or kFloat32
   int32_t num_groups = 0;
-  int32_t in_features = 0;   // a multiple of 8
+  int32_t in_features = 0;   // a multiple of 8, with scales of 16
   int32_t out_features = 0;  // a multiple of 2
   const void* x = nullptr;   // rows x_stride apart, 16-byte aligned
   int64_t x_stride = 0;
   const void* weights = nullptr;  // [out_features, in_features] of a group,
   int64_t weights_stride = 0;     // elements between groups
-  const void* bias = nullptr;     // [num_groups, out_features], or none
-  void* y = nullptr;              // rows y_stride apart
+  // Not null: x and weights are e4m3, times the scale of their rows (quantize_rows.h). On Hopper
+  // alone, by a permutation, with an activation where pairs_per_row is not 0 and none where it is.
+  const float* x_scales = nullptr;       // [rows of x]
+  const float* weight_scales = nullptr;  // [num_groups, out_features]
+  const void* bias = nullptr;            // [num_groups, out_features], or none
+  void* y = nullptr;                     // rows y_stride apart
   int64_t y_stride = 0;
   // Only where grouped_linear_fuses(args).
   std::optional<Activation> activation;

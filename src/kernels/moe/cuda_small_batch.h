@@ -38,10 +38,16 @@ struct SmallBatchMoeArgs {
   const void* gate_up_bias = nullptr;  // [experts, 2 ffn], or none
   const void* down = nullptr;          // [experts, dim, ffn]
   const void* down_bias = nullptr;     // [experts, dim], or none
+  // Not null: the matrices of all experts are e4m3, a scale for each of their rows, and dim and all
+  // ffn are multiples of 16.
+  const float* gate_up_scales = nullptr;  // [experts, 2 ffn]
+  const float* down_scales = nullptr;     // [experts, dim]
 
-  int32_t shared_ffn = 0;                // 0: no shared expert; a multiple of 8
-  const void* shared_gate_up = nullptr;  // [2 shared_ffn, dim]
-  const void* shared_down = nullptr;     // [dim, shared_ffn]
+  int32_t shared_ffn = 0;                        // 0: no shared expert; a multiple of 8
+  const void* shared_gate_up = nullptr;          // [2 shared_ffn, dim]
+  const void* shared_down = nullptr;             // [dim, shared_ffn]
+  const float* shared_gate_up_scales = nullptr;  // [2 shared_ffn], where the others have scales
+  const float* shared_down_scales = nullptr;     // [dim]
   // The shared expert's gate is sigmoid(n . shared_gate_weights), [dim] float; null: 1.
   const float* shared_gate_weights = nullptr;
 

@@ -221,6 +221,8 @@ Status launch_tiles(GroupedParams& params, const LaunchOptions& launch) {
 Status check(const GroupedArgs& args) {
   if (args.type == DType::kFloat16)
     return error(StatusCode::kUnimplemented, "grouped linear: F16 is not supported");
+  if ((args.x_scales == nullptr) != (args.weight_scales == nullptr))
+    return invalid_argument("grouped linear: scales of rows or of weights are missing");
   if (args.num_groups < 1 || args.in_features < 8 || args.in_features % 8 != 0 ||
       args.out_features < 2 || args.out_features % 2 != 0 || args.rows < 0 || args.num_pairs < 0)
     return invalid_argument("grouped linear: {} groups of {} x {}", args.num_groups,
@@ -243,8 +245,9 @@ Status grouped_linear(const GroupedArgs& args, const LaunchOptions& launch) {
   if (rows == 0) return {};
   ESP_ASSIGN_OR_RETURN(const DeviceTraits traits, device_traits());
   if (grouped_gemm_sm90_supports(args, traits)) return grouped_gemm_sm90(args, traits, launch);
-  if (args.activation)
-    return error(StatusCode::kUnimplemented, "grouped linear: no activation of this type here");
+  if (args.activation || args.weight_scales != nullptr)
+    return error(StatusCode::kUnimplemented,
+                 "grouped linear: no activation and no e4m3 of these shapes here");
   GroupedParams params{.args = args, .plan = {}};
   if (by_plan) params.plan = *args.plan;
   const int32_t tile_rows = grouped_tile_rows(rows, args.num_groups);

@@ -1,13 +1,14 @@
 // Grouped GEMM on Hopper: y = x W^T (+ bias), each expert's rows by its own matrix, with the
 // permutation of rows in the loads and the gated activation in the epilogue.
 // x [tokens, in] by the plan's pairs (gate and up) or [pairs, in] in the order of slots (down), W
-// [experts, out, in], y [pairs, out] or, with an activation, [pairs, out / 2]; bfloat16.
+// [experts, out, in], y [pairs, out] or, with an activation, [pairs, out / 2]; bfloat16, or x and W
+// e4m3 with a scale for each row, by which the epilogue multiplies.
 // Parallel: persistent clusters of two blocks. A tile is 128 rows by 256 rows of W (with an
 // activation 128 of gate and the same 128 of up); two consumer warp groups have 64 rows each. The
 // two blocks have two tiles of one expert and the same rows of W, of which each fetches half for
 // both (SM-to-SM multicast); an expert's last odd tile is cut along the outputs instead.
-// Pipeline: four stages of 64 inputs, W (and x in the order of slots) by TMA, gathered rows by
-// cp.async; it runs across the ends of tiles.
+// Pipeline: four stages of 128 bytes a row, W (and x in the order of slots) by TMA, gathered rows
+// by cp.async; it runs across the ends of tiles.
 // Roof: tensor cores from about 100 rows an expert on, below it memory, each chosen expert's matrix
 // once. L2 gives 128 rows + 128 rows of W for 128 x 256 sums, 128 operations a byte. History:
 // docs/notes/grouped_gemm_sm90.md.
@@ -31,31 +32,40 @@ constexpr int kConsumerWarps = 8;
 constexpr int kBlocks = 2;  // of a cluster
 constexpr int kTileRows = 128, kHalfOutputs = 128, kGroupRows = 64;
 constexpr int kTileOutputs = 2 * kHalfOutputs;  // rows of W of a tile
-constexpr int kDepth = 64;                      // inputs of a stage: 128 bytes, the swizzle's width
+constexpr int kDepthBytes = 128;                // inputs of a stage: the swizzle's width
 constexpr int kStages = 4;
-constexpr uint32_t kRowsBytes = kTileRows * kDepth * 2;
-constexpr uint32_t kHalfBytes = kHalfOutputs * kDepth * 2;
+constexpr uint32_t kRowsBytes = kTileRows * kDepthBytes;
+constexpr uint32_t kHalfBytes = kHalfOutputs * kDepthBytes;
 constexpr uint32_t kStageBytes = kRowsBytes + 2 * kHalfBytes;
 
+// T: of x and W, bf16 or uint8_t for codes of e4m3.
+template <typename T>
+constexpr bool kIsCodes = sizeof(T) == 1;
+template <typename T>
+constexpr int kDepth = kDepthBytes / static_cast<int>(sizeof(T));  // inputs of a stage
+
 struct Params {
-  const bf16* x;
-  int64_t x_stride;
-  const int32_t* begins;  // [groups + 1]
+  const char* x;
+  int64_t x_stride_bytes;
+  const float* x_scales;       // of codes: [rows of x]
+  const float* weight_scales;  // of codes: [groups, out_features]
+  const int32_t* begins;       // [groups + 1]
   const int32_t* pairs;
   int32_t pairs_per_row;
   const bf16* bias;  // [groups, out_features], or none
   bf16* y;
   int64_t y_stride;
-  int32_t groups, in_features, out_features;
-  int32_t columns;       // of y
-  int32_t column_tiles;  // of y's columns
-  int32_t steps;         // stages of a tile
+  int32_t groups, in_bytes, out_features;  // in_bytes: of a row of x
+  int32_t columns;                         // of y
+  int32_t column_tiles;                    // of y's columns
+  int32_t steps;                           // stages of a tile
   Activation activation;
   float limit;
 };
 
 struct Shared {
-  alignas(1024) char stages[kStages][kStageBytes];  // x [128][64], then W [256][64], swizzled
+  // x [128] and W [256] rows of kDepthBytes, swizzled
+  alignas(1024) char stages[kStages][kStageBytes];
   Barrier full[kStages], empty[kStages];
   int32_t begins[kMaxExperts + 1];  // of slots
   int32_t tiles[kMaxExperts + 1];   // each expert's first tile of 128 rows
@@ -170,7 +180,7 @@ struct PipelineState {
 
 // --- the producer ---
 
-template <bool GATED>
+template <typename T, bool GATED>
 struct Producer {
   const Params& p;
   Shared& shared;
@@ -215,18 +225,18 @@ struct Producer {
       for (int i = 0; i < kCopies; ++i) {
         const int row = min(row0 + i * kRowStep, tile.rows - 1);
         const int64_t token = p.pairs[tile.first + row] / p.pairs_per_row;
-        offsets[i] = static_cast<uint32_t>(token * p.x_stride / 8 + part);
+        offsets[i] = static_cast<uint32_t>(token * p.x_stride_bytes / 16 + part);
       }
       for (int step = 0; step < p.steps; ++step) {
         barrier_wait(shared.empty[pipeline.stage], pipeline.parity ^ 1);
-        if (thread == 0) copy_by_tma(tile, step * kDepth);
+        if (thread == 0) copy_by_tma(tile, step * kDepth<T>);
         const uint32_t stage = shared_address(shared.stages[pipeline.stage]) + to;
-        const bool known = step * kDepth + part * 8 < p.in_features;
+        const bool known = step * kDepthBytes + part * 16 < p.in_bytes;
 #pragma unroll
         for (int i = 0; i < kCopies; ++i)  // rows that the tile lacks stay what they were
           if (row0 + i * kRowStep < tile.rows)
-            copy_async(stage + static_cast<uint32_t>(i * kRowStep * 128),
-                       p.x + (known ? (uint64_t{offsets[i]} + step * 8) * 8 : 0), known);
+            copy_async(stage + static_cast<uint32_t>(i * kRowStep * kDepthBytes),
+                       p.x + (known ? (uint64_t{offsets[i]} + step * 8) * 16 : 0), known);
         barrier_arrive_after_copies(shared.full[pipeline.stage]);
         pipeline.advance();
       }
@@ -241,7 +251,7 @@ struct Producer {
       while (tiles.next(tile)) {
         for (int step = 0; step < p.steps; ++step) {
           barrier_wait(shared.empty[pipeline.stage], pipeline.parity ^ 1);
-          copy_by_tma(tile, step * kDepth);
+          copy_by_tma(tile, step * kDepth<T>);
           pipeline.advance();
         }
       }
@@ -259,7 +269,7 @@ __device__ __forceinline__ void release_stage(Shared& shared, int stage) {
 }
 
 // The sums of 64 rows by 256 rows of W. A warp group without rows only passes the stages on.
-template <bool GATED>
+template <typename T, bool GATED>
 __device__ void multiply(const Params& p, Shared& shared, PipelineState& pipeline, int group,
                          bool has_rows, float (&sums)[kTileOutputs / 2]) {
   int released = -1;  // the stage that the multiplication in flight reads
@@ -267,14 +277,18 @@ __device__ void multiply(const Params& p, Shared& shared, PipelineState& pipelin
     barrier_wait(shared.full[pipeline.stage], pipeline.parity);
     if (has_rows) {
       if constexpr (GATED) fence_async();  // what cp.async wrote becomes visible to wgmma
-      const char* x = shared.stages[pipeline.stage] + group * kGroupRows * 128;
+      const char* x = shared.stages[pipeline.stage] + group * kGroupRows * kDepthBytes;
       const char* w = shared.stages[pipeline.stage] + kRowsBytes;
       pin(sums);
       wgmma_begin();
 #pragma unroll
-      for (int i = 0; i < kDepth; i += 16)
-        wgmma_scores(sums, matrix_descriptor(x + i * 2, 16), matrix_descriptor(w + i * 2, 16),
-                     step > 0 || i > 0);
+      for (int i = 0; i < kDepthBytes; i += 32) {
+        const uint64_t rows = matrix_descriptor(x + i, 16), matrix = matrix_descriptor(w + i, 16);
+        if constexpr (kIsCodes<T>)
+          wgmma_e4m3(sums, rows, matrix, step > 0 || i > 0);
+        else
+          wgmma_scores(sums, rows, matrix, step > 0 || i > 0);
+      }
       wgmma_commit();
       wgmma_wait<1>();
     }
@@ -312,17 +326,41 @@ struct Writer {
   int first_row;  // of the warp, in the tile
   static constexpr int kEights = (GATED ? kHalfOutputs : kTileOutputs) / 8;
 
-  __device__ void add_bias(float (&sums)[kTileOutputs / 2]) const {
+  // Calls apply(output, sums + 4 i) for each two adjacent outputs of the lane, whose sums in its
+  // upper and its lower row those four are; output: counted over all groups.
+  template <typename Apply>
+  __device__ __forceinline__ void for_outputs(const Apply& apply) const {
     const int lane = static_cast<int>(threadIdx.x) % 32;
 #pragma unroll
     for (int eight = 0; eight < kTileOutputs / 8; ++eight) {
       const int local = tile.column_tile * kEights * 8 + eight % kEights * 8 + lane % 4 * 2;
       if (local >= p.columns) continue;
-      const int64_t output = int64_t{tile.group} * p.out_features + eight / kEights * p.columns;
-      const uint32_t word = *reinterpret_cast<const uint32_t*>(p.bias + output + local);
-      sums[eight * 4] += low_half(word), sums[eight * 4 + 1] += high_half(word);
-      sums[eight * 4 + 2] += low_half(word), sums[eight * 4 + 3] += high_half(word);
+      apply(int64_t{tile.group} * p.out_features + eight / kEights * p.columns + local, eight * 4);
     }
+  }
+
+  // Of codes: the scale of each row of x and of W.
+  __device__ void apply_scales(float (&sums)[kTileOutputs / 2]) const {
+    const int lane = static_cast<int>(threadIdx.x) % 32;
+    float of_rows[2];
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int slot = tile.first + min(first_row + half * 8 + lane / 4, tile.rows - 1);
+      of_rows[half] = p.x_scales[GATED ? p.pairs[slot] / p.pairs_per_row : slot];
+    }
+    for_outputs([&](int64_t output, int at) {
+      const float2 scales = *reinterpret_cast<const float2*>(p.weight_scales + output);
+      sums[at] *= of_rows[0] * scales.x, sums[at + 1] *= of_rows[0] * scales.y;
+      sums[at + 2] *= of_rows[1] * scales.x, sums[at + 3] *= of_rows[1] * scales.y;
+    });
+  }
+
+  __device__ void add_bias(float (&sums)[kTileOutputs / 2]) const {
+    for_outputs([&](int64_t output, int at) {
+      const uint32_t word = *reinterpret_cast<const uint32_t*>(p.bias + output);
+      sums[at] += low_half(word), sums[at + 1] += high_half(word);
+      sums[at + 2] += low_half(word), sums[at + 3] += high_half(word);
+    });
   }
 
   template <Activation ACTIVATION>
@@ -358,7 +396,7 @@ struct Writer {
   }
 };
 
-template <bool GATED>
+template <typename T, bool GATED>
 __device__ void consume(const Params& p, Shared& shared, Tiles& tiles) {
   const int group = static_cast<int>(threadIdx.x) / kWarpGroup - 1;
   const int warp = static_cast<int>(threadIdx.x) % kWarpGroup / 32;
@@ -367,9 +405,10 @@ __device__ void consume(const Params& p, Shared& shared, Tiles& tiles) {
   float sums[kTileOutputs / 2];
   while (tiles.next(tile)) {
     const bool has_rows = group * kGroupRows < tile.rows;
-    multiply<GATED>(p, shared, pipeline, group, has_rows, sums);
+    multiply<T, GATED>(p, shared, pipeline, group, has_rows, sums);
     if (!has_rows || !tile.writes) continue;
     const Writer<GATED> writer{p, tile, group * kGroupRows + warp * 16};
+    if constexpr (kIsCodes<T>) writer.apply_scales(sums);
     if (p.bias != nullptr) writer.add_bias(sums);
     if (!GATED || p.activation == Activation::kSilu)
       writer.template write<Activation::kSilu>(sums);
@@ -380,7 +419,7 @@ __device__ void consume(const Params& p, Shared& shared, Tiles& tiles) {
   }
 }
 
-template <bool GATED>
+template <typename T, bool GATED>
 __global__ void __launch_bounds__(kThreads, 1)
     grouped_gemm_sm90_kernel(const __grid_constant__ CUtensorMap weights_map,
                              const __grid_constant__ CUtensorMap x_map, const Params p) {
@@ -403,33 +442,40 @@ __global__ void __launch_bounds__(kThreads, 1)
   Tiles tiles(p, shared);
   if (threadIdx.x < kWarpGroup) {
     give_registers<40>();
-    Producer<GATED> producer{p, shared, weights_map, x_map, {}};
+    Producer<T, GATED> producer{p, shared, weights_map, x_map, {}};
     producer.run(tiles);
   } else {
     take_registers<232>();
-    consume<GATED>(p, shared, tiles);
+    consume<T, GATED>(p, shared, tiles);
   }
   // The other block still copies to this one and arrives at its barriers.
   cluster_arrive();
   cluster_wait();
 }
 
-template <bool GATED>
+template <typename T, bool GATED>
 Status start(const GroupedArgs& args, const DeviceTraits& traits, const LaunchOptions& launch) {
+  constexpr auto kSize = static_cast<uint64_t>(sizeof(T));
+  constexpr CUtensorMapDataType kType =
+      kIsCodes<T> ? CU_TENSOR_MAP_DATA_TYPE_UINT8 : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16;
+  constexpr auto kBox = static_cast<uint32_t>(kDepth<T>);
   const auto in = static_cast<uint64_t>(args.in_features);
   CUtensorMap weights{}, x{};
   ESP_RETURN_IF_ERROR(encode_tensor_map<3>(
       "grouped linear", weights, args.weights,
       {in, static_cast<uint64_t>(args.out_features), static_cast<uint64_t>(args.num_groups)},
-      {in * 2, static_cast<uint64_t>(args.weights_stride) * 2}, {kDepth, kHalfOutputs, 1}));
+      {in * kSize, static_cast<uint64_t>(args.weights_stride) * kSize}, {kBox, kHalfOutputs, 1},
+      kType));
   if (!GATED)
     ESP_RETURN_IF_ERROR(encode_tensor_map<2>(
         "grouped linear", x, args.x, {in, static_cast<uint64_t>(args.num_pairs)},
-        {static_cast<uint64_t>(args.x_stride) * 2}, {kDepth, kTileRows}));
+        {static_cast<uint64_t>(args.x_stride) * kSize}, {kBox, kTileRows}, kType));
   const int32_t columns = GATED ? args.out_features / 2 : args.out_features;
   const int32_t tile_columns = GATED ? kHalfOutputs : kTileOutputs;
-  const Params params{.x = static_cast<const bf16*>(args.x),
-                      .x_stride = args.x_stride,
+  const Params params{.x = static_cast<const char*>(args.x),
+                      .x_stride_bytes = args.x_stride * static_cast<int64_t>(kSize),
+                      .x_scales = args.x_scales,
+                      .weight_scales = args.weight_scales,
                       .begins = args.plan->begins,
                       .pairs = args.plan->pairs,
                       .pairs_per_row = args.pairs_per_row,
@@ -437,14 +483,14 @@ Status start(const GroupedArgs& args, const DeviceTraits& traits, const LaunchOp
                       .y = static_cast<bf16*>(args.y),
                       .y_stride = args.y_stride,
                       .groups = args.num_groups,
-                      .in_features = args.in_features,
+                      .in_bytes = args.in_features * static_cast<int32_t>(kSize),
                       .out_features = args.out_features,
                       .columns = columns,
                       .column_tiles = (columns + tile_columns - 1) / tile_columns,
-                      .steps = (args.in_features + kDepth - 1) / kDepth,
+                      .steps = (args.in_features + kDepth<T> - 1) / kDepth<T>,
                       .activation = args.activation.value_or(Activation::kSilu),
                       .limit = args.limit};
-  auto* kernel = grouped_gemm_sm90_kernel<GATED>;
+  auto* kernel = grouped_gemm_sm90_kernel<T, GATED>;
   constexpr size_t kBytes = sizeof(Shared) + 1024;
   ESP_RETURN_IF_ERROR(allow_shared("grouped linear", kernel, kBytes));
   const auto blocks = static_cast<unsigned>(traits.num_multiprocessors / kBlocks * kBlocks);
@@ -456,18 +502,24 @@ Status start(const GroupedArgs& args, const DeviceTraits& traits, const LaunchOp
 
 bool grouped_gemm_sm90_supports(const GroupedArgs& args, const DeviceTraits& traits) {
   const bool gathers = args.pairs_per_row > 0;
+  const bool codes = args.weight_scales != nullptr;
+  // Of codes every row has the same order of sums whatever the number of rows.
   return traits.compute_capability == 90 && tensor_map_encoder() != nullptr &&
-         args.type == DType::kBFloat16 && args.plan != nullptr && !args.row_invariant &&
+         args.type == DType::kBFloat16 && args.plan != nullptr && (codes || !args.row_invariant) &&
          gathers == args.activation.has_value() && args.num_groups <= kMaxExperts &&
-         args.out_features % (gathers ? 16 : 8) == 0 && args.in_features % 8 == 0 &&
-         args.x_stride % 8 == 0 && args.y_stride % 8 == 0 && args.weights_stride % 8 == 0 &&
+         args.out_features % (gathers ? 16 : 8) == 0 && args.y_stride % 8 == 0 &&
+         (args.in_features | args.x_stride | args.weights_stride) % (codes ? 16 : 8) == 0 &&
          aligned(args.x, 16) && aligned(args.weights, 16) && aligned(args.y, 16) &&
-         aligned(args.bias, 4);
+         aligned(args.bias, 4) && aligned(args.weight_scales, 8);
 }
 
 Status grouped_gemm_sm90(const GroupedArgs& args, const DeviceTraits& traits,
                          const LaunchOptions& launch) {
-  return args.activation ? start<true>(args, traits, launch) : start<false>(args, traits, launch);
+  if (args.weight_scales != nullptr)
+    return args.activation ? start<uint8_t, true>(args, traits, launch)
+                           : start<uint8_t, false>(args, traits, launch);
+  return args.activation ? start<bf16, true>(args, traits, launch)
+                         : start<bf16, false>(args, traits, launch);
 }
 
 }  // namespace espalier::kernels::cuda

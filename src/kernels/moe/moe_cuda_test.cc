@@ -9,6 +9,7 @@
 #include "kernels/cuda/test_device.h"
 #include "kernels/moe/cuda.h"
 #include "kernels/moe/cuda_small_batch.h"
+#include "kernels/moe/test_values.h"
 #include "kernels/relayout/cuda.h"
 #include "kernels/router/cuda.h"
 #include "kernels/router/op.h"
@@ -17,39 +18,8 @@ namespace espalier::kernels {
 namespace {
 
 using test::DeviceArray;
-
-// Random values rounded to `type`, and their bytes on the device.
-struct Values {
-  std::vector<float> host;
-  DeviceArray<uint8_t> device;
-
-  static Values random(Rng& rng, DType type, int64_t count, double deviation = 1.0) {
-    return of(test::random_floats(rng, count, deviation), type);
-  }
-  static Values of(std::vector<float> values, DType type) {
-    DeviceArray<uint8_t> device(values.size() * dtype_size(type));
-    if (type == DType::kBFloat16) {
-      const auto rounded = test::to_bfloat16s(values);
-      values = test::to_floats(rounded);
-      cudaMemcpy(device.get(), rounded.data(), rounded.size() * 2, cudaMemcpyDefault);
-    } else {
-      cudaMemcpy(device.get(), values.data(), values.size() * 4, cudaMemcpyDefault);
-    }
-    return {std::move(values), std::move(device)};
-  }
-};
-
-std::vector<float> read(const DeviceArray<uint8_t>& device, DType type) {
-  const auto bytes = device.read();
-  if (type == DType::kFloat32) {
-    std::vector<float> result(bytes.size() / 4);
-    std::memcpy(result.data(), bytes.data(), bytes.size());
-    return result;
-  }
-  std::vector<BFloat16> result(bytes.size() / 2);
-  std::memcpy(result.data(), bytes.data(), bytes.size());
-  return test::to_floats(result);
-}
+using test::read;
+using test::Values;
 
 double tolerance(DType type) { return type == DType::kFloat32 ? 1e-5 : 0.004; }
 
@@ -462,6 +432,7 @@ struct FewCase {
   RouterSpec router;
   Activation activation;
   bool norm, bias, shared_gate, residual;
+  bool e4m3 = false;  // the experts' matrices
 };
 
 class FewExperts {
@@ -470,13 +441,12 @@ class FewExperts {
       : of_(of),
         x_(random(rng, int64_t{of.rows} * of.dim, 1.0)),
         norm_(random(rng, of.dim, 1.0)),
-        gate_up_(random(rng, int64_t{2} * experts() * of.ffn * of.dim, 1 / std::sqrt(of.dim))),
+        gate_up_(matrix(rng, 2 * experts() * of.ffn, of.dim)),
         gate_up_bias_(random(rng, int64_t{2} * experts() * of.ffn, 0.5)),
-        down_(random(rng, int64_t{1} * experts() * of.dim * of.ffn, 1 / std::sqrt(of.ffn))),
+        down_(matrix(rng, experts() * of.dim, of.ffn)),
         down_bias_(random(rng, int64_t{1} * experts() * of.dim, 0.5)),
-        shared_gate_up_(random(rng, int64_t{2} * of.shared_ffn * of.dim, 1 / std::sqrt(of.dim))),
-        shared_down_(random(rng, int64_t{1} * of.dim * of.shared_ffn,
-                            1 / std::sqrt(std::max(1, of.shared_ffn)))),
+        shared_gate_up_(matrix(rng, 2 * of.shared_ffn, of.dim)),
+        shared_down_(matrix(rng, of.dim, of.shared_ffn)),
         residual_(random(rng, int64_t{of.rows} * of.dim, 1.0)),
         router_weights_(
             test::random_floats(rng, int64_t{experts()} * of.dim, 2 / std::sqrt(of.dim))),
@@ -497,13 +467,17 @@ class FewExperts {
             .ffn = of_.ffn,
             .activation = of_.activation,
             .limit = kLimit,
-            .gate_up = gate_up_.device.get(),
+            .gate_up = gate_up_.values.device.get(),
             .gate_up_bias = of_.bias ? gate_up_bias_.device.get() : nullptr,
-            .down = down_.device.get(),
+            .down = down_.values.device.get(),
             .down_bias = of_.bias ? down_bias_.device.get() : nullptr,
+            .gate_up_scales = gate_up_.scales_of_codes(),
+            .down_scales = down_.scales_of_codes(),
             .shared_ffn = of_.shared_ffn,
-            .shared_gate_up = of_.shared_ffn > 0 ? shared_gate_up_.device.get() : nullptr,
-            .shared_down = of_.shared_ffn > 0 ? shared_down_.device.get() : nullptr,
+            .shared_gate_up = of_.shared_ffn > 0 ? shared_gate_up_.values.device.get() : nullptr,
+            .shared_down = of_.shared_ffn > 0 ? shared_down_.values.device.get() : nullptr,
+            .shared_gate_up_scales = shared_gate_up_.scales_of_codes(),
+            .shared_down_scales = shared_down_.scales_of_codes(),
             .shared_gate_weights = has_shared_gate() ? d_shared_gate_.get() : nullptr,
             .residual = of_.residual ? residual_.device.get() : nullptr,
             .y = y_.get(),
@@ -537,12 +511,13 @@ class FewExperts {
       std::vector<double> sum(static_cast<size_t>(of_.dim));
       for (int i = 0; i < k; ++i) {
         const auto pair = static_cast<size_t>(row * k + i);
-        add(mlp(in, gate_up_, down_, of_.ffn, chosen[pair], of_.bias), weights[pair], sum);
+        add(mlp(in, gate_up_.values, down_.values, of_.ffn, chosen[pair], of_.bias), weights[pair],
+            sum);
       }
       if (of_.shared_ffn > 0) {
         double gate = 0;
         for (size_t i = 0; i < in.size(); ++i) gate += double{in[i]} * shared_gate_[i];
-        add(mlp(in, shared_gate_up_, shared_down_, of_.shared_ffn, 0, false),
+        add(mlp(in, shared_gate_up_.values, shared_down_.values, of_.shared_ffn, 0, false),
             has_shared_gate() ? 1 / (1 + std::exp(-gate)) : 1, sum);
       }
       for (size_t i = 0; i < sum.size(); ++i) {
@@ -566,6 +541,20 @@ class FewExperts {
     values.reserve(static_cast<size_t>(count));
     while (std::ssize(values) < count) values.push_back(values[values.size() - 65537]);
     return Values::of(std::move(values), DType::kBFloat16);
+  }
+  // In bfloat16, or codes with a scale for each row.
+  struct Matrix {
+    Values values;
+    DeviceArray<float> scales;
+    const float* scales_of_codes() const { return scales.size() > 0 ? scales.get() : nullptr; }
+  };
+  Matrix matrix(Rng& rng, int rows, int columns) const {
+    Values values =
+        random(rng, int64_t{rows} * columns, 1 / std::sqrt(double(std::max(1, columns))));
+    if (!of_.e4m3 || values.host.empty()) return {std::move(values), DeviceArray<float>(0)};
+    test::RoundedRows rounded =
+        test::rounded_rows(DeviceArray<BFloat16>(test::to_bfloat16s(values.host)), rows, columns);
+    return {{std::move(rounded.values), std::move(rounded.codes)}, std::move(rounded.scales)};
   }
   int experts() const { return of_.router.num_experts; }
   bool has_shared_gate() const { return of_.shared_ffn > 0 && of_.shared_gate; }
@@ -624,8 +613,13 @@ class FewExperts {
   }
 
   const FewCase of_;
-  const Values x_, norm_, gate_up_, gate_up_bias_, down_, down_bias_, shared_gate_up_, shared_down_,
-      residual_;
+  const Values x_, norm_;
+  const Matrix gate_up_;
+  const Values gate_up_bias_;
+  const Matrix down_;
+  const Values down_bias_;
+  const Matrix shared_gate_up_, shared_down_;
+  const Values residual_;
   const std::vector<float> router_weights_, router_bias_, correction_, shared_gate_;
   const DeviceArray<float> d_router_weights_{router_weights_}, d_router_bias_{router_bias_},
       d_correction_{correction_}, d_shared_gate_{shared_gate_};
@@ -670,9 +664,13 @@ TEST_F(CudaMoe, SmallBatchesAreOneOperation) {
     c.router.normalise = round % 2 == 0;
     c.router.scale = round % 7 == 0 ? 2.5f : 1.0f;
     c.router.correction = round % 3 == 1;
-    SCOPED_TRACE(fmt::format("round {}: {} rows, {} of {} experts, {} x {}, {} shared", round,
-                             c.rows, c.router.top_k, c.router.num_experts, c.dim, c.ffn,
-                             c.shared_ffn));
+    if (round % 8 >= 4) {
+      c.e4m3 = true;
+      for (int* size : {&c.dim, &c.ffn, &c.shared_ffn}) *size = (*size + 8) / 16 * 16;
+    }
+    SCOPED_TRACE(fmt::format("round {}: {} rows, {} of {} experts, {} x {}, {} shared, e4m3 {}",
+                             round, c.rows, c.router.top_k, c.router.num_experts, c.dim, c.ffn,
+                             c.shared_ffn, c.e4m3));
     const FewExperts layer(rng_, c);
     const auto takes = cuda::small_batch_moe_supports(layer.args());
     ASSERT_TRUE(takes && *takes);
@@ -709,7 +707,10 @@ TEST_F(CudaMoe, SmallBatchesOfSizesThatModelsHave) {
   gpt_oss.router = {.num_experts = 6, .top_k = 4, .normalise = true};
   FewCase qwen3_of_4 = qwen3, deepseek_of_3 = deepseek;
   qwen3_of_4.rows = 4, deepseek_of_3.rows = 3;
-  for (const FewCase& c : {qwen3, qwen3_of_4, deepseek, deepseek_of_3, gpt_oss}) {
+  FewCase coded_qwen3 = qwen3, coded_deepseek = deepseek_of_3, coded_gpt_oss = gpt_oss;
+  coded_qwen3.e4m3 = coded_deepseek.e4m3 = coded_gpt_oss.e4m3 = true;
+  for (const FewCase& c : {qwen3, qwen3_of_4, deepseek, deepseek_of_3, gpt_oss, coded_qwen3,
+                           coded_deepseek, coded_gpt_oss}) {
     SCOPED_TRACE(fmt::format("{} x {}, {} rows", c.dim, c.ffn, c.rows));
     const FewExperts layer(rng_, c);
     const auto takes = cuda::small_batch_moe_supports(layer.args());
@@ -753,6 +754,7 @@ TEST_F(CudaMoe, SmallBatchesHaveALimit) {
   EXPECT_FALSE(changed([](Args& a) { a.type = DType::kFloat32; }));
   EXPECT_FALSE(changed([](Args& a) { a.down = static_cast<const char*>(a.down) + 2; }));
   EXPECT_FALSE(changed([](Args& a) { a.dim = 1 << 20; }));
+  EXPECT_FALSE(changed([](Args& a) { a.down_scales = a.router_weights; })) << "of some alone";
 }
 
 TEST_F(CudaMoe, RefusesWhatItCannotDo) {

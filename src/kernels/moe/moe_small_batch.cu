@@ -1,5 +1,5 @@
 // Mixture of experts for up to four rows on Hopper, in three kernels chained by PDL; shapes and
-// types in cuda_small_batch.h, bfloat16 with float32 scores and sums.
+// types in cuda_small_batch.h, bfloat16 (weights also e4m3) with float32 scores and sums.
 // moe_score: a warp computes an expert's score of a row, and normalises the row for itself; its row
 // of the router's matrix is loaded before wait_for_previous().
 // moe_gate_up: every block selects the top-k experts from the scores; then each warp takes pairs (a
@@ -16,6 +16,7 @@
 
 #include "kernels/activation/activation.cuh"
 #include "kernels/cuda/barrier.cuh"
+#include "kernels/cuda/e4m3.cuh"
 #include "kernels/cuda/launch.h"
 #include "kernels/cuda/mma.cuh"
 #include "kernels/linear/warp_sums.cuh"
@@ -39,6 +40,10 @@ struct Params {
 __device__ __forceinline__ const bf16* bf16s(const void* at) {
   return static_cast<const bf16*>(at);
 }
+
+// W below: of the experts' weights, bf16 or uint8_t for codes of e4m3.
+template <typename W>
+constexpr bool kHasScales = sizeof(W) == 1;
 
 // --- scores ---
 
@@ -183,15 +188,16 @@ __device__ void select_experts(const SmallBatchMoeArgs& args, float* words, Chos
 // --- rings ---
 
 // A warp's ring buffer of tiles, each two rows of up to tile_inputs.
+template <typename W>
 struct RingBuffer {
-  bf16* stages;
+  W* stages;
   Barrier* full;
   int num_stages, stage_elements;
   int stage = 0;
   uint32_t parity = 0;
 
-  __device__ bf16* at(int i) const { return stages + i * stage_elements; }
-  __device__ const bf16* wait() const {
+  __device__ W* at(int i) const { return stages + i * stage_elements; }
+  __device__ const W* wait() const {
     barrier_wait(full[stage], parity);
     return at(stage);
   }
@@ -202,13 +208,7 @@ struct RingBuffer {
 
 // Shared memory: rings [warp][num_stages][2][tile_inputs], barriers [warp][num_stages] and one
 // more, the selected experts, words of the selection, then `rows` of the kernel.
-struct Shared {
-  bf16* rings;
-  Barrier* barriers;
-  ChosenExperts* chosen;
-  float* words;
-  bf16* rows;
-
+struct SharedLayout {
   static constexpr size_t kBarrierBytes = (kWarps * kMaxStages + 2) * sizeof(Barrier);
   static constexpr size_t kChosenBytes = (sizeof(ChosenExperts) + 15) / 16 * 16;
   __host__ __device__ static size_t words_bytes(const SmallBatchMoeArgs& args) {
@@ -217,9 +217,18 @@ struct Shared {
   static size_t fixed_bytes(const SmallBatchMoeArgs& args, size_t row_elements) {
     return kBarrierBytes + kChosenBytes + words_bytes(args) + row_elements * 2;
   }
+};
+template <typename W>
+struct Shared : SharedLayout {
+  W* rings;
+  Barrier* barriers;
+  ChosenExperts* chosen;
+  float* words;
+  bf16* rows;
+
   __device__ Shared(char* at, const Params& p) {
-    rings = reinterpret_cast<bf16*>(at);
-    at += kWarps * p.num_stages * p.tile_inputs * 4;
+    rings = reinterpret_cast<W*>(at);
+    at += kWarps * p.num_stages * p.tile_inputs * 2 * static_cast<int>(sizeof(W));
     barriers = reinterpret_cast<Barrier*>(at);
     at += kBarrierBytes;
     chosen = reinterpret_cast<ChosenExperts*>(at);
@@ -229,7 +238,7 @@ struct Shared {
     rows = reinterpret_cast<bf16*>(at);
   }
   __device__ Barrier& rows_full() const { return barriers[kWarps * kMaxStages]; }
-  __device__ RingBuffer ring_buffer(const Params& p, int warp) const {
+  __device__ RingBuffer<W> ring_buffer(const Params& p, int warp) const {
     const int elements = 2 * p.tile_inputs;
     return {.stages = rings + warp * p.num_stages * elements,
             .full = barriers + warp * kMaxStages,
@@ -238,7 +247,8 @@ struct Shared {
   }
 };
 
-__device__ void init_barriers(const Shared& shared) {
+template <typename W>
+__device__ void init_barriers(const Shared<W>& shared) {
   if (threadIdx.x == 0) {
 #pragma unroll 1
     for (int i = 0; i <= kWarps * kMaxStages; ++i) barrier_init(shared.barriers[i], 1);
@@ -256,33 +266,41 @@ struct UpCursor {
 
 // Copies the next tile of a pair. Pairs of the shared expert come first: they can be copied before
 // the selection is known.
+template <typename W>
 __device__ void issue_pair(const Params& p, const ChosenExperts& chosen, const UpCursor& cursor,
-                           bf16* to, Barrier& full) {
+                           W* to, Barrier& full) {
   const SmallBatchMoeArgs& args = p.args;
   const int64_t dim = args.dim;
-  const bf16* gate;
+  const W* gate;
   int ffn = args.shared_ffn;
   if (cursor.row_pair < ffn) {
-    gate = bf16s(args.shared_gate_up) + cursor.row_pair * dim;
+    gate = static_cast<const W*>(args.shared_gate_up) + cursor.row_pair * dim;
   } else {
     const int at = cursor.row_pair - ffn;
     ffn = args.ffn;
     const int active = at / ffn;
-    gate = bf16s(args.gate_up) +
+    gate = static_cast<const W*>(args.gate_up) +
            (int64_t{chosen.active_experts[active]} * 2 * ffn + (at - active * ffn)) * dim;
   }
   gate += cursor.begin;
-  const auto bytes = static_cast<uint32_t>(min(p.tile_inputs, args.dim - cursor.begin)) * 2;
+  const uint32_t bytes =
+      static_cast<uint32_t>(min(p.tile_inputs, args.dim - cursor.begin)) * sizeof(W);
   barrier_expect(full, 2 * bytes);
   bulk_copy(to, gate, bytes, full);
   bulk_copy(to + p.tile_inputs, gate + ffn * dim, bytes, full);
 }
 
+// What the sums of gate and of up are multiplied with, and what is added then.
+struct UpOutput {
+  float gate_scale = 1, up_scale = 1, gate_bias = 0, up_bias = 0;
+};
+
+template <typename W>
 struct UpWarp {
   const Params& p;
-  const Shared& shared;
+  const Shared<W>& shared;
   const int lane, stride;
-  RingBuffer ring_buffer;
+  RingBuffer<W> ring_buffer;
   UpCursor cursor;
   int row_pairs;  // of all active experts and the shared one
 
@@ -297,13 +315,13 @@ struct UpWarp {
   // Computes one output of up to N rows from their inputs in shared memory (`rows`), to `out`.
   template <int N>
   __device__ __forceinline__ void multiply(const bf16* const (&rows)[N], bf16* const (&out)[N],
-                                           int count, float gate_bias, float up_bias) {
+                                           int count, const UpOutput& output) {
     const int dim = p.args.dim;
     float sums[2 * N] = {};
 #pragma unroll 1
     for (int begin = 0; begin < dim; begin += p.tile_inputs) {
-      const bf16* gate = ring_buffer.wait();
-      const bf16* up = gate + p.tile_inputs;
+      const W* gate = ring_buffer.wait();
+      const W* up = gate + p.tile_inputs;
       const int inputs = min(p.tile_inputs, dim - begin);
 #pragma unroll(N == 1 ? 4 : 1)
       for (int k = lane * 8; k < inputs; k += 256) {
@@ -327,10 +345,11 @@ struct UpWarp {
     }
     add_by_halves(sums);
     constexpr int kLanes = 16 / N;  // lanes that hold the same sum
-    const float up = __shfl_down_sync(~0u, sums[0], kLanes) + up_bias;
+    const float up = __shfl_down_sync(~0u, sums[0], kLanes) * output.up_scale + output.up_bias;
     const int row = lane / (2 * kLanes);
     if (lane % (2 * kLanes) != 0 || row >= count) return;
-    const float value = activated(p.args.activation, sums[0] + gate_bias, up, p.args.limit);
+    const float gate = sums[0] * output.gate_scale + output.gate_bias;
+    const float value = activated(p.args.activation, gate, up, p.args.limit);
 #pragma unroll
     for (int i = 0; i < N; ++i)
       if (row == i) *out[i] = __float2bfloat16_rn(value);
@@ -342,13 +361,18 @@ struct UpWarp {
     const ChosenExperts& chosen = *shared.chosen;
     const bf16* rows[N];
     bf16* out[N];
-    float gate_bias = 0, up_bias = 0;
+    UpOutput scaled;
     const int at = row_pair - args.shared_ffn, active = at < 0 ? 0 : at / args.ffn;
     const int output = at - active * args.ffn;
+    const int64_t gate_row = int64_t{chosen.active_experts[active]} * 2 * args.ffn + output;
+    if constexpr (kHasScales<W>) {
+      const float* scales =
+          at < 0 ? args.shared_gate_up_scales + row_pair : args.gate_up_scales + gate_row;
+      scaled.gate_scale = scales[0], scaled.up_scale = scales[at < 0 ? args.shared_ffn : args.ffn];
+    }
     if (at >= 0 && args.gate_up_bias != nullptr) {
-      const bf16* bias =
-          bf16s(args.gate_up_bias) + int64_t{chosen.active_experts[active]} * 2 * args.ffn + output;
-      gate_bias = to_float(bias[0]), up_bias = to_float(bias[args.ffn]);
+      const bf16* bias = bf16s(args.gate_up_bias) + gate_row;
+      scaled.gate_bias = to_float(bias[0]), scaled.up_bias = to_float(bias[args.ffn]);
     }
 #pragma unroll
     for (int i = 0; i < N; ++i) {
@@ -362,7 +386,7 @@ struct UpWarp {
         out[i] = static_cast<bf16*>(args.inner) + pair * args.ffn + output;
       }
     }
-    multiply<N>(rows, out, count, gate_bias, up_bias);
+    multiply<N>(rows, out, count, scaled);
   }
 
   __device__ void run(int row_pair) {
@@ -381,19 +405,20 @@ struct UpWarp {
   }
 };
 
+template <typename W>
 __global__ void __launch_bounds__(kThreads, 2) moe_gate_up_kernel(const Params p) {
   extern __shared__ __align__(128) char raw[];
   const SmallBatchMoeArgs& args = p.args;
-  const Shared shared(raw, p);
+  const Shared<W> shared(raw, p);
   const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
   const int first = warp * static_cast<int>(gridDim.x) + static_cast<int>(blockIdx.x);
-  UpWarp own{p,
-             shared,
-             lane,
-             kWarps * static_cast<int>(gridDim.x),
-             shared.ring_buffer(p, warp),
-             {.row_pair = first, .begin = 0},
-             args.shared_ffn};
+  UpWarp<W> own{p,
+                shared,
+                lane,
+                kWarps * static_cast<int>(gridDim.x),
+                shared.ring_buffer(p, warp),
+                {.row_pair = first, .begin = 0},
+                args.shared_ffn};
   init_barriers(shared);
   int issued = 0;
 #pragma unroll 1
@@ -422,12 +447,12 @@ struct DownCursor {
   int output, expert, begin;
 };
 
-template <int ROWS>
+template <typename W, int ROWS>
 struct DownWarp {
   const Params& p;
-  const Shared& shared;
+  const Shared<W>& shared;
   const int lane;
-  RingBuffer ring_buffer;
+  RingBuffer<W> ring_buffer;
   DownCursor cursor;
   const int end;  // of the warp's outputs
   int experts;    // the shared expert and all active ones
@@ -438,19 +463,20 @@ struct DownWarp {
     return is_shared(expert) ? p.args.shared_ffn : p.args.ffn;
   }
 
+  // The weights' row of the first of two outputs, counted over all experts' rows.
+  __device__ int64_t row_of(int expert, int output) const {
+    if (is_shared(expert)) return output;
+    return int64_t{shared.chosen->active_experts[active_of(expert)]} * p.args.dim + output;
+  }
+
   __device__ void copy(int stage) const {
     const int in = inputs_of(cursor.expert);
-    const int64_t row = cursor.output;
-    const bf16* from =
-        is_shared(cursor.expert)
-            ? bf16s(p.args.shared_down) + row * in
-            : bf16s(p.args.down) +
-                  (int64_t{shared.chosen->active_experts[active_of(cursor.expert)]} * p.args.dim +
-                   row) *
-                      in;
+    const W* from =
+        static_cast<const W*>(is_shared(cursor.expert) ? p.args.shared_down : p.args.down) +
+        row_of(cursor.expert, cursor.output) * in;
     from += cursor.begin;
     const int outputs = min(2, end - cursor.output), inputs = min(p.tile_inputs, in - cursor.begin);
-    const auto bytes = static_cast<uint32_t>(inputs) * 2;
+    const uint32_t bytes = static_cast<uint32_t>(inputs) * sizeof(W);
     Barrier& full = ring_buffer.full[stage];
     barrier_expect(full, static_cast<uint32_t>(outputs) * bytes);
     if (inputs == in) {  // adjacent rows in one copy
@@ -470,8 +496,17 @@ struct DownWarp {
     if (++cursor.expert == experts) cursor.expert = 0, cursor.output += 2;
   }
 
-  // Adds one expert's results to the sums of two outputs for all rows, [row][2].
-  __device__ __forceinline__ void add_expert(int expert, float (&sums)[2 * ROWS]) {
+  __device__ float2 scales_of(int expert, int output) const {
+    const float* scales = (is_shared(expert) ? p.args.shared_down_scales : p.args.down_scales) +
+                          row_of(expert, output);
+    return {scales[0], output + 1 < end ? scales[1] : 1.0f};
+  }
+
+  // Adds one expert's results to the sums of outputs `output` and the next one for all rows,
+  // [row][2].
+  // scales: of lane i for expert i, those of its weights' two rows.
+  __device__ __forceinline__ void add_expert(int expert, int output, float2 scales,
+                                             float (&sums)[2 * ROWS]) {
     const SmallBatchMoeArgs& args = p.args;
     const ChosenExperts& chosen = *shared.chosen;
     const int in = inputs_of(expert);
@@ -488,11 +523,17 @@ struct DownWarp {
       inner[row] =
           shared.rows + (common ? args.rows * args.router.top_k * args.ffn + row * in : pair * in);
     }
+    if constexpr (kHasScales<W>) {
+      if (expert < 32)
+        scales = {__shfl_sync(~0u, scales.x, expert), __shfl_sync(~0u, scales.y, expert)};
+      else
+        scales = scales_of(expert, output);
+    }
 #pragma unroll 1
     for (int begin = 0; begin < in; begin += p.tile_inputs) {
-      const bf16* first = ring_buffer.wait();
+      const W* first = ring_buffer.wait();
       const int inputs = min(p.tile_inputs, in - begin);
-      const bf16* second = first + inputs;
+      const W* second = first + inputs;
       float partial[2 * ROWS] = {};
 #pragma unroll(ROWS == 1 ? 3 : 1)
       for (int k = lane * 8; k < inputs; k += 256) {
@@ -517,8 +558,8 @@ struct DownWarp {
 #pragma unroll
       for (int row = 0; row < ROWS; ++row) {
         if (ROWS > 1 && (known >> row & 1) == 0) continue;
-        sums[2 * row] += weights[row] * partial[2 * row];
-        sums[2 * row + 1] += weights[row] * partial[2 * row + 1];
+        sums[2 * row] += weights[row] * scales.x * partial[2 * row];
+        sums[2 * row + 1] += weights[row] * scales.y * partial[2 * row + 1];
       }
     }
   }
@@ -549,9 +590,13 @@ struct DownWarp {
         more = bias(row, output + side);
         if (args.residual != nullptr) before = to_float(bf16s(args.residual)[at]);
       }
+      float2 scales = {1, 1};
+      if constexpr (kHasScales<W>) {
+        if (lane < experts) scales = scales_of(lane, output);
+      }
       float sums[2 * ROWS] = {};
 #pragma unroll 1
-      for (int expert = 0; expert < experts; ++expert) add_expert(expert, sums);
+      for (int expert = 0; expert < experts; ++expert) add_expert(expert, output, scales, sums);
       add_by_halves(sums);
       if (mine)
         static_cast<bf16*>(args.y)[at] =
@@ -560,11 +605,11 @@ struct DownWarp {
   }
 };
 
-template <int ROWS>
+template <typename W, int ROWS>
 __global__ void __launch_bounds__(kThreads, 2) moe_down_kernel(const Params p) {
   extern __shared__ __align__(128) char raw[];
   const SmallBatchMoeArgs& args = p.args;
-  const Shared shared(raw, p);
+  const Shared<W> shared(raw, p);
   const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
   const int64_t index = warp * static_cast<int>(gridDim.x) + static_cast<int>(blockIdx.x);
   const int64_t warps = int64_t{kWarps} * gridDim.x;
@@ -574,13 +619,13 @@ __global__ void __launch_bounds__(kThreads, 2) moe_down_kernel(const Params p) {
   // The kernel in front began after the one that wrote the scores had ended, so they can be read
   // before the kernel in front ends.
   select_experts(args, shared.words, *shared.chosen);
-  DownWarp<ROWS> own{p,
-                     shared,
-                     lane,
-                     shared.ring_buffer(p, warp),
-                     {.output = first, .expert = 0, .begin = 0},
-                     end,
-                     shared.chosen->num_active + (args.shared_ffn > 0 ? 1 : 0)};
+  DownWarp<W, ROWS> own{p,
+                        shared,
+                        lane,
+                        shared.ring_buffer(p, warp),
+                        {.output = first, .expert = 0, .begin = 0},
+                        end,
+                        shared.chosen->num_active + (args.shared_ffn > 0 ? 1 : 0)};
 #pragma unroll 1
   for (int i = 0; i < p.num_stages; ++i) own.issue(i);
   wait_for_previous();
@@ -600,23 +645,27 @@ __global__ void __launch_bounds__(kThreads, 2) moe_down_kernel(const Params p) {
 
 // --- on the host ---
 
+// What the kernels read of memory: bfloat16, or codes where all weights of experts have scales.
+bool has_scales(const SmallBatchMoeArgs& args) { return args.gate_up_scales != nullptr; }
+size_t weight_bytes(const SmallBatchMoeArgs& args) { return has_scales(args) ? 1 : 2; }
+
 struct RingBufferPlan {
   int tile_inputs = 0, num_stages = 0;  // 0: no room
-  size_t bytes() const {
-    return size_t{kWarps} * static_cast<size_t>(num_stages) * static_cast<size_t>(tile_inputs) * 4;
-  }
+  size_t stage_bytes = 0;               // of all warps
+  size_t bytes() const { return static_cast<size_t>(num_stages) * stage_bytes; }
 };
 
 // Tiles as large as possible, but at least two stages for each warp.
-RingBufferPlan ring_buffer_for(int inputs, size_t room) {
+RingBufferPlan ring_buffer_for(int inputs, size_t element_bytes, size_t room) {
+  const int multiple = 16 / static_cast<int>(element_bytes);  // of what a bulk copy takes
   RingBufferPlan plan;
   for (int tiles = 1;; ++tiles) {
-    const int tile = ((inputs + tiles - 1) / tiles + 7) / 8 * 8;
+    const int tile = ((inputs + tiles - 1) / tiles + multiple - 1) / multiple * multiple;
     if (tile < kMinTileInputs && tiles > 1) return plan;
     if (tile > kMaxTileInputs) continue;
     plan.tile_inputs = tile;
-    plan.num_stages = static_cast<int>(
-        std::min(room / (size_t{kWarps} * static_cast<size_t>(tile) * 4), size_t{kMaxStages}));
+    plan.stage_bytes = size_t{kWarps} * 2 * static_cast<size_t>(tile) * element_bytes;
+    plan.num_stages = static_cast<int>(std::min(room / plan.stage_bytes, size_t{kMaxStages}));
     if (plan.num_stages >= 2) return plan;
   }
 }
@@ -632,33 +681,46 @@ Plan plan_for(const SmallBatchMoeArgs& args, const DeviceTraits& traits) {
   constexpr size_t kReserved = 1024;  // of a multiprocessor for each block, by the driver
   const auto most = static_cast<size_t>(traits.shared_bytes_per_block);
   const auto rows = static_cast<size_t>(args.rows);
-  const size_t up_fixed = Shared::fixed_bytes(args, rows * static_cast<size_t>(args.dim));
-  const size_t down_fixed = Shared::fixed_bytes(
+  const size_t up_fixed = SharedLayout::fixed_bytes(args, rows * static_cast<size_t>(args.dim));
+  const size_t down_fixed = SharedLayout::fixed_bytes(
       args, rows * static_cast<size_t>(args.router.top_k * args.ffn + args.shared_ffn));
   const auto left = [](size_t room, size_t fixed) { return room > fixed ? room - fixed : 0; };
   Plan plan;
   for (const size_t room : {most * 3 / 5, most}) {
-    plan.up = ring_buffer_for(args.dim, left(room, up_fixed));
+    plan.up = ring_buffer_for(args.dim, weight_bytes(args), left(room, up_fixed));
     if (plan.up.num_stages >= 2) break;
   }
   plan.up_bytes = std::max(up_fixed + plan.up.bytes(), most / 2 + kReserved);
   for (const size_t room : {left(most, plan.up_bytes + kReserved), most}) {
-    plan.down = ring_buffer_for(args.ffn, left(room, down_fixed));
+    plan.down = ring_buffer_for(args.ffn, weight_bytes(args), left(room, down_fixed));
     if (plan.down.num_stages >= 2) break;
   }
   plan.down_bytes = down_fixed + plan.down.bytes();
   return plan;
 }
 
-Status start_down(const Params& params, int blocks, size_t bytes, const LaunchOptions& launch) {
-  const auto start = [&](auto* kernel) -> Status {
+// gate_up, then down, with weights of W.
+template <typename W>
+Status start_experts(const SmallBatchMoeArgs& args, const Plan& plan, int blocks,
+                     const LaunchOptions& launch) {
+  const auto start = [&](auto* kernel, const RingBufferPlan& rings, size_t bytes) -> Status {
     ESP_RETURN_IF_ERROR(allow_shared("small_batch_moe", kernel, bytes));
     return launch_kernel("small_batch_moe", kernel, dim3(static_cast<unsigned>(blocks)), kThreads,
-                         bytes, launch, params);
+                         bytes, launch, Params{args, rings.tile_inputs, rings.num_stages});
   };
-  if (params.args.rows == 1) return start(moe_down_kernel<1>);
-  if (params.args.rows == 2) return start(moe_down_kernel<2>);
-  return start(moe_down_kernel<4>);
+  ESP_RETURN_IF_ERROR(start(moe_gate_up_kernel<W>, plan.up, plan.up_bytes));
+  if (args.rows == 1) return start(moe_down_kernel<W, 1>, plan.down, plan.down_bytes);
+  if (args.rows == 2) return start(moe_down_kernel<W, 2>, plan.down, plan.down_bytes);
+  return start(moe_down_kernel<W, 4>, plan.down, plan.down_bytes);
+}
+
+// Scales of all weights of experts, or of none.
+bool scales_agree(const SmallBatchMoeArgs& args) {
+  const bool some = has_scales(args);
+  if ((args.down_scales != nullptr) != some) return false;
+  if (args.shared_ffn == 0) return true;
+  return (args.shared_gate_up_scales != nullptr) == some &&
+         (args.shared_down_scales != nullptr) == some;
 }
 
 }  // namespace
@@ -671,7 +733,8 @@ Result<bool> small_batch_moe_supports(const SmallBatchMoeArgs& args) {
                       router.num_groups >= 1 && router.num_experts % router.num_groups == 0 &&
                       router.top_k <= router.num_experts / router.num_groups * router.top_groups &&
                       args.rows * router.top_k <= kSmallBatchMoePairs && args.dim >= 8 &&
-                      args.ffn >= 8 && (args.dim | args.ffn | args.shared_ffn) % 8 == 0;
+                      args.ffn >= 8 && scales_agree(args) &&
+                      (args.dim | args.ffn | args.shared_ffn) % (has_scales(args) ? 16 : 8) == 0;
   if (!shapes || traits.compute_capability < 90) return false;
   for (const void* at : {args.x, args.norm_weight, args.gate_up, args.down, args.shared_gate_up,
                          args.shared_down, static_cast<const void*>(args.router_weights),
@@ -695,13 +758,9 @@ Status small_batch_moe(const SmallBatchMoeArgs& args, const LaunchOptions& launc
                     dim3(static_cast<unsigned>((scores + kScoreWarps - 1) / kScoreWarps),
                          static_cast<unsigned>(args.rows)),
                     kScoreWarps * 32, bytes, launch, Params{args, 0, 0}));
-  ESP_RETURN_IF_ERROR(allow_shared("small_batch_moe", moe_gate_up_kernel, plan.up_bytes));
   const int blocks = traits.num_multiprocessors;
-  ESP_RETURN_IF_ERROR(launch_kernel("small_batch_moe", moe_gate_up_kernel,
-                                    dim3(static_cast<unsigned>(blocks)), kThreads, plan.up_bytes,
-                                    launch, Params{args, plan.up.tile_inputs, plan.up.num_stages}));
-  return start_down({args, plan.down.tile_inputs, plan.down.num_stages}, blocks, plan.down_bytes,
-                    launch);
+  return has_scales(args) ? start_experts<uint8_t>(args, plan, blocks, launch)
+                          : start_experts<bf16>(args, plan, blocks, launch);
 }
 
 }  // namespace espalier::kernels::cuda
