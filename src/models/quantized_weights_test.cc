@@ -176,6 +176,28 @@ TEST(QuantizedWeights, OnAGpuFp8HalvesTheLayers) {
   EXPECT_THAT(on_cpu.error().message(), testing::HasSubstr("fp8 need a GPU; on the CPU take q8_0"));
 }
 
+// Of a layer of experts too, with its shared expert; the router stays as it is.
+TEST(QuantizedWeights, OnAGpuFp8HalvesTheExperts) {
+  const golden::Golden golden = golden::read("glm4_moe");
+  ModelLoadOptions rounded{.path = golden.folder};
+  rounded.dtype = "fp8";
+  const auto memory = read_weight_memory(rounded, ProgramKind::kGpu);
+  ASSERT_TRUE(memory) << memory.error().to_string();
+  int64_t weights = 0, rows = 0;
+  const auto add = [&](const MatrixLayout& matrix) {
+    weights += matrix.out_features() * matrix.in_features;
+    rows += matrix.out_features();
+  };
+  for (const LayerLayout& layer : weight_layout(golden.spec).layers) {
+    for (const MatrixLayout* matrix :
+         {&layer.qkv, &layer.attention_output, &layer.mlp.gate_up, &layer.mlp.down}) {
+      add(*matrix);
+    }
+    for (const MlpLayout& expert : layer.experts.experts) add(expert.gate_up), add(expert.down);
+  }
+  EXPECT_EQ(memory->at("F8_E4M3"), weights + 4 * rows);
+}
+
 TEST(QuantizedWeights, ATypeThatIsNotReadIsRefusedByTheTensorsName) {
   std::string bytes = gguf_of(quantized::files()[0], 1);
   // The id of Q8_0 behind the shape of blk.1.ffn_down becomes IQ1_S's; its blocks are larger.

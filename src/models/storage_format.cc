@@ -34,6 +34,9 @@ class Memory {
       bytes_[std::string(dtype_name(type))] += count * static_cast<int64_t>(dtype_size(type));
     }
   }
+  bool are_e4m3(const ExpertsLayout& experts) const {
+    return experts_are_e4m3(experts, types_, codes_);
+  }
   // Of one tensor for all, rows of whole blocks or nearly; mxfp4: which is stored so.
   void experts(int64_t rows, int64_t in_features, bool mxfp4) {
     std::optional<BlockFormat> format = types_.quantize;
@@ -82,11 +85,12 @@ void add_layer(const DecoderSpec& spec, size_t index, const LayerLayout& layout,
   memory.matrix(layout.experts.shared_gate);
   memory.numbers(types.type,  // cut up by heads, never in blocks
                  layout.latent.kv_b.out_features() * layout.latent.kv_b.in_features);
-  memory.mlp(layout.mlp, fuses(WeightKind::kGateUp), !layer.experts);
+  const bool e4m3 = layer.experts && memory.are_e4m3(layout.experts);
+  memory.mlp(layout.mlp, fuses(WeightKind::kGateUp), !layer.experts || e4m3);
   if (!layer.experts) return;
   const ExpertsSpec& experts = *layer.experts;
   for (const MlpLayout& expert : layout.experts.experts) {
-    memory.mlp(expert, fuses(WeightKind::kExpertGateUp));
+    memory.mlp(expert, fuses(WeightKind::kExpertGateUp), e4m3);
   }
   if (layout.experts.experts.empty()) {
     memory.experts(int64_t{3} * experts.router.num_experts * experts.expert.intermediate_size,
@@ -174,6 +178,15 @@ WeightCodes device_codes(const MatrixLayout& layout, const WeightTypes& types,
     return {.int4 = {.group = layout.in_features % 128 == 0 ? 128 : 32}};
   }
   return {};
+}
+
+bool experts_are_e4m3(const ExpertsLayout& layout, const WeightTypes& types,
+                      const StoredCodesOf& stored) {
+  if (layout.experts.empty()) return false;
+  return std::ranges::all_of(layout.experts, [&](const MlpLayout& expert) {
+    return device_codes(expert.gate_up, types, stored).e4m3 &&
+           device_codes(expert.down, types, stored).e4m3;
+  });
 }
 
 StorageFormat storage_format(const MatrixLayout& layout, bool gate_up, const WeightTypes& types,

@@ -75,13 +75,18 @@ struct StorageFormat {
   // Of block `index` of the layout, `rows` of it.
   int64_t size_bytes(size_t index, int64_t rows, int64_t in_features) const;
 };
-// Whether a GPU may have a weight in codes: a matrix of a layer that GEMMs alone read. Kernels for
-// experts read these and their layers' shared expert.
+// Whether a GPU may have a weight in codes: a matrix of a layer that GEMMs alone read. The kernels
+// for small batches of experts read their layers' shared expert too: see experts_are_e4m3().
 bool may_be_codes(const DecoderSpec& spec, WeightId id);
 // The codes that a GPU has such a matrix in: those of the checkpoint where all its tensors have
 // them, or what `types` rounds it to, as far as GEMMs take its sizes. stored: null for none.
 WeightCodes device_codes(const MatrixLayout& layout, const WeightTypes& types,
                          const StoredCodesOf& stored);
+// Whether a GPU has all experts of a layer in e4m3, and then its shared expert where that can be;
+// experts in other codes, or of which some are stored so, become elements, as do those that lie in
+// one tensor.
+bool experts_are_e4m3(const ExpertsLayout& layout, const WeightTypes& types,
+                      const StoredCodesOf& stored);
 // gate_up: packed for linear_silu_mul, which takes one format for both.
 StorageFormat storage_format(const MatrixLayout& layout, bool gate_up, const WeightTypes& types,
                              const StoredFormatOf& stored);

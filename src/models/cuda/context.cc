@@ -11,8 +11,8 @@ using program::Op;
 using program::Operand;
 
 // Of the largest layer of experts; a program without experts needs none.
-CudaExpertScratch lay_out_experts(const program::Program& program, int64_t max_tokens,
-                                  cuda::Arena& arena) {
+CudaExpertScratch lay_out_experts(const program::Program& program, const CudaWeights& weights,
+                                  int64_t max_tokens, cuda::Arena& arena) {
   int64_t experts = 0, top_k = 0;
   for (const Op& op : program.ops) {
     if (op.kind != program::OpKind::kMoeRoute) continue;
@@ -29,6 +29,17 @@ CudaExpertScratch lay_out_experts(const program::Program& program, int64_t max_t
               .pairs = arena.take<int32_t>(pairs),
               .begins = arena.take<int32_t>(experts + 1),
               .tiles = arena.take<int32_t>(experts + 1)};
+  int64_t rounded = 0;
+  for (const Op& op : program.ops) {
+    if (op.kind != program::OpKind::kMoeMatmul) continue;
+    const auto& matmul = op.as<program::MoeMatmul>();
+    if (weights.at(matmul.weight).scales == nullptr) continue;
+    const bool by_token = matmul.weight.kind == WeightKind::kExpertGateUp;
+    rounded = std::max(rounded, (by_token ? max_tokens : pairs) * matmul.in_features);
+  }
+  if (rounded == 0) return out;
+  out.rounded = arena.take<uint8_t>(rounded);
+  out.rounded_scales = arena.take<float>(pairs);
   return out;
 }
 
@@ -36,7 +47,7 @@ CudaExpertScratch lay_out_experts(const program::Program& program, int64_t max_t
 
 void CudaContext::lay_out(cuda::Arena& arena, const DecoderLimits& limits) {
   buffers_.lay_out(arena, limits);
-  experts_ = lay_out_experts(plan_.program(), limits.max_tokens, arena);
+  experts_ = lay_out_experts(plan_.program(), weights_, limits.max_tokens, arena);
 }
 
 void CudaContext::begin(const CudaStep& step, const KvView& kv, const cuda::Stream& stream) {

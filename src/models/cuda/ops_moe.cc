@@ -1,4 +1,5 @@
 // Operations of experts: kernel by kernel for many rows, or a whole block for few.
+#include "kernels/linear/quantize_rows.h"
 #include "kernels/moe/cuda.h"
 #include "kernels/moe/cuda_small_batch.h"
 #include "kernels/router/cuda.h"
@@ -18,6 +19,8 @@ void add_shared(const CudaContext& c, const Op& op, kc::SmallBatchMoeArgs& args)
   args.shared_ffn = block.shared_activation.dim;
   args.shared_gate_up = c.weights().data(block.shared_gate_up.weight);
   args.shared_down = c.weights().data(block.shared_down.weight);
+  args.shared_gate_up_scales = c.weights().at(block.shared_gate_up.weight).scales;
+  args.shared_down_scales = c.weights().at(block.shared_down.weight).scales;
   args.shared_gate_weights = c.weights().floats(block.shared_gate);
   args.shared_inner = c.write(op.outputs[3]);
 }
@@ -41,6 +44,8 @@ kc::SmallBatchMoeArgs moe_block_args(const CudaContext& c, const Op& op) {
                              .gate_up_bias = weights.data(experts.gate_up.bias),
                              .down = weights.data(experts.down.weight),
                              .down_bias = weights.data(experts.down.bias),
+                             .gate_up_scales = weights.at(experts.gate_up.weight).scales,
+                             .down_scales = weights.at(experts.down.weight).scales,
                              .y = c.write(op.outputs[0]),
                              .scale = experts.combine.scale,
                              .normed = c.write(op.outputs[1]),
@@ -133,7 +138,25 @@ kc::GroupedArgs grouped_args(const CudaContext& c, const Op& op) {
     args.activation = matmul.activation->kind;
     args.limit = matmul.activation->limit;
   }
+  if (weight.scales != nullptr) {
+    args.x = c.experts().rounded;
+    args.x_stride = matmul.in_features;
+    args.x_scales = c.experts().rounded_scales;
+    args.weight_scales = weight.scales;
+  }
   return args;
+}
+
+Status round_rows(CudaContext& c, const Op& op) {
+  const Operand& x = op.inputs[0];
+  return kc::quantize_rows({.type = c.type(),
+                            .x = c.read(x),
+                            .x_stride = c.stride(x),
+                            .y = c.experts().rounded,
+                            .scales = c.experts().rounded_scales,
+                            .rows = c.num_rows(x),
+                            .dim = op.as<program::MoeMatmul>().in_features},
+                           c.launch(op));
 }
 
 }  // namespace
@@ -143,7 +166,9 @@ Result<bool> runs_gated_experts(CudaContext& c, const Op& op) {
 }
 
 Status run_moe_matmul(CudaContext& c, const Op& op) {
-  return kc::grouped_linear(grouped_args(c, op), c.launch(op));
+  const kc::GroupedArgs args = grouped_args(c, op);
+  if (args.weight_scales != nullptr) ESP_RETURN_IF_ERROR(round_rows(c, op));
+  return kc::grouped_linear(args, c.launch(op));
 }
 
 Status run_moe_combine(CudaContext& c, const Op& op) {

@@ -152,5 +152,41 @@ TEST(CudaLaunchesOfE4m3, GemmsHaveScales) {
   }
 }
 
+// Experts of e4m3 get their scales in the kernels of few rows and in the GEMMs of many, whose rows
+// are rounded before each; a shared expert is in the same codes.
+TEST(CudaLaunchesOfE4m3, ExpertsHaveScales) {
+  for (const char* name : {"qwen3_moe", "glm4_moe"}) {
+    SCOPED_TRACE(name);
+    const std::string got = record(name, DType::kBFloat16, false, true);
+    std::istringstream lines(got);
+    std::string step, line;
+    std::map<std::string, int> blocks, grouped, rounded;
+    while (std::getline(lines, line)) {
+      if (line.starts_with("== ")) step = line.substr(3);
+      const bool scaled = line.find(":scales") != std::string::npos;
+      if (line.find(" small_batch_moe ") != std::string::npos) {
+        EXPECT_TRUE(scaled) << line;
+        EXPECT_EQ(line.find("shared=0") == std::string::npos,
+                  line.find("of_shared=") != std::string::npos)
+            << line;
+        ++blocks[step];
+      }
+      if (line.find(" grouped_") != std::string::npos) {
+        EXPECT_TRUE(scaled) << line;
+        EXPECT_NE(line.find("x_scales="), std::string::npos) << line;
+        ++grouped[step];
+      }
+      if (line.find(" quantize_rows ") != std::string::npos) ++rounded[step];
+    }
+    const auto& layers = golden::read(name).spec.layers;
+    const auto experts = static_cast<int>(
+        std::ranges::count_if(layers, [](const LayerSpec& l) { return l.experts.has_value(); }));
+    EXPECT_EQ(blocks["decode 1"], experts);
+    EXPECT_EQ(grouped["decode 1"], 0);
+    EXPECT_EQ(grouped["prefill 40, all rows"], 2 * experts);
+    EXPECT_EQ(rounded["prefill 40, all rows"], 2 * experts);
+  }
+}
+
 }  // namespace
 }  // namespace espalier

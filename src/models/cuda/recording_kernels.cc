@@ -12,6 +12,7 @@
 #include "kernels/embedding/cuda.h"
 #include "kernels/kv_append/cuda.h"
 #include "kernels/linear/cuda.h"
+#include "kernels/linear/quantize_rows.h"
 #include "kernels/megakernel/cuda.h"
 #include "kernels/moe/cuda.h"
 #include "kernels/moe/cuda_small_batch.h"
@@ -452,8 +453,19 @@ Status arrange(const ArrangeArgs& args, const LaunchOptions& launch) {
   return Status();
 }
 
+Status quantize_rows(const QuantizeRowsArgs& args, const LaunchOptions& launch) {
+  Launch("quantize_rows", launch)
+      .read("x", area(args.x, args.rows, args.dim, args.x_stride, args.type))
+      .add("norm", weight(args.norm_weight))
+      .add("rows", args.rows)
+      .write(flat(args.y, int64_t{args.rows} * args.dim))
+      .write(flat(args.scales, int64_t{4} * args.rows));
+  return Status();
+}
+
 Result<bool> grouped_linear_fuses(const GroupedArgs& args) {
-  return args.activation.has_value() && args.type == DType::kBFloat16 && !args.row_invariant;
+  return args.activation.has_value() && args.type == DType::kBFloat16 &&
+         (args.weight_scales != nullptr || !args.row_invariant);
 }
 
 Status grouped_linear(const GroupedArgs& args, const LaunchOptions& launch) {
@@ -465,9 +477,13 @@ Status grouped_linear(const GroupedArgs& args, const LaunchOptions& launch) {
   const int64_t x_columns = groups * args.x_group_stride + args.in_features;
   const int64_t outputs = args.activation ? args.out_features / 2 : args.out_features;
   const int64_t y_columns = groups * args.y_group_stride + outputs;
-  Launch(args.activation ? "grouped_gated_linear" : "grouped_linear", launch)
-      .read("x", area(args.x, x_rows, x_columns, args.x_stride, args.type))
-      .add("weight", weight(args.weights) + "," + weight(args.bias))
+  Launch l(args.activation ? "grouped_gated_linear" : "grouped_linear", launch);
+  if (args.weight_scales == nullptr)
+    l.read("x", area(args.x, x_rows, x_columns, args.x_stride, args.type));
+  else
+    l.read("x", flat(args.x, x_rows * x_columns)).read("x_scales", flat(args.x_scales, 4 * x_rows));
+  const std::string scales = args.weight_scales == nullptr ? "" : "," + weight(args.weight_scales);
+  l.add("weight", weight(args.weights) + "," + weight(args.bias) + scales)
       .add("apart", args.weights_stride)
       .add("shape", fmt::format("{}x{}x{}", args.num_groups, args.in_features, args.out_features))
       .add("groups_apart", fmt::format("{},{}", args.x_group_stride, args.y_group_stride))
@@ -517,7 +533,8 @@ Status copy_parts(const CopyPartsArgs& args, const LaunchOptions& launch) {
 
 Result<bool> small_batch_moe_supports(const SmallBatchMoeArgs& args) {
   return args.type == DType::kBFloat16 && args.rows <= kSmallBatchMoeRows &&
-         args.rows * args.router.top_k <= kSmallBatchMoePairs;
+         args.rows * args.router.top_k <= kSmallBatchMoePairs &&
+         (args.gate_up_scales == nullptr) == (args.down_scales == nullptr);
 }
 
 Status small_batch_moe(const SmallBatchMoeArgs& args, const LaunchOptions& launch) {
@@ -538,7 +555,12 @@ Status small_batch_moe(const SmallBatchMoeArgs& args, const LaunchOptions& launc
                                 static_cast<int>(args.activation), args.limit))
       .add("scale", args.scale)
       .add("shared", args.shared_ffn);
+  if (args.gate_up_scales != nullptr)
+    l.add("scales", weight(args.gate_up_scales) + "," + weight(args.down_scales));
   if (args.shared_ffn > 0) {
+    if (args.shared_gate_up_scales != nullptr)
+      l.add("of_shared",
+            weight(args.shared_gate_up_scales) + "," + weight(args.shared_down_scales));
     l.add("of", weight(args.shared_gate_up) + "," + weight(args.shared_down) + "," +
                     weight(args.shared_gate_weights));
     l.write(rows(args.shared_inner, args.shared_ffn));

@@ -19,6 +19,9 @@ struct CudaExpertScratch {
   float* scores = nullptr;         // [max_tokens, E]
   float* shared_gate = nullptr;    // [max_tokens]
   kernels::cuda::ExpertPlan plan;  // of C pairs, E experts
+  // The input of experts' GEMMs of e4m3, where there are some: its rows and their scales.
+  uint8_t* rounded = nullptr;  // [max_tokens, hidden] or [C, ffn]
+  float* rounded_scales = nullptr;
 };
 
 // Layers of one attention shape share a plan and a workspace.

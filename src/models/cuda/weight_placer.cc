@@ -112,15 +112,22 @@ Status WeightPlacer::matrix(const MatrixLayout& layout, CudaWeight& out) {
   return blocks(layout, data);
 }
 
+StoredCodesOf WeightPlacer::stored_codes() const {
+  if (rounding_.stored == nullptr) return nullptr;
+  return
+      [this](std::string_view name) { return rounding_.stored->stored_codes(std::string(name)); };
+}
+
+bool WeightPlacer::are_e4m3(const ExpertsLayout& layout) const {
+  return experts_are_e4m3(layout, rounding_.types, stored_codes());
+}
+
 Status WeightPlacer::coded_matrix(const MatrixLayout& layout, CudaWeight& out) {
-  StoredCodesOf stored;
-  if (rounding_.stored != nullptr) {
-    stored = [this](std::string_view name) {
-      return rounding_.stored->stored_codes(std::string(name));
-    };
+  const WeightCodes codes = device_codes(layout, rounding_.types, stored_codes());
+  if (codes.e4m3) {
+    const MatrixLayout* const matrices[] = {&layout};
+    return e4m3_stack(matrices, out);
   }
-  const WeightCodes codes = device_codes(layout, rounding_.types, stored);
-  if (codes.e4m3) return e4m3_matrix(layout, out);
   if (codes.int4.group > 0) return int4_matrix(layout, codes.int4, out);
   return matrix(layout, out);
 }
@@ -137,23 +144,28 @@ std::vector<TensorPart> WeightPlacer::parts_of(const MatrixLayout& layout) {
   return out;
 }
 
-Status WeightPlacer::e4m3_matrix(const MatrixLayout& layout, CudaWeight& out) {
-  ESP_RETURN_IF_ERROR(check_shard(layout));
-  const int64_t rows = layout.local_rows(), columns = layout.local_columns();
-  auto* data = arena_.take<std::byte>(rows * columns);
-  auto* scales = arena_.take<float>(rows);
+Status WeightPlacer::e4m3_stack(std::span<const MatrixLayout* const> matrices, CudaWeight& out) {
+  const MatrixLayout& first = *matrices.front();
+  const auto count = static_cast<int64_t>(matrices.size());
+  const int64_t rows = first.local_rows(), columns = first.local_columns();
+  auto* data = arena_.take<std::byte>(count * rows * columns);
+  auto* scales = arena_.take<float>(count * rows);
   out = {.data = data,
          .scales = scales,
          .in_features = static_cast<int32_t>(columns),
          .out_features = static_cast<int32_t>(rows),
+         .group_stride = count > 1 ? rows * columns : 0,
          .format = {.type = type_, .codes = {.e4m3 = true}},
-         .shard = layout.shard};
-  if (loader_ == nullptr) return Status();
-  for (const TensorPart& part : parts_of(layout)) {
-    ESP_RETURN_IF_ERROR(loader_->put_e4m3(part, data, scales));
-    const int64_t loaded = part.slice ? part.slice->rows : part.shape[0];
-    data += loaded * columns;
-    scales += loaded;
+         .shard = first.shard};
+  for (const MatrixLayout* layout : matrices) {
+    ESP_RETURN_IF_ERROR(check_shard(*layout));
+    if (loader_ == nullptr) continue;
+    for (const TensorPart& part : parts_of(*layout)) {
+      ESP_RETURN_IF_ERROR(loader_->put_e4m3(part, data, scales));
+      const int64_t loaded = part.slice ? part.slice->rows : part.shape[0];
+      data += loaded * columns;
+      scales += loaded;
+    }
   }
   return Status();
 }

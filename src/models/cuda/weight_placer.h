@@ -10,6 +10,7 @@
 
 #include <cstdint>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -28,8 +29,9 @@ namespace espalier {
 // weight, then the bias.
 struct CudaWeight {
   const void* data = nullptr;
-  const float* scales =
-      nullptr;  // [out_features] where elements are e4m3; int4 has them in records
+  // [out_features], of a stack [count, out_features], where elements are e4m3; int4 has them in
+  // records.
+  const float* scales = nullptr;
   int32_t in_features = 0;
   int32_t out_features = 0;
   int64_t group_stride = 0;  // elements between the matrices of a stack
@@ -75,6 +77,10 @@ class WeightPlacer {
   Status matrix(const MatrixLayout& layout, CudaWeight& out);
   // The same of a matrix that GEMMs of kernels/linear alone read: in the codes of device_codes().
   Status coded_matrix(const MatrixLayout& layout, CudaWeight& out);
+  // Whether the layer's experts are stacks of e4m3.
+  bool are_e4m3(const ExpertsLayout& layout) const;
+  // A stack of `count` matrices alike: in e4m3 with a scale for each row, one behind the other.
+  Status e4m3_stack(std::span<const MatrixLayout* const> matrices, CudaWeight& out);
   Status vector(const VectorLayout& layout, CudaWeight& out);
   // In float32 whatever the model's type is. REQUIRES of a matrix: check_whole().
   Status float_matrix(const MatrixLayout& layout, CudaWeight& out);
@@ -100,7 +106,7 @@ class WeightPlacer {
   struct Form;
   static const Form kForms[];
 
-  Status e4m3_matrix(const MatrixLayout& layout, CudaWeight& out);
+  StoredCodesOf stored_codes() const;
   Status int4_matrix(const MatrixLayout& layout, const kernels::cuda::Int4Format& format,
                      CudaWeight& out);
   // A matrix's tensors, or their parts: one where it is one tensor and whole.

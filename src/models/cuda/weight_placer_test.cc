@@ -204,6 +204,45 @@ TEST_F(PlacedMatrix, RoundedHasAScaleForEachRow) {
   EXPECT_TRUE(weight_.format.codes.e4m3);
 }
 
+// Matrices of experts lie one behind the other, and so do their scales.
+TEST_F(PlacedMatrix, OfExpertsIsAStack) {
+  MatrixLayout layout = stacked({});
+  layout.in_features = 32;
+  for (WeightBlock& block : layout.blocks) block.rows = 32;
+  const MatrixLayout* const matrices[] = {&layout, &layout};
+  arena_ = cuda::Arena(memory_.data());
+  placer_.emplace(DType::kBFloat16, WeightPlacer::Rounding{.types = kE4m3}, arena_, staging_,
+                  &loader_);
+  const Status status = placer_->e4m3_stack(matrices, weight_);
+  ASSERT_TRUE(status.ok()) << status.to_string();
+  EXPECT_EQ(weight_.out_features, 64);
+  EXPECT_EQ(weight_.group_stride, 64 * 32);
+  const auto* data = static_cast<const std::byte*>(weight_.data);
+  for (int64_t row = 0; row < 128; ++row) {
+    EXPECT_EQ(weight_.scales[row], static_cast<float>(data[row * 32])) << row;
+    EXPECT_EQ(weight_.scales[row], weight_.scales[row % 64]) << row;
+  }
+}
+
+// Experts are codes where all of a layer are: of the checkpoint, or rounded.
+TEST_F(PlacedMatrix, ExpertsAreAllInE4m3OrNone) {
+  const auto expert = [](const char* down) {
+    return MlpLayout{.gate_up = {.blocks = {{"a.weight", 16}}, .in_features = 16},
+                     .down = {.blocks = {{down, 16}}, .in_features = 16}};
+  };
+  for (const auto& [second, stored] : {std::pair("a.weight", true), {"b.weight", false}}) {
+    ExpertsLayout layout;
+    layout.experts = {expert("a.weight"), expert(second)};
+    placer_.emplace(DType::kBFloat16, WeightPlacer::Rounding{.stored = &loader_}, arena_, staging_,
+                    &loader_);
+    EXPECT_EQ(placer_->are_e4m3(layout), stored);
+    placer_.emplace(DType::kBFloat16, WeightPlacer::Rounding{.types = kE4m3}, arena_, staging_,
+                    &loader_);
+    EXPECT_TRUE(placer_->are_e4m3(layout));
+    EXPECT_FALSE(placer_->are_e4m3({})) << "which lie in one tensor";
+  }
+}
+
 // Stored codes stay codes where all blocks of the matrix are stored so.
 TEST_F(PlacedMatrix, IsRoundedWhereTheCheckpointHasItSo) {
   for (const auto& [second, rounded] : {std::pair("a.weight", true), {"b.weight", false}}) {

@@ -40,6 +40,10 @@ class ModelPlacer {
     return may_be_codes(spec_, {kind, layer_}) ? placer_.coded_matrix(layout, at(kind))
                                                : placer_.matrix(layout, at(kind));
   }
+  // e4m3: the layer's experts are, so its shared expert is in the same codes.
+  Status mlp_matrix(const MatrixLayout& layout, WeightKind kind, bool e4m3) {
+    return e4m3 ? placer_.coded_matrix(layout, at(kind)) : matrix(layout, kind);
+  }
   Status vector(const VectorLayout& layout, WeightKind kind) {
     return placer_.vector(layout, at(kind));
   }
@@ -56,9 +60,10 @@ class ModelPlacer {
     ESP_RETURN_IF_ERROR(vector(layout.attention_output_bias, WeightKind::kAttentionOutputBias));
     ESP_RETURN_IF_ERROR(vector(layout.attention_output_norm, WeightKind::kAttentionOutputNorm));
     ESP_RETURN_IF_ERROR(vector(layout.post_attention_norm, WeightKind::kPostAttentionNorm));
-    ESP_RETURN_IF_ERROR(matrix(layout.mlp.gate_up, WeightKind::kGateUp));
+    const bool e4m3 = of.experts && placer_.are_e4m3(layout.experts);
+    ESP_RETURN_IF_ERROR(mlp_matrix(layout.mlp.gate_up, WeightKind::kGateUp, e4m3));
     ESP_RETURN_IF_ERROR(vector(layout.mlp.gate_up_bias, WeightKind::kGateUpBias));
-    ESP_RETURN_IF_ERROR(matrix(layout.mlp.down, WeightKind::kDown));
+    ESP_RETURN_IF_ERROR(mlp_matrix(layout.mlp.down, WeightKind::kDown, e4m3));
     ESP_RETURN_IF_ERROR(vector(layout.mlp.down_bias, WeightKind::kDownBias));
     if (of.experts) ESP_RETURN_IF_ERROR(experts(*of.experts, layout.experts));
     return vector(layout.mlp_output_norm, WeightKind::kMlpOutputNorm);
@@ -101,19 +106,19 @@ class ModelPlacer {
     ESP_RETURN_IF_ERROR(
         placer_.floats(layout.router_correction, at(WeightKind::kRouterCorrection)));
     ESP_RETURN_IF_ERROR(placer_.float_matrix(layout.shared_gate, at(WeightKind::kSharedGate)));
-    return layout.experts.empty() ? fused_experts(of, layout) : each_expert(of, layout.experts);
+    if (layout.experts.empty()) return fused_experts(of, layout);
+    return each_expert(of, layout.experts, placer_.are_e4m3(layout));
   }
 
   // A tensor for each expert; all experts are cut alike.
-  Status each_expert(const ExpertsSpec& of, const std::vector<MlpLayout>& experts) {
-    const MatrixLayout &first = experts[0].gate_up, &last = experts[0].down;
+  Status each_expert(const ExpertsSpec& of, const std::vector<MlpLayout>& experts, bool e4m3) {
     const auto count = static_cast<int64_t>(experts.size());
-    std::byte* gate_up = placer_.stack(count, first.local_rows(), first.local_columns(),
-                                       at(WeightKind::kExpertGateUp));
-    std::byte* down =
-        placer_.stack(count, last.local_rows(), last.local_columns(), at(WeightKind::kExpertDown));
-    at(WeightKind::kExpertGateUp).shard = first.shard;
-    at(WeightKind::kExpertDown).shard = last.shard;
+    std::vector<const MatrixLayout*> gate_ups, downs;
+    for (const MlpLayout& expert : experts) {
+      gate_ups.push_back(&expert.gate_up), downs.push_back(&expert.down);
+    }
+    ESP_RETURN_IF_ERROR(expert_matrices(gate_ups, WeightKind::kExpertGateUp, e4m3));
+    ESP_RETURN_IF_ERROR(expert_matrices(downs, WeightKind::kExpertDown, e4m3));
     std::byte *gate_up_bias = nullptr, *down_bias = nullptr;
     if (of.expert.bias) {
       gate_up_bias = placer_.stack(count, experts[0].gate_up_bias.size(), 1,
@@ -122,10 +127,21 @@ class ModelPlacer {
           placer_.stack(count, experts[0].down_bias.size(), 1, at(WeightKind::kExpertDownBias));
     }
     for (const MlpLayout& expert : experts) {
-      ESP_RETURN_IF_ERROR(placer_.blocks(expert.gate_up, gate_up));
-      ESP_RETURN_IF_ERROR(placer_.blocks(expert.down, down));
       ESP_RETURN_IF_ERROR(placer_.blocks(expert.gate_up_bias, gate_up_bias));
       ESP_RETURN_IF_ERROR(placer_.blocks(expert.down_bias, down_bias));
+    }
+    return Status();
+  }
+
+  Status expert_matrices(const std::vector<const MatrixLayout*>& matrices, WeightKind kind,
+                         bool e4m3) {
+    if (e4m3) return placer_.e4m3_stack(matrices, at(kind));
+    const MatrixLayout& first = *matrices.front();
+    std::byte* data = placer_.stack(static_cast<int64_t>(matrices.size()), first.local_rows(),
+                                    first.local_columns(), at(kind));
+    at(kind).shard = first.shard;
+    for (const MatrixLayout* matrix : matrices) {
+      ESP_RETURN_IF_ERROR(placer_.blocks(*matrix, data));
     }
     return Status();
   }
