@@ -1,10 +1,13 @@
 #include "checkpoint/peft_adapter.h"
 
+#define PCRE2_CODE_UNIT_WIDTH 8
+#include <pcre2.h>
+
 #include <algorithm>
 #include <cmath>
 #include <map>
+#include <memory>
 #include <optional>
-#include <regex>
 #include <string_view>
 #include <utility>
 
@@ -15,10 +18,54 @@ namespace {
 
 constexpr int64_t kRankMax = 4096;
 constexpr size_t kPatternMax = 256;  // characters
+constexpr size_t kModuleMax = 1024;  // bytes of a module's name
+constexpr uint32_t kMatchStepsMax = 100'000, kMatchHeapKib = 1024;
+
+// An expression of an adapter's file. The work of a match is bounded, for the file may come from
+// anybody.
+class NamePattern {
+ public:
+  // PEFT matches a key against a module's whole name or its end behind a dot.
+  static std::optional<NamePattern> compile(std::string_view key) {
+    const std::string whole = "(?:.*\\.)?(?:" + std::string(key) + ")";
+    int problem = 0;
+    size_t offset = 0;
+    NamePattern made;
+    made.code_.reset(pcre2_compile(reinterpret_cast<PCRE2_SPTR>(whole.data()), whole.size(),
+                                   PCRE2_ANCHORED | PCRE2_ENDANCHORED | PCRE2_NEVER_BACKSLASH_C,
+                                   &problem, &offset, nullptr));
+    made.context_.reset(pcre2_match_context_create(nullptr));
+    if (made.code_ == nullptr || made.context_ == nullptr) return std::nullopt;
+    pcre2_set_match_limit(made.context_.get(), kMatchStepsMax);
+    pcre2_set_heap_limit(made.context_.get(), kMatchHeapKib);
+    return made;
+  }
+
+  // Nothing where the match takes too long.
+  std::optional<bool> matches(std::string_view name) const {
+    const std::unique_ptr<pcre2_match_data, Free> found(
+        pcre2_match_data_create_from_pattern(code_.get(), nullptr));
+    if (found == nullptr) return std::nullopt;
+    const int result = pcre2_match(code_.get(), reinterpret_cast<PCRE2_SPTR>(name.data()),
+                                   name.size(), 0, 0, found.get(), context_.get());
+    if (result < 0 && result != PCRE2_ERROR_NOMATCH) return std::nullopt;
+    return result >= 0;
+  }
+
+ private:
+  struct Free {
+    void operator()(pcre2_code* p) const { pcre2_code_free(p); }
+    void operator()(pcre2_match_context* p) const { pcre2_match_context_free(p); }
+    void operator()(pcre2_match_data* p) const { pcre2_match_data_free(p); }
+  };
+  std::unique_ptr<pcre2_code, Free> code_;
+  std::unique_ptr<pcre2_match_context, Free> context_;
+};
 
 // Alpha of the modules that a pattern matches.
 struct AlphaPattern {
-  std::regex pattern;
+  std::string key;
+  NamePattern pattern;
   double alpha = 0;
 };
 
@@ -55,15 +102,12 @@ Status check_supported(const JsonObject& config) {
   return Status();
 }
 
-// PEFT matches a key against a module's whole name or its end behind a dot.
-Result<std::regex> compile_pattern(const JsonObject& patterns, std::string_view key) {
+Result<NamePattern> compile_pattern(const JsonObject& patterns, std::string_view key) {
   if (key.size() > kPatternMax)
     return fail(patterns.field_error(key, "is longer than 256 characters"));
-  try {
-    return std::regex("(.*\\.)?(" + std::string(key) + ")");
-  } catch (const std::regex_error& error) {
-    return fail(patterns.field_error(key, fmt::format("is no pattern: {}", error.what())));
-  }
+  auto made = NamePattern::compile(key);
+  if (!made) return fail(patterns.field_error(key, "is no pattern"));
+  return std::move(*made);
 }
 
 Result<PeftConfig> read_config(const std::filesystem::path& path) {
@@ -80,19 +124,24 @@ Result<PeftConfig> read_config(const std::filesystem::path& path) {
   if (!config.has("alpha_pattern")) return out;
   ESP_ASSIGN_OR_RETURN(const JsonObject alphas, config.object("alpha_pattern"));
   for (const std::string_view key : alphas.keys()) {
-    AlphaPattern& to = out.alphas.emplace_back();
-    ESP_ASSIGN_OR_RETURN(to.alpha, alphas.number(key));
-    ESP_ASSIGN_OR_RETURN(to.pattern, compile_pattern(alphas, key));
+    ESP_ASSIGN_OR_RETURN(const double alpha, alphas.number(key));
+    ESP_ASSIGN_OR_RETURN(NamePattern pattern, compile_pattern(alphas, key));
+    out.alphas.push_back({std::string(key), std::move(pattern), alpha});
   }
   return out;
 }
 
-float scale_of(const PeftConfig& config, const std::string& module, int32_t rank) {
+Result<float> scale_of(const PeftConfig& config, const std::string& module, int32_t rank) {
   double alpha = config.alpha;
-  const auto found = std::ranges::find_if(config.alphas, [&](const AlphaPattern& each) {
-    return std::regex_match(module, each.pattern);
-  });
-  if (found != config.alphas.end()) alpha = found->alpha;
+  for (const AlphaPattern& each : config.alphas) {
+    const std::optional<bool> found = each.pattern.matches(module);
+    if (!found)
+      return fail(invalid_argument("the pattern '{}' of alpha_pattern takes too long to match '{}'",
+                                   each.key, module));
+    if (!*found) continue;
+    alpha = each.alpha;
+    break;
+  }
   return static_cast<float>(alpha / (config.rslora ? std::sqrt(double(rank)) : double(rank)));
 }
 
@@ -150,6 +199,9 @@ Result<std::map<std::string, Factors>> find_factors(const SafetensorsFile& file)
 
 Result<PeftModule> make_module(const std::filesystem::path& path, const PeftConfig& config,
                                const std::string& name, const Factors& factors) {
+  if (name.size() > kModuleMax)
+    return fail(invalid_argument("{}: the name of a module has {} bytes; at most {} are taken",
+                                 path.string(), name.size(), kModuleMax));
   if (factors.a == nullptr || factors.b == nullptr)
     return fail(invalid_argument("{}: '{}' has no {}", path.string(), name,
                                  factors.a == nullptr ? "lora_A" : "lora_B"));
@@ -161,7 +213,9 @@ Result<PeftModule> make_module(const std::filesystem::path& path, const PeftConf
   if (!config.has_rank_pattern && out.rank() != config.rank)
     return fail(invalid_argument("{}: '{}' has the rank {}, and adapter_config.json says r {}",
                                  path.string(), name, out.rank(), config.rank));
-  out.scale = scale_of(config, name, out.rank());
+  auto scale = scale_of(config, name, out.rank());
+  if (!scale) return fail(scale.error().with_context(path.string()));
+  out.scale = *scale;
   return out;
 }
 

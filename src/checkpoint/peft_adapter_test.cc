@@ -57,6 +57,16 @@ TEST_F(PeftAdapterTest, ScalesByRootAndByPattern) {
   EXPECT_EQ(adapter->modules()[1].scale, 3.0f);  // 6 / sqrt(4)
 }
 
+// The file may come from anybody: neither its patterns nor its names make a match run on.
+TEST_F(PeftAdapterTest, BoundsTheWorkOfPatterns) {
+  modules_[0].module = std::string(60, 'p');
+  write(R"(,"alpha_pattern":{"(p|pp)*(p|pp)*[xy]":6})");
+  EXPECT_THAT(failure(), HasSubstr("takes too long to match"));
+  modules_[0].module = "model." + std::string(300'000, 'p');
+  write(R"(,"alpha_pattern":{"p*":6})");
+  EXPECT_THAT(failure(), HasSubstr("has 300006 bytes; at most 1024 are taken"));
+}
+
 TEST_F(PeftAdapterTest, TakesRanksByPatternAlone) {
   modules_[0] = random_factors(rng_, "model.layers.1.mlp.down_proj", 2, 12, 8, 0.1);
   write();
