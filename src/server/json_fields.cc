@@ -16,7 +16,8 @@ namespace json = boost::json;
 
 namespace {
 
-constexpr size_t kDepthMax = 64;
+// Of a body: a schema of 500 levels, which is what grammars take, within what holds it.
+constexpr size_t kDepthMax = 512;
 constexpr size_t kShownMax = 40;  // bytes of a value in a message
 constexpr size_t kSamplesMax = 65536;
 

@@ -354,6 +354,26 @@ TEST(CacheNamespace, DifferentKeysAndSaltsNeverMeet) {
   EXPECT_EQ(cache_namespace("", ""), "");
 }
 
+// As deep as the schemas that grammars take.
+TEST(RequestFuzz, FiveHundredLevelsAreRead) {
+  const int kLevels = 500;
+  std::string schema = R"({"type":"null"})";
+  for (int i = 2; i < kLevels; i += 2)
+    schema = R"({"type":"object","properties":{"a":)" + schema + "}}";
+  bool malformed = false;
+  const auto chat = parse_chat(
+      R"({"messages":[{"role":"user","content":"x"}],"response_format":{"type":"json_schema",)"
+      R"("json_schema":{"name":"x","schema":)" +
+          schema + "}}}",
+      malformed);
+  ASSERT_TRUE(chat) << chat.error().to_string();
+  const auto native = parse_native(R"({"text":"x","sampling_params":{"json_schema":)" +
+                                       json::serialize(json::string(schema)) + R"(},"unknown":)" +
+                                       std::string(kLevels, '[') + std::string(kLevels, ']') + "}",
+                                   malformed);
+  ASSERT_TRUE(native) << native.error().to_string();
+}
+
 TEST(RequestFuzz, DeepNestingIsRefused) {
   bool malformed = false;
   const std::string deep =
