@@ -34,7 +34,7 @@ void BackgroundRun::on_bytes(std::string bytes) {
     const std::string_view event = rest.substr(0, end);
     rest.remove_prefix(end);
     if (!events_lost_ &&
-        !store_.resize(charge_, charge_.bytes() + std::ssize(event) + kEventBytes)) {
+        !store_.resize(key_.owner, charge_, charge_.bytes() + std::ssize(event) + kEventBytes)) {
       events_lost_ = true;
       events_.clear();
     }
@@ -80,7 +80,7 @@ bool BackgroundRun::subscribe(const net::ResponsePtr& client, size_t from) {
 BackgroundResponses::Prepared BackgroundResponses::prepare(const StoredKey& key, bool keeps_events,
                                                            int64_t request_bytes) {
   MemoryCharge charge = store_.make_charge();
-  if (!store_.resize(charge, kRunBytes + request_bytes)) return {};
+  if (!store_.resize(key.owner, charge, kRunBytes + request_bytes)) return {};
   const auto forget = [this](const BackgroundRun& run) {
     std::lock_guard lock(mutex_);
     runs_.erase(run.key());

@@ -24,10 +24,12 @@ bool ResponseStore::put(const StoredKey& key, StoredResponse response, TimePoint
   drop_expired(now);
   if (const auto known = by_key_.find(key); known != by_key_.end()) drop(known->second);
   MemoryCharge charge(account_);
-  if (!make_room(charge, bytes)) return false;
-  entries_.push_back({key, std::make_shared<const StoredResponse>(std::move(response)),
-                      next_number_++, now, std::move(charge)});
-  by_key_[key] = std::prev(entries_.end());
+  if (!make_room(key.owner, charge, bytes)) return false;
+  Owned& owned = by_owner_[key.owner];
+  owned.entries.push_back({key, std::make_shared<const StoredResponse>(std::move(response)),
+                           next_number_++, now, std::move(charge)});
+  owned.bytes += bytes;
+  by_key_[key] = std::prev(owned.entries.end());
   return true;
 }
 
@@ -37,7 +39,8 @@ std::shared_ptr<const StoredResponse> ResponseStore::get(const StoredKey& key, T
   const auto known = by_key_.find(key);
   if (known == by_key_.end()) return nullptr;
   known->second->used = now;
-  entries_.splice(entries_.end(), entries_, known->second);
+  Entries& entries = by_owner_[key.owner].entries;
+  entries.splice(entries.end(), entries, known->second);
   return known->second->response;
 }
 
@@ -57,10 +60,11 @@ bool ResponseStore::change(const StoredKey& key, const std::function<void(Stored
   edit(whole);
   const int64_t bytes = bytes_of(whole);
   MemoryCharge charge(account_);
-  if (!make_room(charge, bytes)) return false;
+  if (!make_room(key.owner, charge, bytes)) return false;
   const auto left = by_key_.find(key);  // making room may have given it up
   if (left == by_key_.end()) return false;
   left->second->response = std::make_shared<const StoredResponse>(std::move(whole));
+  by_owner_[key.owner].bytes += bytes - left->second->charge.bytes();
   left->second->charge = std::move(charge);
   return true;
 }
@@ -80,27 +84,44 @@ std::vector<ResponseStore::Listed> ResponseStore::list(StoredKey::Kind kind, std
   return all;
 }
 
-bool ResponseStore::resize(MemoryCharge& charge, int64_t bytes) {
+bool ResponseStore::resize(const std::string& owner, MemoryCharge& charge, int64_t bytes) {
   std::lock_guard lock(mutex_);
-  return make_room(charge, bytes);
+  return make_room(owner, charge, bytes);
 }
 
-bool ResponseStore::make_room(MemoryCharge& charge, int64_t bytes) {
+bool ResponseStore::make_room(const std::string& owner, MemoryCharge& charge, int64_t bytes) {
   if (bytes > account_->limit()) return false;
   while (!charge.resize(bytes)) {
-    if (entries_.empty()) return false;
-    drop(entries_.begin());
+    const Owned* most = nullptr;
+    const auto own = by_owner_.find(owner);
+    int64_t most_bytes = bytes + (own == by_owner_.end() ? 0 : own->second.bytes);
+    if (own != by_owner_.end()) most = &own->second;
+    for (const auto& [other, owned] : by_owner_) {
+      if (other == owner || owned.bytes <= most_bytes) continue;
+      most = &owned;
+      most_bytes = owned.bytes;
+    }
+    if (most == nullptr) return false;
+    drop(by_key_.at(most->entries.front().key));
   }
   return true;
 }
 
 void ResponseStore::drop(Entries::iterator entry) {
+  const auto owned = by_owner_.find(entry->key.owner);
+  owned->second.bytes -= entry->charge.bytes();
   by_key_.erase(entry->key);
-  entries_.erase(entry);
+  owned->second.entries.erase(entry);
+  if (owned->second.entries.empty()) by_owner_.erase(owned);
 }
 
 void ResponseStore::drop_expired(TimePoint now) {
-  while (!entries_.empty() && now - entries_.front().used > time_to_live_) drop(entries_.begin());
+  for (auto next = by_owner_.begin(); next != by_owner_.end();) {
+    Owned& owned = (next++)->second;  // dropping its last answer removes it
+    for (size_t left = owned.entries.size();
+         left > 0 && now - owned.entries.front().used > time_to_live_; --left)
+      drop(owned.entries.begin());
+  }
 }
 
 }  // namespace espalier::server

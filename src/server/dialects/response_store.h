@@ -2,8 +2,9 @@
 // continue, change and delete by their id. Each belongs to the tenant whose key made it: no other
 // finds it.
 //
-// Thread-safe. Bytes are bounded by an account; where it is full the answers that were used least
-// recently are given up. An answer that was not used for the time to live is gone.
+// Thread-safe. Bytes are bounded by an account. Where it is full, the owner that would hold the
+// most gives up the answers that were used least recently, so that nobody loses answers to an owner
+// that stores more. An answer that was not used for the time to live is gone.
 #pragma once
 
 #include <boost/json/array.hpp>
@@ -50,7 +51,7 @@ class ResponseStore {
   ResponseStore(std::shared_ptr<MemoryAccount> account, Duration time_to_live)
       : account_(std::move(account)), time_to_live_(time_to_live) {}
 
-  // False where it is too large to be kept at all. `now`: of the steady clock.
+  // False where it is too large to be kept beside what others hold. `now`: of the steady clock.
   bool put(const StoredKey& key, StoredResponse response, TimePoint now);
   // Null: there is none of this key, or no longer.
   std::shared_ptr<const StoredResponse> get(const StoredKey& key, TimePoint now);
@@ -65,9 +66,9 @@ class ResponseStore {
   // The answers of a kind and an owner, the oldest first. This is no use of them.
   std::vector<Listed> list(StoredKey::Kind kind, std::string_view owner, TimePoint now);
 
-  // Memory of what becomes an answer. resize() gives up answers for it; false: in vain.
+  // Memory of what becomes an answer of an owner. resize() gives up answers for it; false: in vain.
   MemoryCharge make_charge() const { return MemoryCharge(account_); }
-  bool resize(MemoryCharge& charge, int64_t bytes);
+  bool resize(const std::string& owner, MemoryCharge& charge, int64_t bytes);
 
  private:
   struct Entry {
@@ -77,16 +78,20 @@ class ResponseStore {
     TimePoint used;
     MemoryCharge charge;
   };
-  using Entries = std::list<Entry>;  // the least recently used first
+  using Entries = std::list<Entry>;
+  struct Owned {
+    Entries entries;  // the least recently used first
+    int64_t bytes = 0;
+  };
 
-  bool make_room(MemoryCharge& charge, int64_t bytes);
+  bool make_room(const std::string& owner, MemoryCharge& charge, int64_t bytes);
   void drop(Entries::iterator entry);
   void drop_expired(TimePoint now);
 
   const std::shared_ptr<MemoryAccount> account_;
   const Duration time_to_live_;
   std::mutex mutex_;
-  Entries entries_;
+  std::map<std::string, Owned> by_owner_;
   std::map<StoredKey, Entries::iterator> by_key_;
   uint64_t next_number_ = 0;
 };

@@ -362,5 +362,25 @@ TEST(ResponseStore, GivesUpTheLeastRecentlyUsedAndTheExpired) {
   EXPECT_FALSE(store.erase(key("a")));
 }
 
+TEST(ResponseStore, AnOwnerThatStoresMuchTakesNothingFromOthers) {
+  const auto account = std::make_shared<MemoryAccount>("responses", 20'000);
+  ResponseStore store(account, std::chrono::seconds(10));
+  const auto key = [](const char* owner, int i) {
+    return StoredKey{StoredKey::Kind::kResponse, owner, std::to_string(i)};
+  };
+  const auto put = [&](const char* owner, int i, size_t bytes) {
+    return store.put(key(owner, i), {std::string(bytes, 'x'), "[]", {}}, {});
+  };
+  for (int i = 0; i < 4; ++i) EXPECT_TRUE(put("modest", i, 1000));
+  for (int i = 0; i < 100; ++i) EXPECT_TRUE(put("greedy", i, 1000));
+  for (int i = 0; i < 4; ++i) EXPECT_NE(store.get(key("modest", i), {}), nullptr);
+  EXPECT_NE(store.get(key("greedy", 99), {}), nullptr);
+  EXPECT_EQ(store.get(key("greedy", 0), {}), nullptr);
+  EXPECT_FALSE(put("greedy", 100, 15'000));  // more than is left beside the modest one's
+  for (int i = 4; i < 6; ++i) EXPECT_TRUE(put("modest", i, 1000));  // at the greedy one's expense
+  for (int i = 0; i < 6; ++i) EXPECT_NE(store.get(key("modest", i), {}), nullptr);
+  EXPECT_LE(account->used(), account->limit());
+}
+
 }  // namespace
 }  // namespace espalier::server
