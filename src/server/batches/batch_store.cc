@@ -84,15 +84,16 @@ std::string object_of(const Batch& batch) {
 Result<Batch> BatchStore::add(Batch batch) {
   if (batch.id.empty()) batch.id = random_id(kBatchPrefix);
   batch.times["created_at"] = unix_now();
-  std::lock_guard lock(shared_.mutex);
-  ESP_RETURN_IF_ERROR(
-      shared_.database
-          .prepare("INSERT INTO batches (id, status, object, owner) VALUES (?, ?, ?, ?)")
-          .bind(batch.id)
-          .bind(batch.status)
-          .bind(object_of(batch))
-          .bind(batch.owner)
-          .run());
+  ESP_RETURN_IF_ERROR(files_.with_room(0, [&] {
+    std::lock_guard lock(shared_.mutex);
+    return shared_.database
+        .prepare("INSERT INTO batches (id, status, object, owner) VALUES (?, ?, ?, ?)")
+        .bind(batch.id)
+        .bind(batch.status)
+        .bind(object_of(batch))
+        .bind(batch.owner)
+        .run();
+  }));
   return batch;
 }
 

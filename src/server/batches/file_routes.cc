@@ -65,6 +65,7 @@ Result<UploadedFile> read_upload(const HttpRequest& request) {
   }
   if (!has_file) return fail(invalid_argument("file is missing: a part of the form"));
   ESP_RETURN_IF_ERROR(check_purpose(upload.described.purpose));
+  ESP_RETURN_IF_ERROR(check_filename(upload.described.filename));
   if (upload.described.filename.empty()) upload.described.filename = "file";
   return upload;
 }

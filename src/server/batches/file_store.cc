@@ -3,6 +3,7 @@
 #include <fcntl.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <chrono>
 #include <cstring>
@@ -92,6 +93,12 @@ std::string random_id(std::string_view prefix) {
   return fmt::format("{}{:08x}{:08x}{:08x}{:08x}", prefix, device(), device(), device(), device());
 }
 
+Status check_filename(std::string_view name) {
+  constexpr size_t kNameBytesMax = 1024;
+  if (name.size() <= kNameBytesMax) return {};
+  return invalid_argument("filename has {} bytes; at most {} are kept", name.size(), kNameBytesMax);
+}
+
 Status write_new_file(const std::filesystem::path& path, std::string_view content) {
   const int fd = ::open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
   if (fd < 0) return disk_error("making a file");
@@ -141,6 +148,7 @@ Status FileStore::write_content(FileRecord& record, int64_t num_bytes_max,
 
 Result<FileRecord> FileStore::add(FileRecord described, const ContentSource& source) {
   std::lock_guard adding(adding_);
+  ESP_RETURN_IF_ERROR(check_records());
   if (described.id.empty()) described.id = random_id("file-");
   described.bytes = 0;
   described.created_at = unix_now();
@@ -161,6 +169,7 @@ Result<FileRecord> FileStore::add(FileRecord described, std::string_view content
 
 Status FileStore::with_room(int64_t bytes, const std::function<Status()>& keep) {
   std::lock_guard adding(adding_);
+  ESP_RETURN_IF_ERROR(check_records());
   if (bytes > max_bytes_ - num_bytes()) return over_the_bound(max_bytes_);
   return keep();
 }
@@ -238,6 +247,21 @@ int64_t FileStore::num_bytes() {
       "SELECT (SELECT COALESCE(SUM(bytes), 0) FROM files) + (SELECT COALESCE(SUM(p.bytes), 0) FROM "
       "upload_parts p JOIN uploads u ON u.id = p.upload WHERE u.status != 'completing')");
   return sum.step() ? sum.number(0) : 0;
+}
+
+// Records take room of the disk beside the contents, so their number is bounded with the bytes.
+Status FileStore::check_records() {
+  constexpr int64_t kBytesForEach = 4096, kAlways = 10'000;
+  const int64_t most = std::max(kAlways, max_bytes_ / kBytesForEach);
+  std::lock_guard lock(shared_->mutex);
+  Statement count = shared_->database.prepare(
+      "SELECT (SELECT COUNT(*) FROM files) + (SELECT COUNT(*) FROM uploads) + (SELECT COUNT(*) "
+      "FROM batches)");
+  if (!count.step() || count.number(0) < most) return count.status();
+  return error(StatusCode::kResourceExhausted,
+               "there are {} files, uploads and batches, as many as --max-storage-bytes of {} "
+               "allows: delete some",
+               most, max_bytes_);
 }
 
 Result<std::vector<std::string>> FileStore::expired_ids() {

@@ -89,8 +89,8 @@ class FileStore {
   Status delete_expired();
 
   int64_t num_bytes();  // of all contents, and of the parts of uploads that have not ended
-  // Calls `keep`, which keeps more bytes, where they are within the bound; no other content comes
-  // meanwhile. kResourceExhausted where they are not.
+  // Calls `keep`, which keeps more bytes and a record, where they are within the bounds; no other
+  // content comes meanwhile. kResourceExhausted where they are not.
   Status with_room(int64_t bytes, const std::function<Status()>& keep);
   SharedDatabase& shared() { return *shared_; }
 
@@ -98,6 +98,7 @@ class FileStore {
   FileStore(std::filesystem::path folder, int64_t max_bytes, std::unique_ptr<SharedDatabase> shared)
       : folder_(std::move(folder)), max_bytes_(max_bytes), shared_(std::move(shared)) {}
   std::filesystem::path path_of(std::string_view id) const { return folder_ / "files" / id; }
+  Status check_records();
   Status write_content(FileRecord& record, int64_t num_bytes_max,
                        const ContentSource& source) const;
   Status delete_unnamed();  // contents of a process that was killed before it had recorded them
@@ -111,6 +112,8 @@ class FileStore {
   std::mutex adding_;  // one at a time, for the bound
 };
 
+// kInvalidArgument where a client's name of a file is too long to be kept.
+Status check_filename(std::string_view name);
 // A new file of this content, on the disk when it returns; after a failure there is none.
 Status write_new_file(const std::filesystem::path& path, std::string_view content);
 int64_t unix_now();                              // seconds

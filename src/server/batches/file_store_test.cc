@@ -91,6 +91,29 @@ TEST_F(FileStoreTest, BoundsAllContentsTogether) {
   EXPECT_EQ(files->list("", {}, OwnerFilter::everyone())->records.size(), 1u);
 }
 
+TEST_F(FileStoreTest, BoundsTheNumberOfRecords) {
+  {
+    std::lock_guard lock(files->shared().mutex);
+    ASSERT_TRUE(files->shared()
+                    .database
+                    .run("INSERT INTO files (id, filename, purpose, bytes, created_at, expires_at) "
+                         "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < "
+                         "9999) SELECT 'file-' || i, 'x', 'batch', 0, 0, 0 FROM n")
+                    .ok());
+  }
+  add("last", "");
+  const auto refused = files->add({.filename = "b", .purpose = "batch"}, "");
+  ASSERT_FALSE(refused);
+  EXPECT_EQ(refused.error().code(), StatusCode::kResourceExhausted);
+  EXPECT_THAT(refused.error().message(), HasSubstr("10000 files, uploads and batches"));
+  EXPECT_EQ(files->with_room(0, [] { return Status(); }).code(), StatusCode::kResourceExhausted);
+}
+
+TEST_F(FileStoreTest, NamesAreBounded) {
+  EXPECT_TRUE(check_filename(std::string(1024, 'x')).ok());
+  EXPECT_THAT(check_filename(std::string(1025, 'x')).message(), HasSubstr("at most 1024"));
+}
+
 // A limit on the size of files stands for a full disk: the write fails part of the way.
 TEST_F(FileStoreTest, AFullDiskKeepsNothingOfAFile) {
   reopen(1 << 30);

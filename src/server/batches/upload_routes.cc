@@ -88,6 +88,7 @@ Result<std::string> create(const UploadCall& call) {
   bool malformed = false;
   ESP_ASSIGN_OR_RETURN(Upload upload, parse_body(create_fields(), call.request.body, malformed));
   ESP_RETURN_IF_ERROR(check_purpose(upload.purpose));
+  ESP_RETURN_IF_ERROR(check_filename(upload.filename));
   upload.owner = call.filter.owner;
   ESP_ASSIGN_OR_RETURN(upload, call.uploads.create(std::move(upload)));
   return upload_json(upload);

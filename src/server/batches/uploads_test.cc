@@ -109,6 +109,10 @@ TEST_F(UploadsTest, WhatIsWrongWithThePartsIsNamed) {
   EXPECT_THAT(begin(0).body, HasSubstr("bytes must be the length"));
   EXPECT_THAT(post("/v1/uploads", R"({"bytes":1,"filename":"f","purpose":"x"})").body,
               HasSubstr("purpose is 'x'"));
+  EXPECT_THAT(post("/v1/uploads",
+                   R"({"bytes":1,"purpose":"batch","filename":")" + std::string(2000, 'f') + "\"}")
+                  .body,
+              HasSubstr("filename has 2000 bytes; at most 1024 are kept"));
   EXPECT_EQ(send("upload_none", "x").status, 404);
 }
 
