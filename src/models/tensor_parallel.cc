@@ -1,15 +1,10 @@
 #include "models/tensor_parallel.h"
 
 #include <algorithm>
-#include <atomic>
-#include <thread>
 #include <utility>
 
-#include "base/thread.h"
-#include "fmt/core.h"
 #include "models/model_plan.h"
 #include "models/program/partition.h"
-#include "tensor/park.h"
 
 namespace espalier {
 namespace {
@@ -28,57 +23,6 @@ KvView::Layer heads_of(const KvView::Layer& whole, const Ranks& ranks) {
 
 }  // namespace
 
-// A thread for each rank but rank 0, which is the caller's.
-class TensorParallelModel::Threads {
- public:
-  explicit Threads(std::vector<Rank>& ranks) {
-    for (size_t rank = 1; rank < ranks.size(); ++rank) {
-      threads_.emplace_back([this, rank, pool = ranks[rank].threads.get()] {
-        set_thread_name(fmt::format("rank-{}", rank));
-        pool->bind_caller();
-        serve(static_cast<int32_t>(rank));
-      });
-    }
-  }
-  ~Threads() {
-    stopping_ = true;
-    start();
-  }
-
-  // Calls fn(rank) for all ranks at the same time and returns when all have returned.
-  void run(const std::function<void(int32_t)>& fn) {
-    fn_ = &fn;
-    running_.store(static_cast<uint32_t>(threads_.size()), std::memory_order_relaxed);
-    start();
-    fn(0);
-    for (uint32_t left = running_.load(); left > 0; left = running_.load()) {
-      wait_for_change(running_, left, caller_parked_);
-    }
-  }
-
- private:
-  void start() {
-    epoch_.fetch_add(1);
-    wake_all(epoch_, parked_);
-  }
-  void serve(int32_t rank) {
-    for (uint32_t seen = 0;; ++seen) {
-      wait_for_change(epoch_, seen, parked_);
-      if (stopping_) return;
-      (*fn_)(rank);
-      running_.fetch_sub(1);
-      wake_all(running_, caller_parked_);
-    }
-  }
-
-  const std::function<void(int32_t)>* fn_ = nullptr;  // written before the epoch moves
-  bool stopping_ = false;                             // likewise
-  std::atomic<uint32_t> epoch_{0}, parked_{0};        // of runs; threads that sleep
-  std::atomic<uint32_t> running_{0};                  // threads that have not finished the run
-  std::atomic<uint32_t> caller_parked_{0};
-  std::vector<std::jthread> threads_;  // last, for they use all of the above
-};
-
 TensorParallelModel::TensorParallelModel(int32_t num_ranks, int32_t num_threads)
     : ranks_(static_cast<size_t>(num_ranks)) {
   const int32_t each = std::max(1, num_threads / num_ranks);
@@ -88,7 +32,8 @@ TensorParallelModel::TensorParallelModel(int32_t num_ranks, int32_t num_threads)
   std::vector<WorkPool*> threads;
   for (const Rank& rank : ranks_) threads.push_back(rank.threads.get());
   collectives_ = std::make_unique<ThreadCollectives>(threads);
-  threads_ = std::make_unique<Threads>(ranks_);
+  threads_ = std::make_unique<RankThreads>(
+      num_ranks, [threads](int32_t rank) { threads[static_cast<size_t>(rank)]->bind_caller(); });
 }
 
 TensorParallelModel::~TensorParallelModel() = default;

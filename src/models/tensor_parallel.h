@@ -18,6 +18,7 @@
 #include "models/storage_format.h"
 #include "models/weight_source.h"
 #include "tensor/collective.h"
+#include "tensor/rank_threads.h"
 #include "tensor/thread_collective.h"
 #include "tensor/work_pool.h"
 
@@ -50,14 +51,13 @@ class TensorParallelModel final : public Model {
     std::unique_ptr<program::CpuModel> model;
     KvView kv;  // of its heads, in the step that runs
   };
-  class Threads;
 
   TensorParallelModel(int32_t num_ranks, int32_t num_threads);
   Status load(const DecoderSpec& spec, const WeightTypes& types, const OpenWeights& open);
 
   std::vector<Rank> ranks_;
   std::unique_ptr<ThreadCollectives> collectives_;
-  std::unique_ptr<Threads> threads_;  // after what they use
+  std::unique_ptr<RankThreads> threads_;  // after what they use
   ModelInfo info_;
 };
 
