@@ -205,6 +205,32 @@ TEST_F(CudaElementwise, GatherTakesIdsOfSlots) {
     }
 }
 
+// A rank has some rows of the vocabulary; ids of the others are zeros.
+TEST_F(CudaElementwise, GatherLeavesOutOtherRanksIds) {
+  constexpr int kFirst = 30, kDim = 64;
+  Values table = Values::random(rng_, DType::kFloat32, 20 * kDim);
+  const DeviceArray<int32_t> ids({30, 49, 29, 50, 0, -1});
+  Values out = Values::random(rng_, DType::kFloat32, 6 * kDim);
+  ASSERT_TRUE(cuda::gather_rows({.type = DType::kFloat32,
+                                 .table = table.device.get(),
+                                 .num_rows = 20,
+                                 .first_id = kFirst,
+                                 .dim = kDim,
+                                 .ids = ids.get(),
+                                 .out = out.device.get(),
+                                 .out_stride = kDim,
+                                 .tokens = 6},
+                                {})
+                  .ok());
+  const auto got = out.read();
+  const int want[] = {0, 19, -1, -1, -1, -1};
+  for (size_t t = 0; t < 6; ++t)
+    for (size_t i = 0; i < kDim; ++i)
+      ASSERT_EQ(got[t * kDim + i],
+                want[t] < 0 ? 0.0f : table.host[static_cast<size_t>(want[t]) * kDim + i])
+          << t << " " << i;
+}
+
 TEST_F(CudaElementwise, QkNormRopeAppend) {
   int round = 0;
   for (const DType type : kTypes)

@@ -21,6 +21,7 @@ __global__ void gather_kernel(GatherArgs args, int words, int64_t out_words) {
     const int slot = args.token_slots[token];
     if (slot >= 0) id = args.slot_tokens[slot];
   }
+  id -= args.first_id;
   const bool known = id >= 0 && id < args.num_rows;
   const Word* from =
       static_cast<const Word*>(args.table) + static_cast<int64_t>(known ? id : 0) * words;

@@ -77,6 +77,26 @@ Status use_device(int32_t index) {
 
 int32_t current_device() { return thread_device < 0 ? 0 : thread_device; }
 
+Status allow_peer_access(int32_t peer) {
+  const int32_t device = current_device();
+  int possible = 0;
+  ESP_RETURN_IF_ERROR(to_status(cudaDeviceCanAccessPeer(&possible, device, peer),
+                                "ask for peer access between devices"));
+  if (possible == 0) {
+    return error(StatusCode::kUnavailable,
+                 "the GPUs {} and {} cannot read each other's memory (peer access), which several "
+                 "ranks need; choose GPUs that NVLink or one PCIe root connects (nvidia-smi topo "
+                 "-m), or leave --tp-size out",
+                 device, peer);
+  }
+  const cudaError_t code = cudaDeviceEnablePeerAccess(peer, 0);
+  if (code == cudaErrorPeerAccessAlreadyEnabled) {
+    static_cast<void>(cudaGetLastError());
+    return Status();
+  }
+  return to_status(code, fmt::format("open the memory of device {} to device {}", peer, device));
+}
+
 Result<DeviceMemory> read_device_memory() {
   size_t free = 0, total = 0;
   ESP_RETURN_IF_ERROR(to_status(cudaMemGetInfo(&free, &total), "read the device's free memory"));

@@ -35,6 +35,10 @@ int32_t count_devices();
 Status use_device(int32_t index);
 int32_t current_device();
 
+// Lets kernels on the thread's current device read and write the other device's memory, all that
+// is or will be allocated there. kUnavailable where the system has no such way between the two.
+Status allow_peer_access(int32_t peer);
+
 // Memory of the thread's current device, in bytes.
 struct DeviceMemory {
   int64_t free_bytes = 0;

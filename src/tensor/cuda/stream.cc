@@ -53,6 +53,16 @@ Status Event::synchronize() const {
   return to_status(cudaEventSynchronize(get()), "wait for an event");
 }
 
+Result<bool> Event::is_done() const {
+  const cudaError_t code = cudaEventQuery(get());
+  if (code == cudaErrorNotReady) {
+    static_cast<void>(cudaGetLastError());
+    return false;
+  }
+  ESP_RETURN_IF_ERROR(to_status(code, "ask for an event"));
+  return true;
+}
+
 Result<double> Event::seconds_since(const Event& earlier) const {
   float milliseconds = 0;
   ESP_RETURN_IF_ERROR(to_status(cudaEventElapsedTime(&milliseconds, earlier.get(), get()),

@@ -43,6 +43,7 @@ class Event {
   static Result<Event> create(bool timed = false);
   Status record(const Stream& stream) const;
   Status synchronize() const;  // blocks the caller, spinning
+  Result<bool> is_done() const;
   // REQUIRES: both timed, both done.
   Result<double> seconds_since(const Event& earlier) const;
   CUevent_st* get() const { return event_.get(); }
