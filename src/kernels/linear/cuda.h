@@ -1,8 +1,8 @@
 // Linear layers on the GPU: y = x W^T with epilogues. cuBLASLt with algorithms chosen by measuring,
 // and kernels of our own that stream the weights, start by programmatic dependent launch (PDL) and
 // have the epilogues inside: gemv for 1 and 2 rows and, where tuning found it faster,
-// gemm_small_batch for up to 64 (of e4m3: from 1 to 128); gemm_int4 for up to 256 with weights of 4
-// bits, which become bfloat16 in the workspace for more.
+// gemm_small_batch for up to 64 (of e4m3: from 1 to 128; with PDL 1 and 2 too); gemm_int4 for up to
+// 256 with weights of 4 bits, which become bfloat16 in the workspace for more.
 //
 // Thread safety: Linear::run() from any thread after tuning; tune() from one. Ownership: pointers
 // are borrowed device memory for the call. Requirements of pointers and streams:
