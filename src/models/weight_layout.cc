@@ -213,6 +213,12 @@ TensorSlice stored_slice(const MatrixLayout& layout, size_t index) {
 
 int64_t MatrixLayout::out_features() const { return rows_of(blocks); }
 int64_t VectorLayout::size() const { return rows_of(blocks); }
+int64_t VectorLayout::local_size() const {
+  if (parts.empty()) return size();
+  int64_t total = 0;
+  for (const Part& part : parts) total += part.count;
+  return total;
+}
 
 namespace {
 

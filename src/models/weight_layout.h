@@ -80,6 +80,7 @@ struct VectorLayout {
   std::vector<WeightBlock> blocks;
   std::vector<Part> parts;  // what a rank has of it; empty: all
   int64_t size() const;     // of the checkpoint's
+  int64_t local_size() const;
   bool empty() const { return blocks.empty(); }
 };
 

@@ -21,15 +21,18 @@ void CudaBuffers::lay_out(cuda::Arena& arena, const DecoderLimits& limits) {
   std::byte* base = arena.take<std::byte>(memory.total_bytes);
   activations_ = {base, static_cast<size_t>(memory.total_bytes)};
   own_.clear();
+  const program::Buffer& logits = program.buffer(plan_.ops().back().op.outputs[0]);
   for (const program::Buffer& buffer : program.buffers) {
     Memory& own = own_.emplace_back();
-    own.stride = buffer.columns;
+    // Of some tokens' logits the GEMM writes a multiple of eight, as of all.
+    const bool outputs = buffer.rows.count == RowCount::kOutputs;
+    own.stride = outputs ? (buffer.columns + 7) / 8 * 8 : buffer.columns;
     own.element_size = element_size(buffer.type, type_);
     if (buffer.type == ElementType::kActivation) {
       const int64_t offset = memory.offsets[static_cast<size_t>(buffer.storage)];
       if (base != nullptr) own.data = base + offset;
-    } else if (buffer.rows.count != RowCount::kOutputs) {
-      own.data = arena.take<std::byte>(CudaPlan::max_rows(buffer.rows, limits) * buffer.columns *
+    } else if (&buffer != &logits) {
+      own.data = arena.take<std::byte>(CudaPlan::max_rows(buffer.rows, limits) * own.stride *
                                        own.element_size);
     }
   }

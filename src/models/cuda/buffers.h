@@ -22,7 +22,8 @@ class CudaBuffers {
   // type: of activations.
   CudaBuffers(const CudaPlan& plan, DType type) : plan_(plan), type_(type) {}
 
-  // Takes the memory of all buffers but the logits'; from an arena without a block it measures.
+  // Takes the memory of all buffers but the last operation's, which has the logits; from an arena
+  // without a block it measures.
   void lay_out(cuda::Arena& arena, const DecoderLimits& limits);
   // What lay_out() took for activations.
   std::span<std::byte> activations() const { return activations_; }

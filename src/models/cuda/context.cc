@@ -9,13 +9,14 @@ namespace {
 namespace kc = kernels::cuda;
 using program::Op;
 using program::Operand;
+using program::OpKind;
 
 // Of the largest layer of experts; a program without experts needs none.
 CudaExpertScratch lay_out_experts(const program::Program& program, const CudaWeights& weights,
                                   int64_t max_tokens, cuda::Arena& arena) {
   int64_t experts = 0, top_k = 0;
   for (const Op& op : program.ops) {
-    if (op.kind != program::OpKind::kMoeRoute) continue;
+    if (op.kind != OpKind::kMoeRoute) continue;
     const kernels::RouterSpec& router = op.as<program::MoeRoute>().router;
     experts = std::max<int64_t>(experts, router.num_experts);
     top_k = std::max<int64_t>(top_k, router.top_k);
@@ -80,19 +81,19 @@ Status CudaContext::run_op(const CudaPlan::BoundOp& bound) {
   const Operand& result = op.outputs.empty() ? op.inputs[0] : op.outputs[0];
   if (num_rows(result) == 0) return Status();
   ESP_RETURN_IF_ERROR(bound.run(*this, op));
-  if (op.kind != program::OpKind::kSelectRows) buffers_.wrote(result);
+  if (op.kind != OpKind::kSelectRows) buffers_.wrote(result);
   return Status();
 }
 
 Result<bool> CudaContext::run_alternative(const program::Alternative& alternative) {
   const Op& op = alternative.op;
-  if (op.kind == program::OpKind::kLatentPrefill) {
+  if (op.kind == OpKind::kLatentPrefill) {
     if (step_.expanded.rows == 0) return false;
     ESP_RETURN_IF_ERROR(run_short_entries(alternative));
     ESP_RETURN_IF_ERROR(cuda_op(op.kind)(*this, op));
     return true;
   }
-  const bool block = op.kind == program::OpKind::kMoeBlock;
+  const bool block = op.kind == OpKind::kMoeBlock;
   ESP_ASSIGN_OR_RETURN(const bool runs,
                        block ? runs_moe_block(*this, op) : runs_gated_experts(*this, op));
   if (runs) ESP_RETURN_IF_ERROR(cuda_op(op.kind)(*this, op));
@@ -106,8 +107,8 @@ Status CudaContext::run_short_entries(const program::Alternative& alternative) {
   Status status;
   for (size_t i = alternative.first; i < alternative.last && status.ok(); ++i) {
     const CudaPlan::BoundOp& bound = plan_.ops()[i];
-    const bool prepares = bound.op.kind == program::OpKind::kHeadCopy ||
-                          bound.op.kind == program::OpKind::kQkRopeAppend;
+    const bool prepares =
+        bound.op.kind == OpKind::kHeadCopy || bound.op.kind == OpKind::kQkRopeAppend;
     if (prepares || step_.expanded.has_short_entries) status = run_op(bound);
   }
   leaves_out_long_entries_ = false;

@@ -9,7 +9,7 @@
 #include "models/cuda/ops.h"
 #include "models/cuda/support.h"
 #include "models/program/gpu_passes.h"
-#include "models/program/lower.h"
+#include "models/program/partition.h"
 #include "tensor/cuda/device.h"
 
 namespace espalier {
@@ -23,6 +23,8 @@ using program::Op;
 // 4.95 to 5.32); three and four gain 9 % (8 B) and 4 to 6 % (experts, softcaps). GEMMs of
 // codes are the same kernel for one token as for several.
 constexpr int32_t kPdlTokens = 3, kPdlTokensOfCodes = 1;
+// Behind a sum over ranks, which waits for the link, the next GEMM prefetches its weights.
+constexpr int32_t kPdlTokensOfRanks = 1;
 
 bool is_output(const CudaPlan& plan, const Op& op) {
   return plan.program().buffer(op.outputs[0]).rows.count == program::RowCount::kOutputs;
@@ -44,20 +46,22 @@ bool is_tuned(const Op& op) {
 
 }  // namespace
 
-CudaDecoder::CudaDecoder(DecoderSpec spec, PendingCudaWeights weights,
+CudaDecoder::CudaDecoder(const DecoderSpec& whole, const CudaRank& rank, PendingCudaWeights weights,
                          std::unique_ptr<kc::Linear> linear, CudaPlan plan)
     : device_(cuda::current_device()),
-      spec_(std::move(spec)),
+      rank_(rank),
+      spec_(program::local_spec(whole, rank.ranks())),
       weights_(std::move(weights.weights)),
       loader_(std::move(weights.loader)),
       linear_(std::move(linear)),
-      info_(describe_model(spec_)),
+      info_(describe_model(whole)),
       plan_(std::move(plan)),
       prologue_(plan_.program(), plan_.alternatives(), weights_.type()),
       limits_(
           {.kv_type = weights_.type() == DType::kFloat32 ? KvType::kFloat32 : KvType::kBFloat16}),
       context_(spec_, weights_, *linear_, policy_, plan_) {
   info_.weight_bytes = weights_.size_bytes();
+  info_.num_kv_heads = spec_.layers[0].attention.num_kv_heads;
 }
 
 Result<std::unique_ptr<CudaDecoder>> CudaDecoder::load(const ModelLoadOptions& options) {
@@ -75,28 +79,40 @@ Result<std::unique_ptr<CudaDecoder>> CudaDecoder::load(ModelPlan plan,
 
 Result<std::unique_ptr<CudaDecoder>> CudaDecoder::begin_load(ModelPlan plan,
                                                              const ModelLoadOptions& options,
-                                                             const Rewrite& rewrite) {
+                                                             const Rewrite& rewrite,
+                                                             const CudaRank& rank) {
   const auto start = std::chrono::steady_clock::now();
+  const Ranks ranks = rank.ranks();
   ESP_RETURN_IF_ERROR(validate(plan.spec));
-  ESP_RETURN_IF_ERROR(check_cuda_support(plan.spec));
-  program::Program lowered = program::lower(plan.spec);
+  ESP_RETURN_IF_ERROR(program::check_partition(plan.spec, ranks.num_ranks));
+  ESP_RETURN_IF_ERROR(check_cuda_support(program::local_spec(plan.spec, ranks)));
+  program::Program lowered = program::partition(plan.spec, ranks, program::RankPages::kOwn);
   if (rewrite) lowered = rewrite(std::move(lowered));
   ESP_ASSIGN_OR_RETURN(CudaPlan cuda_plan, CudaPlan::create(program::gpu_passes(lowered)));
-  WeightTypes types = plan.type;
-  types.e4m3 = plan.weights.e4m3, types.int4 = plan.weights.int4;
-  types.keep_blocks = plan.weights.keep_blocks;
-  ESP_ASSIGN_OR_RETURN(PendingCudaWeights weights,
-                       load_cuda_weights(plan.spec, weight_layout(plan.spec), types, options));
+  ESP_ASSIGN_OR_RETURN(PendingCudaWeights weights, load_weights(plan, options, rank));
   ESP_ASSIGN_OR_RETURN(auto linear,
                        kc::Linear::create({.cache_folder = kc::default_linear_cache()}));
-  std::unique_ptr<CudaDecoder> model(new CudaDecoder(std::move(plan.spec), std::move(weights),
+  std::unique_ptr<CudaDecoder> model(new CudaDecoder(plan.spec, rank, std::move(weights),
                                                      std::move(linear), std::move(cuda_plan)));
   model->load_start_ = start;
   ESP_ASSIGN_OR_RETURN(model->ropes_, CudaRopes::upload(model->spec_));
+  if (!ranks.single()) return model;  // the kernel of one token's layers has no sums over ranks
   ESP_ASSIGN_OR_RETURN(model->one_token_,
                        CudaOneToken::create(lowered, model->plan_.program(), model->spec_,
                                             model->weights_, model->ropes_));
   return model;
+}
+
+Result<PendingCudaWeights> CudaDecoder::load_weights(const ModelPlan& plan,
+                                                     const ModelLoadOptions& options,
+                                                     const CudaRank& rank) {
+  WeightTypes types = plan.type;
+  types.e4m3 = plan.weights.e4m3, types.int4 = plan.weights.int4;
+  types.keep_blocks = plan.weights.keep_blocks;
+  ModelLoadOptions own = options;
+  if (rank.ranks().rank > 0) own.progress = [](int64_t, int64_t) {};  // rank 0 reports
+  return load_cuda_weights(program::local_spec(plan.spec, rank.ranks()),
+                           program::partition_weights(plan.spec, rank.ranks()), types, own);
 }
 
 Status CudaDecoder::finish_loading() {
@@ -124,7 +140,7 @@ Status CudaDecoder::set_kv_type(KvType type) {
   return Status();
 }
 
-int32_t CudaDecoder::logits_stride() const { return weights_.at({WeightKind::kHead}).out_features; }
+int32_t CudaDecoder::logits_stride() const { return (info_.vocab_size + 7) / 8 * 8; }
 
 void CudaDecoder::set_deterministic(int32_t max_context) {
   limits_.deterministic_context = max_context;
@@ -178,7 +194,8 @@ std::vector<kc::LinearArgs> CudaDecoder::gemms_to_tune(float* logits, void* sums
       const Op& op = bound.op;
       if (!is_tuned(op)) continue;
       const bool output = is_output(plan_, op);
-      if (output && rows > limits_.max_entries) continue;
+      const bool is_part = output && bound.op.outputs[0] != plan_.ops().back().op.outputs[0];
+      if (output && (rows > limits_.max_entries || (!is_part && logits == nullptr))) continue;
       const auto& matmul = op.as<program::Matmul>();
       kc::LinearArgs& args = out.emplace_back(matmul_shape(weights_, matmul, rows));
       args.x = context_.read(op.inputs[0]);
@@ -187,7 +204,8 @@ std::vector<kc::LinearArgs> CudaDecoder::gemms_to_tune(float* logits, void* sums
       args.y = matmul.residual ? sums : context_.write(op.outputs[0]);
       args.residual = matmul.residual ? sums : nullptr;
       if (!output) continue;
-      args.y = logits;
+      if (!is_part) args.y = logits;
+      args.y_stride = context_.stride(op.outputs[0]);
       args.out_type = DType::kFloat32;
     }
   }
@@ -225,9 +243,11 @@ Status CudaDecoder::lay_out(cuda::Arena& arena, int64_t linear_bytes, int64_t me
   auto* linear = arena.take<std::byte>(linear_bytes);
   ESP_RETURN_IF_ERROR(prologue_.lay_out_attention(arena, limits_));
   CudaScratch scratch{.ropes = ropes_.frequencies(),
-                      .gemm_workspace = {linear, static_cast<size_t>(linear_bytes)}};
+                      .gemm_workspace = {linear, static_cast<size_t>(linear_bytes)},
+                      .collective = rank_.collective};
   prologue_.describe(scratch);
   context_.bind(scratch);
+  if (rank_.collective != nullptr) name_collective_buffers(context_);
   if (one_token_) one_token_->lay_out(arena, megakernel, megakernel_bytes, scratch);
   return Status();
 }
@@ -266,8 +286,11 @@ Status CudaDecoder::forward(const CudaStep& step, const KvView& kv, const cuda::
   ESP_CHECK(entries.num_tokens <= limits_.max_tokens && entries.num_entries <= limits_.max_entries,
             "{} tokens in {} entries, reserved {} in {}", entries.num_tokens, entries.num_entries,
             limits_.max_tokens, limits_.max_entries);
-  policy_.step_pdl = policy_.pdl && entries.max_query_tokens == 1 &&
-                     entries.num_tokens >= (weights_.has_codes() ? kPdlTokensOfCodes : kPdlTokens);
+  const int32_t pdl_tokens = !rank_.ranks().single() ? kPdlTokensOfRanks
+                             : weights_.has_codes()  ? kPdlTokensOfCodes
+                                                     : kPdlTokens;
+  policy_.step_pdl =
+      policy_.pdl && entries.max_query_tokens == 1 && entries.num_tokens >= pdl_tokens;
   policy_.next_pdl = false;
   if (one_token_ && one_token_->takes(step)) {
     last_context_ = &one_token_->context();
@@ -285,6 +308,8 @@ Status CudaDecoder::forward(const CudaStep& step, const KvView& kv, const cuda::
 Status CudaDecoder::logits(int32_t first, int32_t count, float* out, const cuda::Stream& stream) {
   ESP_CHECK(last_context_ != nullptr && count <= limits_.max_entries,
             "{} rows of logits, reserved {}", count, limits_.max_entries);
+  const bool takes_part = plan_.ops().back().op.kind == program::OpKind::kAllGather;
+  if (out == nullptr && !takes_part) return Status();
   return last_context_->run_outputs(first, count, out, logits_stride(), stream);
 }
 

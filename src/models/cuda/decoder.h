@@ -33,6 +33,13 @@
 
 namespace espalier {
 
+// A part of a model, where several GPUs compute it together: each has a decoder of its own.
+struct CudaRank {
+  kernels::cuda::DeviceCollective* collective = nullptr;  // borrowed; null: the whole model
+
+  Ranks ranks() const { return collective == nullptr ? Ranks{} : collective->ranks(); }
+};
+
 class CudaDecoder {
  public:
   // A rewrite of the lowered program, before the GPU's own passes: tests inject faults.
@@ -46,12 +53,17 @@ class CudaDecoder {
   static Result<std::unique_ptr<CudaDecoder>> load(ModelPlan plan, const ModelLoadOptions& options,
                                                    const Rewrite& rewrite = {});
   // Begins to load: until finish_loading() has returned the weights are zeros or what has come of
-  // them so far, good enough to warm up with.
+  // them so far, good enough to warm up with. rank: which part of the model; all ranks then make
+  // the same calls of reserve(), forward() and logits(), each from a thread of its own, and the
+  // group connects them behind each reserve(). kInvalidArgument says what of the model so many
+  // ranks do not divide.
   static Result<std::unique_ptr<CudaDecoder>> begin_load(ModelPlan plan,
                                                          const ModelLoadOptions& options,
-                                                         const Rewrite& rewrite = {});
+                                                         const Rewrite& rewrite = {},
+                                                         const CudaRank& rank = {});
   Status finish_loading();
 
+  // Of the whole model, but for what this rank has of keys, values and weights.
   const ModelInfo& info() const { return info_; }
   int32_t device() const { return device_; }
   // Of the pages: the weights' type, or what set_kv_type() has chosen.
@@ -94,19 +106,24 @@ class CudaDecoder {
   // Embedding to last layer; keys and values are written to the pages that the entries name.
   Status forward(const CudaStep& step, const KvView& kv, const cuda::Stream& stream);
   // Logits of rows [first, first + count) of the step before, float32 to out,
-  // [count, logits_stride()]. count: at most max_entries.
+  // [count, logits_stride()]. count: at most max_entries. out: null on a rank that does not need
+  // them.
   Status logits(int32_t first, int32_t count, float* out, const cuda::Stream& stream);
 
  private:
-  CudaDecoder(DecoderSpec spec, PendingCudaWeights weights,
+  CudaDecoder(const DecoderSpec& whole, const CudaRank& rank, PendingCudaWeights weights,
               std::unique_ptr<kernels::cuda::Linear> linear, CudaPlan plan);
+  static Result<PendingCudaWeights> load_weights(const ModelPlan& plan,
+                                                 const ModelLoadOptions& options,
+                                                 const CudaRank& rank);
   Status lay_out(cuda::Arena& arena, int64_t linear_bytes, int64_t megakernel_bytes);
   int64_t linear_workspace_bytes() const;
   std::vector<kernels::cuda::LinearArgs> gemm_shapes() const;
   std::vector<kernels::cuda::LinearArgs> gemms_to_tune(float* logits, void* sums) const;
 
   const int32_t device_;
-  const DecoderSpec spec_;
+  const CudaRank rank_;
+  const DecoderSpec spec_;  // of the rank's part
   const CudaWeights weights_;
   std::unique_ptr<CudaTensorLoader> loader_;  // null when all is there
   const std::unique_ptr<kernels::cuda::Linear> linear_;

@@ -26,9 +26,12 @@ DType type_of(const CudaContext& c, const Operand& operand) {
 // finds the plans of attention and the cached keys there: AttentionArgs::prefetch_cached_kv.
 Status run_embed(CudaContext& c, const Op& op) {
   const CudaStep& step = c.step();
+  program::VocabularyPart part{.count = c.spec().vocab_size};
+  if (const auto* own = std::get_if<program::VocabularyPart>(&op.attributes)) part = *own;
   return kc::gather_rows({.type = c.type(),
                           .table = c.weights().data(op.table),
-                          .num_rows = c.spec().vocab_size,
+                          .num_rows = part.count,
+                          .first_id = part.first,
                           .dim = op.outputs[0].columns,
                           .ids = step.ids,
                           .token_slots = step.token_slots,
@@ -301,6 +304,10 @@ CudaOp cuda_op(OpKind kind) {
       return run_moe_combine;
     case OpKind::kMoeBlock:
       return run_moe_block;
+    case OpKind::kAllReduce:
+      return run_all_reduce;
+    case OpKind::kAllGather:
+      return run_all_gather;
     case OpKind::kMegakernel:
       return run_megakernel;
     default:

@@ -39,6 +39,12 @@ Status run_moe_matmul(CudaContext& context, const program::Op& op);
 Status run_moe_combine(CudaContext& context, const program::Op& op);
 Status run_gated_add(CudaContext& context, const program::Op& op);
 
+// ops_ranks.cc
+// Names the buffers of sums and gathers, where the layout has them, for the other ranks.
+void name_collective_buffers(const CudaContext& context);
+Status run_all_reduce(CudaContext& context, const program::Op& op);
+Status run_all_gather(CudaContext& context, const program::Op& op);
+
 // megakernel.cc
 Status run_megakernel(CudaContext& context, const program::Op& op);
 

@@ -7,6 +7,7 @@
 #include <span>
 
 #include "kernels/attention/latent_prefill.h"
+#include "kernels/collective/cuda.h"
 #include "kernels/moe/cuda.h"
 
 namespace espalier {
@@ -51,7 +52,8 @@ struct CudaScratch {
   const int32_t* kv_rows = nullptr;         // [max_tokens]: the row of each new token in its page
   const int32_t* window_kv_rows = nullptr;  // the same of layers with a window; null: none has one
   std::span<std::byte> gemm_workspace;
-  const CudaMegakernel* megakernel = nullptr;  // null: the plan does not have it
+  const CudaMegakernel* megakernel = nullptr;             // null: the plan does not have it
+  kernels::cuda::DeviceCollective* collective = nullptr;  // null: one rank has all of the model
 };
 
 }  // namespace espalier

@@ -22,6 +22,8 @@ class CudaTestModel final : public Model {
   // The batch's page tables are those of layers with a window alone; others find page 0 everywhere.
   void set_windows_own_pages(bool on) { windows_own_pages_ = on; }
   Status reserve(int32_t max_tokens, int32_t max_entries) override;
+  // Makes what the first forward() on such a view makes: of ranks all do, and are connected then.
+  void prepare(const KvView& kv) { device_view(kv); }
   ForwardOutput forward(const ForwardBatch& batch, std::span<const TokenId> token_ids,
                         const KvView& kv, const InputLogitsSink& input_logits) override;
 

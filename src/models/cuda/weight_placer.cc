@@ -172,6 +172,7 @@ Status WeightPlacer::e4m3_stack(std::span<const MatrixLayout* const> matrices, C
 
 Status WeightPlacer::int4_matrix(const MatrixLayout& layout, const kc::Int4Format& format,
                                  CudaWeight& out) {
+  ESP_RETURN_IF_ERROR(check_whole(layout));
   const int64_t rows = layout.out_features(), columns = layout.in_features;
   auto* data = arena_.take<std::byte>(kc::int4_bytes(format, rows, columns));
   out = {.data = data,
@@ -212,16 +213,41 @@ Status WeightPlacer::blocks(const MatrixLayout& layout, std::byte*& data) {
 }
 
 Status WeightPlacer::blocks(const VectorLayout& layout, std::byte*& data) {
-  for (const WeightBlock& block : layout.blocks) {
-    ESP_RETURN_IF_ERROR(put(block.name, {block.rows}, std::nullopt, data));
-    if (data != nullptr) data += block.rows * element_bytes();
+  return each_run(layout, [&](const WeightBlock& block, const std::optional<TensorSlice>& slice) {
+    std::byte* to = data;
+    if (data != nullptr) data += (slice ? slice->columns : block.rows) * element_bytes();
+    return put(block.name, {block.rows}, slice, to);
+  });
+}
+
+// The elements of a vector that the layout wants, in its order: all of a block, or a run of them.
+Status WeightPlacer::each_run(
+    const VectorLayout& layout,
+    const std::function<Status(const WeightBlock& block, const std::optional<TensorSlice>& slice)>&
+        fn) {
+  if (layout.parts.empty()) {
+    for (const WeightBlock& block : layout.blocks) ESP_RETURN_IF_ERROR(fn(block, std::nullopt));
+    return Status();
+  }
+  for (const VectorLayout::Part& part : layout.parts) {
+    int64_t block_begin = 0;
+    for (const WeightBlock& block : layout.blocks) {
+      const int64_t begin = std::max(part.first, block_begin);
+      const int64_t end = std::min(part.first + part.count, block_begin + block.rows);
+      if (begin < end) {
+        ESP_RETURN_IF_ERROR(fn(
+            block,
+            TensorSlice{.rows = 1, .first_column = begin - block_begin, .columns = end - begin}));
+      }
+      block_begin += block.rows;
+    }
   }
   return Status();
 }
 
 Status WeightPlacer::vector(const VectorLayout& layout, CudaWeight& out) {
   if (layout.empty()) return Status();
-  std::byte* data = stack(1, layout.size(), 1, out);
+  std::byte* data = stack(1, layout.local_size(), 1, out);
   out.group_stride = 0;
   return blocks(layout, data);
 }
@@ -238,27 +264,31 @@ std::byte* WeightPlacer::stack(int64_t count, int64_t rows, int64_t columns, Cud
 
 Status WeightPlacer::floats(const VectorLayout& layout, CudaWeight& out) {
   if (layout.empty()) return Status();
-  return floats_of(layout.blocks.front().name, layout.size(), 1, true, out);
+  auto* data = arena_.take<float>(layout.local_size());
+  out = {.data = data,
+         .in_features = 1,
+         .out_features = static_cast<int32_t>(layout.local_size()),
+         .format = {.type = DType::kFloat32}};
+  return each_run(layout, [&](const WeightBlock& block, const std::optional<TensorSlice>& slice) {
+    float* to = data;
+    if (data != nullptr) data += slice ? slice->columns : block.rows;
+    if (loader_ == nullptr) return Status();
+    return loader_->put({block.name, {block.rows}, slice}, DType::kFloat32,
+                        reinterpret_cast<std::byte*>(to));
+  });
 }
 
 Status WeightPlacer::float_matrix(const MatrixLayout& layout, CudaWeight& out) {
   if (layout.empty()) return Status();
   ESP_RETURN_IF_ERROR(check_whole(layout));
-  return floats_of(layout.blocks.front().name, layout.out_features(), layout.in_features, false,
-                   out);
-}
-
-Status WeightPlacer::floats_of(const std::string& name, int64_t rows, int64_t columns,
-                               bool is_vector, CudaWeight& out) {
+  const int64_t rows = layout.out_features(), columns = layout.in_features;
   auto* data = arena_.take<float>(rows * columns);
   out = {.data = data,
          .in_features = static_cast<int32_t>(columns),
          .out_features = static_cast<int32_t>(rows),
          .format = {.type = DType::kFloat32}};
   if (loader_ == nullptr) return Status();
-  std::vector<int64_t> shape = {rows};
-  if (!is_vector) shape.push_back(columns);
-  return loader_->put({name, std::move(shape), std::nullopt}, DType::kFloat32,
+  return loader_->put({layout.blocks.front().name, {rows, columns}, std::nullopt}, DType::kFloat32,
                       reinterpret_cast<std::byte*>(data));
 }
 

@@ -9,6 +9,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <span>
 #include <string>
@@ -114,8 +115,9 @@ class WeightPlacer {
   Status rows(const MatrixStack& stack, std::byte* data);
   Status transposed(const MatrixStack& stack, std::byte* data);
   Status mxfp4(const MatrixStack& stack, std::byte* data);
-  Status floats_of(const std::string& name, int64_t rows, int64_t columns, bool is_vector,
-                   CudaWeight& out);
+  static Status each_run(const VectorLayout& layout,
+                         const std::function<Status(const WeightBlock& block,
+                                                    const std::optional<TensorSlice>& slice)>& fn);
   Status put(const std::string& name, std::vector<int64_t> shape,
              const std::optional<TensorSlice>& slice, std::byte* data);
   kernels::cuda::RelayoutArgs relayout_of(const MatrixStack& stack, std::byte* to) const;

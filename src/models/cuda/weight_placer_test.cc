@@ -306,5 +306,24 @@ TEST_F(PlacedMatrix, WithoutALoaderIsMeasuredAlike) {
   EXPECT_EQ(measured.used_bytes(), arena_.used_bytes());
 }
 
+// A rank's biases: runs of the blocks' elements, in order, across the blocks' ends.
+TEST_F(PlacedMatrix, VectorsHaveTheirParts) {
+  const VectorLayout whole{.blocks = {{"a.weight", 6}, {"b.weight", 4}}};
+  VectorLayout parts = whole;
+  parts.parts = {{1, 2}, {5, 3}, {9, 1}};
+  const auto placed = [&](const VectorLayout& layout, auto method) {
+    arena_ = cuda::Arena(memory_.data());
+    placer_.emplace(DType::kFloat32, WeightPlacer::Rounding{}, arena_, staging_, &loader_);
+    CudaWeight out;
+    EXPECT_TRUE(((*placer_).*method)(layout, out).ok());
+    const auto* data = static_cast<const float*>(out.data);
+    return std::vector<float>(data, data + out.out_features);
+  };
+  for (const auto method : {&WeightPlacer::vector, &WeightPlacer::floats}) {
+    EXPECT_THAT(placed(whole, method), ElementsAre(0, 1, 2, 3, 4, 5, 100, 101, 102, 103));
+    EXPECT_THAT(placed(parts, method), ElementsAre(1, 2, 5, 100, 101, 103));
+  }
+}
+
 }  // namespace
 }  // namespace espalier

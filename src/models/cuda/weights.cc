@@ -81,7 +81,6 @@ class ModelPlacer {
   // kv_b, [heads, nope + value, rank], stays as it is for the values of the heads; its keys' part
   // is transposed once, to [heads, rank, nope].
   Status absorbed(int32_t heads, const LatentSpec& spec, const MatrixLayout& layout) {
-    ESP_RETURN_IF_ERROR(check_whole(layout));
     const int64_t rows = int64_t{spec.nope_dim} + spec.value_dim;
     CudaWeight& values = at(WeightKind::kLatentToValue);
     std::byte* kv_b = placer_.stack(heads, rows, spec.rank, values);
@@ -121,10 +120,10 @@ class ModelPlacer {
     ESP_RETURN_IF_ERROR(expert_matrices(downs, WeightKind::kExpertDown, e4m3));
     std::byte *gate_up_bias = nullptr, *down_bias = nullptr;
     if (of.expert.bias) {
-      gate_up_bias = placer_.stack(count, experts[0].gate_up_bias.size(), 1,
+      gate_up_bias = placer_.stack(count, experts[0].gate_up_bias.local_size(), 1,
                                    at(WeightKind::kExpertGateUpBias));
-      down_bias =
-          placer_.stack(count, experts[0].down_bias.size(), 1, at(WeightKind::kExpertDownBias));
+      down_bias = placer_.stack(count, experts[0].down_bias.local_size(), 1,
+                                at(WeightKind::kExpertDownBias));
     }
     for (const MlpLayout& expert : experts) {
       ESP_RETURN_IF_ERROR(placer_.blocks(expert.gate_up_bias, gate_up_bias));
@@ -148,6 +147,12 @@ class ModelPlacer {
 
   // One tensor for all experts.
   Status fused_experts(const ExpertsSpec& of, const ExpertsLayout& layout) {
+    if (!layout.fused_gate_up_shard.whole()) {
+      return error(StatusCode::kUnimplemented,
+                   "'{}' has all experts in one tensor, which GPUs do not divide among them yet; "
+                   "run the model on one GPU, or use --device cpu",
+                   layout.fused_gate_up);
+    }
     const bool mxfp4 = spec_.names.experts == WeightNames::Experts::kFusedMxfp4;
     const StoredForm form = mxfp4 ? StoredForm::kMxfp4 : StoredForm::kTransposed;
     const int64_t ffn = of.expert.intermediate_size, hidden = spec_.hidden_size;

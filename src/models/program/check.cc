@@ -28,9 +28,10 @@ Arity arity_of(OpKind kind) {
     case OpKind::kActivation:
     case OpKind::kPool:
     case OpKind::kRelu:
-    case OpKind::kAllReduce:
     case OpKind::kAllGather:
       return {1, 1, 1, 1};
+    case OpKind::kAllReduce:  // the second output: see fuse_all_reduce
+      return {1, 2, 1, 2};
     case OpKind::kMatmul:  // the second output: see fuse_norm
       return {1, 2, 1, 2};
     case OpKind::kMoeBlock:  // the other outputs: see Alternative
@@ -172,8 +173,9 @@ class Checker {
       case OpKind::kSoftcap:
       case OpKind::kRelu:
       case OpKind::kPool:
-      case OpKind::kAllReduce:
         return expect(op.outputs[0], op.inputs[0].columns);
+      case OpKind::kAllReduce:
+        return check_all_reduce(op);
       case OpKind::kResidualAdd:
       case OpKind::kGatedAdd:
         ESP_RETURN_IF_ERROR(expect(op.inputs[1], op.inputs[0].columns));
@@ -192,6 +194,19 @@ class Checker {
       default:
         return Status();
     }
+  }
+
+  Status check_all_reduce(const Op& op) const {
+    const auto& a = op.as<AllReduce>();
+    if (a.residual != (op.inputs.size() == 2)) return refuse("a residual without its input");
+    if (a.norm.has_value() != (op.outputs.size() == 2) || (a.norm && !a.residual)) {
+      return refuse("a norm without a residual or its output");
+    }
+    if (op.outputs[0] != op.inputs.back()) return refuse("the sum is not in place");
+    for (const Operand& output : op.outputs) {
+      ESP_RETURN_IF_ERROR(expect(output, op.inputs[0].columns));
+    }
+    return expect(op.inputs.back(), op.inputs[0].columns);
   }
 
   Status check_matmul(const Op& op) const {

@@ -249,6 +249,7 @@ Program gpu_passes(Program program) {
   });
   program = attend_new_tokens(fuse_qk_rope_append(fuse_moe_combine(std::move(program))));
   program = drop_unwanted_rows(fuse_residual(std::move(program)), Selection::kAfterAttention);
+  program = fuse_all_reduce(std::move(program));
   program = fuse_norm(std::move(program), [](const Norm& norm, const Matmul& matmul) {
     // The norm of the queries' latent is in place; its GEMM takes the library's kernels.
     return norm.spec.kind == NormSpec::Kind::kRms && matmul.weight.kind != WeightKind::kLatentQ;

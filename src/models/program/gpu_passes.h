@@ -10,9 +10,9 @@
 
 namespace espalier::program {
 
-// What a GPU runs of a lowered program: SiLU, residuals and RMS norms in GEMMs, norms of heads with
-// rope and the append in one kernel, the combination of experts with what is added to it, unwanted
-// rows dropped behind attention, and the launch policy.
+// What a GPU runs of a lowered program: SiLU, residuals and RMS norms in GEMMs or in sums over
+// ranks, norms of heads with rope and the append in one kernel, the combination of experts with
+// what is added to it, unwanted rows dropped behind attention, and the launch policy.
 Program gpu_passes(Program program);
 
 // An operation that computes what the operations [first, last) of a program compute, where its

@@ -80,8 +80,11 @@ class SumInserter {
     for (const Operand& input : op.inputs) {
       const auto found = std::ranges::find(partial_, input);
       if (found == partial_.end()) continue;
-      ops.push_back(
-          Op{.kind = OpKind::kAllReduce, .layer = op.layer, .inputs = {input}, .outputs = {input}});
+      ops.push_back(Op{.kind = OpKind::kAllReduce,
+                       .layer = op.layer,
+                       .inputs = {input},
+                       .outputs = {input},
+                       .attributes = AllReduce{}});
       partial_.erase(found);
     }
   }
@@ -162,8 +165,10 @@ Program divide_vocabulary(Program program, const DecoderSpec& spec, const Ranks&
   const auto embed = std::ranges::find(program.ops, OpKind::kEmbed, &Op::kind);
   embed->attributes = VocabularyPart{static_cast<int32_t>(ranks.begin(spec.vocab_size)), count};
   const Operand hidden = embed->outputs[0];
-  program.ops.insert(embed + 1,
-                     Op{.kind = OpKind::kAllReduce, .inputs = {hidden}, .outputs = {hidden}});
+  program.ops.insert(embed + 1, Op{.kind = OpKind::kAllReduce,
+                                   .inputs = {hidden},
+                                   .outputs = {hidden},
+                                   .attributes = AllReduce{}});
   if (spec.pooling) return program;
   const auto is_head = [](const Op& op) {
     return op.kind == OpKind::kMatmul && op.as<Matmul>().weight.kind == WeightKind::kHead;
@@ -234,11 +239,11 @@ bool divides_vocabulary(const DecoderSpec& spec, const Ranks& ranks) {
   return !ranks.single() && spec.vocab_size % ranks.num_ranks == 0;
 }
 
-Program partition(const DecoderSpec& spec, const Ranks& ranks) {
+Program partition(const DecoderSpec& spec, const Ranks& ranks, RankPages pages) {
   if (ranks.single()) return lower(spec);
   Program program = SumInserter(lower(local_spec(spec, ranks)), ranks).run();
   program = gather_norms(std::move(program), spec, ranks);
-  program = share_pages(std::move(program), spec, ranks);
+  if (pages == RankPages::kShared) program = share_pages(std::move(program), spec, ranks);
   if (!divides_vocabulary(spec, ranks)) return program;
   return divide_vocabulary(std::move(program), spec, ranks);
 }

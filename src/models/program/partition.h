@@ -6,6 +6,8 @@
 // Pure functions.
 #pragma once
 
+#include <cstdint>
+
 #include "base/status.h"
 #include "models/decoder_spec.h"
 #include "models/program/program.h"
@@ -24,9 +26,15 @@ DecoderSpec local_spec(const DecoderSpec& spec, const Ranks& ranks);
 // Whether embedding and head are divided; else every rank has all of them.
 bool divides_vocabulary(const DecoderSpec& spec, const Ranks& ranks);
 
+// Where keys and values of ranks lie. What several ranks compute (latents, heads that are fewer
+// than ranks) lies once in pages that all share, so one rank writes it and the others wait; or each
+// rank writes its own copy.
+enum class RankPages : uint8_t { kShared, kOwn };
+
 // The program of one rank: the lowered local_spec() with the sums and gathers between the ranks.
 // Biases of what is summed are added by rank 0. REQUIRES: check_partition().
-Program partition(const DecoderSpec& spec, const Ranks& ranks);
+Program partition(const DecoderSpec& spec, const Ranks& ranks,
+                  RankPages pages = RankPages::kShared);
 
 // weight_layout(spec), of each weight the rank's shard. REQUIRES: check_partition().
 WeightLayout partition_weights(const DecoderSpec& spec, const Ranks& ranks);

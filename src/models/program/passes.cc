@@ -113,6 +113,38 @@ bool try_fuse_norm(Program& program, size_t index, const TakesNorm& takes) {
   return true;
 }
 
+bool try_fuse_reduced_residual(Program& program, size_t index) {
+  if (!kinds_are(program, index, {OpKind::kAllReduce, OpKind::kResidualAdd})) return false;
+  Op& op = program.ops[index];
+  const Op& add = program.ops[index + 1];
+  const Operand branch = op.outputs[0];
+  if (add.inputs[1] != branch || add.outputs[0] != add.inputs[0] ||
+      add.as<ResidualAdd>().scale != 1 || op.as<AllReduce>().residual ||
+      is_read_from(program, index + 2, branch)) {
+    return false;
+  }
+  op.as<AllReduce>().residual = true;
+  op.inputs.push_back(add.inputs[0]);
+  op.outputs = {add.outputs[0]};
+  erase(program, index + 1, 1);
+  return true;
+}
+
+void try_fuse_reduced_norm(Program& program, size_t index) {
+  if (!kinds_are(program, index, {OpKind::kAllReduce, OpKind::kNorm, OpKind::kMatmul})) return;
+  Op& op = program.ops[index];
+  const Op& norm = program.ops[index + 1];
+  if (!op.as<AllReduce>().residual || norm.inputs[0] != op.outputs[0] ||
+      norm.as<Norm>().groups != 1 || norm.as<Norm>().spec.kind == NormSpec::Kind::kLayer ||
+      same_storage(program, norm.outputs[0], op.inputs[0]) ||
+      same_storage(program, norm.outputs[0], op.inputs[1])) {
+    return;
+  }
+  op.as<AllReduce>().norm = norm.as<Norm>();
+  op.outputs.push_back(norm.outputs[0]);
+  erase(program, index + 1, 1);
+}
+
 bool is_head_norm(const Op& op, const Operand& q_or_k, int32_t head_dim) {
   return op.kind == OpKind::kNorm && op.outputs[0] == q_or_k &&
          op.inputs[0].columns == op.as<Norm>().groups * head_dim;
@@ -298,6 +330,13 @@ Program fuse_residual(Program program) {
 
 Program fuse_norm(Program program, const TakesNorm& takes) {
   for (size_t i = 0; i < program.ops.size(); ++i) try_fuse_norm(program, i, takes);
+  return program;
+}
+
+Program fuse_all_reduce(Program program) {
+  for (size_t i = 0; i < program.ops.size(); ++i) {
+    if (try_fuse_reduced_residual(program, i)) try_fuse_reduced_norm(program, i);
+  }
   return program;
 }
 

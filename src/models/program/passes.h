@@ -25,6 +25,11 @@ Program fuse_residual(Program program);
 using TakesNorm = std::function<bool(const Norm& norm, const Matmul& matmul)>;
 Program fuse_norm(Program program, const TakesNorm& takes);
 
+// all_reduce, residual_add -> all_reduce that adds its sum to the residual, where that is not
+// scaled; and the RMS norm behind it, where a matmul comes next. A norm in front of a router stays:
+// it begins a block of experts (gpu_passes.h).
+Program fuse_all_reduce(Program program);
+
 // norm of q's heads, norm of k's heads, rope, kv_append -> qk_rope_append; norms over all heads
 // together stay in front.
 Program fuse_qk_rope_append(Program program);

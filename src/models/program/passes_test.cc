@@ -10,7 +10,9 @@
 #include "models/golden.h"
 #include "models/program/check.h"
 #include "models/program/cpu_model.h"
+#include "models/program/gpu_passes.h"
 #include "models/program/lower.h"
+#include "models/program/partition.h"
 #include "models/program/print.h"
 
 namespace espalier::program {
@@ -81,6 +83,59 @@ TEST(Passes, AGpuRunsALayerOfQwenInSixOperations) {
   const Program program = passed_for_gpu(lower_golden("qwen3_head_dim"));
   EXPECT_THAT(kinds_of_layer(program, 0),
               ElementsAre(kMatmul, kQkRopeAppend, kAttention, kMatmul, kMatmul, kMatmul));
+}
+
+Program rank_of_golden(const std::string& name, int32_t rank) {
+  return partition(golden::read(name).spec, {rank, 2}, RankPages::kOwn);
+}
+
+// Two ranks meet at the same operations, whatever biases they add.
+TEST(RanksOnGpus, EveryGoldenIsWellFormedAndRanksMeet) {
+  for (const std::string& name : golden::names()) {
+    const Program first = gpu_passes(rank_of_golden(name, 0));
+    const Program second = gpu_passes(rank_of_golden(name, 1));
+    for (const Program& program : {first, second}) {
+      const Status status = check(program);
+      EXPECT_TRUE(status.ok()) << name << ": " << status.to_string() << "\n" << to_string(program);
+      EXPECT_FALSE(has(program, kBarrier)) << name;
+      EXPECT_TRUE(has(program, kAllReduce)) << name;
+    }
+    ASSERT_EQ(first.ops.size(), second.ops.size()) << name;
+    for (size_t i = 0; i < first.ops.size(); ++i) {
+      const Op &a = first.ops[i], &b = second.ops[i];
+      ASSERT_EQ(a.kind, b.kind) << name << ", operation " << i;
+      if (a.kind != kAllReduce && a.kind != kAllGather) continue;
+      EXPECT_EQ(a.inputs, b.inputs) << name << ", operation " << i;
+      EXPECT_EQ(a.outputs, b.outputs) << name << ", operation " << i;
+    }
+    // What remains in front of a router begins a block of experts on one GPU and on several.
+    const auto blocks = [](const Program& program) {
+      return std::ranges::count_if(find_alternatives(program),
+                                   [](const Alternative& a) { return a.op.kind == kMoeBlock; });
+    };
+    EXPECT_EQ(blocks(first), blocks(gpu_passes(lower_golden(name)))) << name;
+  }
+}
+
+TEST(FuseAllReduce, TakesTheResidualAndTheNormBehindIt) {
+  const Program program = gpu_passes(rank_of_golden("llama_tied_llama3", 0));
+  EXPECT_THAT(kinds_of_layer(program, 0), ElementsAre(kMatmul, kQkRopeAppend, kAttention, kMatmul,
+                                                      kAllReduce, kMatmul, kMatmul, kAllReduce));
+  int residuals = 0, norms = 0;
+  for (const Op& op : program.ops) {
+    if (op.kind != kAllReduce) continue;
+    residuals += op.as<AllReduce>().residual ? 1 : 0;
+    norms += op.as<AllReduce>().norm ? 1 : 0;
+  }
+  const int layers = last_layer(program) + 1;
+  EXPECT_EQ(residuals, 2 * layers);
+  EXPECT_EQ(norms, 2 * layers - 1);  // the last norm is of the rows whose logits are wanted
+}
+
+TEST(FuseAllReduce, LeavesScaledSumsAndNormedBranches) {
+  for (const char* name : {"granite", "gemma2"}) {
+    EXPECT_TRUE(has(fuse_all_reduce(rank_of_golden(name, 0)), kResidualAdd)) << name;
+  }
 }
 
 TEST(FuseActivation, LeavesAGemmThatTheBackEndRefuses) {

@@ -99,6 +99,10 @@ class Writer {
   void operator()(const ResidualAdd& a) {
     if (a.scale != 1) put("scale", a.scale);
   }
+  void operator()(const AllReduce& a) {
+    if (a.residual) put("residual", true);
+    if (a.norm) put("norm", norm_name(a.norm->spec));
+  }
   void operator()(const MoeRoute& a) {
     put("experts", a.router.num_experts);
     put("top_k", a.router.top_k);

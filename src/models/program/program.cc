@@ -66,6 +66,7 @@ class WeightCollector {
   void operator()(const Pool&) {}
   void operator()(const Megakernel&) {}
   void operator()(const Norm& a) { add(a.weight); }
+  void operator()(const AllReduce& a) { add(a.norm); }
   void operator()(const HeadMatmul& a) { add(a.weight); }
   void operator()(const Attention& a) { add(a.sinks); }
   void operator()(const LatentPrefill& a) { add(a.weight); }

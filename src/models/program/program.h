@@ -86,7 +86,7 @@ enum class OpKind : uint8_t {
   kPool,           // x -> y: one row of each text
   kRelu,           // x -> x
   // Where several ranks have a part of the model each.
-  kAllReduce,  // x -> x: the sum of all ranks' x
+  kAllReduce,  // x, [residual] -> x, or residual + x, [norm of that]; x: the sum of all ranks' x
   kAllGather,  // x -> y: all ranks' columns side by side
   kBarrier,    // x -> : what all ranks wrote to pages can be read; x says which rows there are
   // What passes make of several of those above.
@@ -182,6 +182,13 @@ struct ResidualAdd {
   float scale = 1;
 };
 
+struct AllReduce {
+  // Fused by passes. With a residual the first output is the second input, changed in place; with
+  // a norm the second output is the norm of that.
+  bool residual = false;
+  std::optional<Norm> norm;
+};
+
 struct MoeRoute {
   kernels::RouterSpec router;
   WeightId weight, bias, correction;
@@ -245,10 +252,10 @@ struct Megakernel {
   int32_t num_layers = 0;
 };
 
-using Attributes =
-    std::variant<std::monostate, VocabularyPart, Scale, Softcap, Norm, Activation, Matmul,
-                 HeadMatmul, HeadCopy, Rope, KvAppend, Attention, ResidualAdd, MoeRoute, MoeMatmul,
-                 MoeCombine, Pool, QkRopeAppend, MoeExperts, MoeBlock, LatentPrefill, Megakernel>;
+using Attributes = std::variant<std::monostate, VocabularyPart, Scale, Softcap, Norm, Activation,
+                                Matmul, HeadMatmul, HeadCopy, Rope, KvAppend, Attention,
+                                ResidualAdd, AllReduce, MoeRoute, MoeMatmul, MoeCombine, Pool,
+                                QkRopeAppend, MoeExperts, MoeBlock, LatentPrefill, Megakernel>;
 
 struct Op {
   OpKind kind = OpKind::kEmbed;
