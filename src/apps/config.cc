@@ -324,9 +324,10 @@ void add_system_rows(SettingTable& table, EngineConfig& engine) {
                               "threads that compute; more than processors are not taken"),
                 "one a processor");
   table
-      .integer("tp-size", engine.tp_size, 1, 1024,
-               "ranks that divide the model among themselves, on the CPU: each has a part of the "
-               "heads, of the features and of the threads")
+      .integer(
+          "tp-size", engine.tp_size, 1, 1024,
+          "ranks that divide the model among themselves: GPUs from --base-gpu-id on, or on the "
+          "CPU parts of the threads; each has a part of the heads and of the features")
       .aliases = {"tensor-parallel-size", "tp"};
   shown_default(table.integer("tokenizer-worker-num", engine.tokenizer_threads, 0, 256,
                               "threads that turn text into tokens"),

@@ -1,11 +1,16 @@
 #include "engine/startup/start_cuda.h"
 
 #include <algorithm>
+#include <numeric>
+#include <utility>
+#include <vector>
 
 #include "base/fatal_exit.h"
 #include "base/log.h"
 #include "engine/executor/cuda/cuda_executor.h"
+#include "engine/executor/cuda/cuda_ranks.h"
 #include "models/model_plan.h"
+#include "tensor/cuda/device.h"
 
 namespace espalier {
 namespace {
@@ -20,6 +25,71 @@ void log_memory(const MemoryPlan& plan, const EngineConfig& config) {
       config.max_total_tokens);
 }
 
+CudaExecutorConfig executor_config(const EngineConfig& sizes) {
+  const int32_t chunk = std::min(sizes.chunked_prefill_size, sizes.max_prefill_tokens);
+  return {.max_slots = sizes.max_running_requests,
+          .max_tokens = chunk + sizes.max_running_requests,
+          .context_length = sizes.context_length,
+          .page_size = sizes.page_size,
+          .graphs = !sizes.disable_cuda_graph,
+          .cascade = !sizes.disable_cascade_attention,
+          .deterministic = sizes.enable_deterministic_inference,
+          // Requests in flight get their errors first.
+          .on_device_lost = end_process_soon};
+}
+
+// Gives the KV cache what is left. local: what one GPU has of the model. Executors of one GPU and
+// of several have the same steps here.
+template <typename AnyExecutor>
+Status fill_memory(AnyExecutor& executor, const EngineConfig& config, const EngineConfig& sizes,
+                   const SystemInfo& system, const ModelInfo& local, KvType type,
+                   StartedExecutor& out) {
+  ESP_ASSIGN_OR_RETURN(const int64_t budget, executor.kv_budget_bytes());
+  SystemInfo left = system;
+  left.available_bytes = budget + local.weight_bytes;
+  EngineConfig user = config;
+  user.random_seed = sizes.random_seed;
+  user.max_running_requests = sizes.max_running_requests;
+  ESP_ASSIGN_OR_RETURN(out.config, resolve(user, local, left));
+  ESP_RETURN_IF_ERROR(executor.allocate_kv(kv_pool_config(out.config, local, type)));
+  log_memory(executor.memory_plan(), out.config);
+  ESP_RETURN_IF_ERROR(executor.warm_up());
+  return executor.finish_loading();
+}
+
+Result<StartedExecutor> start_one(const EngineConfig& config, const SystemInfo& system) {
+  const ModelLoadOptions options = model_load_options(config);
+  ESP_ASSIGN_OR_RETURN(ModelPlan plan, plan_model(options));
+  ESP_ASSIGN_OR_RETURN(auto model, CudaDecoder::begin_load(std::move(plan), options));
+  StartedExecutor out{.info = model->info()};
+  ESP_ASSIGN_OR_RETURN(const KvType type, resolve_kv_type(config, out.info));
+  ESP_RETURN_IF_ERROR(model->set_kv_type(type));
+  // What does not depend on memory; the KV cache's size follows from what is then left.
+  ESP_ASSIGN_OR_RETURN(const EngineConfig sizes, resolve(config, out.info, system));
+  ESP_ASSIGN_OR_RETURN(auto executor,
+                       CudaExecutor::create(std::move(model), executor_config(sizes)));
+  ESP_RETURN_IF_ERROR(fill_memory(*executor, config, sizes, system, out.info, type, out));
+  out.executor = std::move(executor);
+  return out;
+}
+
+// On the GPUs from the open one on.
+Result<StartedExecutor> start_ranks(const EngineConfig& config, const SystemInfo& system) {
+  const ModelLoadOptions options = model_load_options(config);
+  ESP_ASSIGN_OR_RETURN(const ModelPlan plan, plan_model(options));
+  std::vector<int32_t> devices(static_cast<size_t>(config.tp_size));
+  std::iota(devices.begin(), devices.end(), cuda::current_device());
+  ESP_ASSIGN_OR_RETURN(auto ranks, CudaRanks::begin_load(plan, options, devices));
+  StartedExecutor out{.info = ranks->info()};
+  ESP_ASSIGN_OR_RETURN(const KvType type, resolve_kv_type(config, out.info));
+  ESP_RETURN_IF_ERROR(ranks->set_kv_type(type));
+  ESP_ASSIGN_OR_RETURN(const EngineConfig sizes, resolve(config, ranks->rank_info(), system));
+  ESP_RETURN_IF_ERROR(ranks->reserve(executor_config(sizes)));
+  ESP_RETURN_IF_ERROR(fill_memory(*ranks, config, sizes, system, ranks->rank_info(), type, out));
+  out.executor = std::move(ranks);
+  return out;
+}
+
 }  // namespace
 
 Result<StartedExecutor> start_cuda_executor(const EngineConfig& config, const SystemInfo& system) {
@@ -29,51 +99,12 @@ Result<StartedExecutor> start_cuda_executor(const EngineConfig& config, const Sy
                       "--device cpu",
                       config.dtype));
   }
-  if (config.tp_size > 1) {
-    return fail(error(StatusCode::kUnimplemented,
-                      "tp_size is {}, but one GPU computes a model for now; leave it out, or use "
-                      "--device cpu",
-                      config.tp_size));
-  }
   if (config.enable_lora) {
     return fail(error(StatusCode::kUnimplemented,
                       "adapters are computed on the CPU alone for now; leave --enable-lora and "
                       "--lora-paths out, or use --device cpu"));
   }
-  const ModelLoadOptions options = model_load_options(config);
-  ESP_ASSIGN_OR_RETURN(ModelPlan plan, plan_model(options));
-  ESP_ASSIGN_OR_RETURN(auto model, CudaDecoder::begin_load(std::move(plan), options));
-  StartedExecutor out{.info = model->info()};
-  ESP_ASSIGN_OR_RETURN(const KvType type, resolve_kv_type(config, out.info));
-  ESP_RETURN_IF_ERROR(model->set_kv_type(type));
-  // What does not depend on memory; the KV cache's size follows from what is then left.
-  ESP_ASSIGN_OR_RETURN(const EngineConfig sizes, resolve(config, out.info, system));
-  const int32_t chunk = std::min(sizes.chunked_prefill_size, sizes.max_prefill_tokens);
-  ESP_ASSIGN_OR_RETURN(
-      auto executor,
-      CudaExecutor::create(std::move(model), {.max_slots = sizes.max_running_requests,
-                                              .max_tokens = chunk + sizes.max_running_requests,
-                                              .context_length = sizes.context_length,
-                                              .page_size = sizes.page_size,
-                                              .graphs = !sizes.disable_cuda_graph,
-                                              .cascade = !sizes.disable_cascade_attention,
-                                              .deterministic = sizes.enable_deterministic_inference,
-
-                                              // Requests in flight get their errors first.
-                                              .on_device_lost = end_process_soon}));
-  ESP_ASSIGN_OR_RETURN(const int64_t budget, executor->kv_budget_bytes());
-  SystemInfo left = system;
-  left.available_bytes = budget + out.info.weight_bytes;
-  EngineConfig user = config;
-  user.random_seed = sizes.random_seed;
-  user.max_running_requests = sizes.max_running_requests;
-  ESP_ASSIGN_OR_RETURN(out.config, resolve(user, out.info, left));
-  ESP_RETURN_IF_ERROR(executor->allocate_kv(kv_pool_config(out.config, out.info, type)));
-  log_memory(executor->memory_plan(), out.config);
-  ESP_RETURN_IF_ERROR(executor->warm_up());
-  ESP_RETURN_IF_ERROR(executor->finish_loading());
-  out.executor = std::move(executor);
-  return out;
+  return config.tp_size > 1 ? start_ranks(config, system) : start_one(config, system);
 }
 
 }  // namespace espalier

@@ -45,6 +45,7 @@ class DevicePlanes final : public KvPlanes {
 
 CudaExecutor::CudaExecutor(std::unique_ptr<CudaDecoder> model, const CudaExecutorConfig& config)
     : config_(config),
+      samples_(config.collective == nullptr || config.collective->ranks().rank == 0),
       model_(std::move(model)),
       limits_{
           .max_slots = config.max_slots,
@@ -84,11 +85,13 @@ Status CudaExecutor::allocate() {
                        kc::sample_workspace_bytes(config_.max_slots, vocab_size));
   arrays_.workspace_bytes = static_cast<int64_t>(workspace);
   cuda::Arena measured;
-  arrays_.lay_out(measured, limits_, model_->logits_stride());
+  const int64_t logits_stride = samples_ ? model_->logits_stride() : 0;
+  arrays_.lay_out(measured, limits_, logits_stride);
   ESP_ASSIGN_OR_RETURN(block_,
                        cuda::DeviceBuffer::allocate(measured.used_bytes(), "logits and results"));
   cuda::Arena arena(block_.data());
-  arrays_.lay_out(arena, limits_, model_->logits_stride());
+  arrays_.lay_out(arena, limits_, logits_stride);
+  if (!samples_) arrays_.logits = nullptr;
   ESP_RETURN_IF_ERROR(model_->tune(arrays_.logits, stream_));
   for (Place& place : places_) ESP_RETURN_IF_ERROR(allocate_place(place));
   ESP_RETURN_IF_ERROR(stream_.synchronize());
@@ -183,8 +186,10 @@ Status CudaExecutor::enqueue(Place& p) {
   ESP_CHECK(kv_ != nullptr, "allocate_kv comes before the first step");
   ESP_RETURN_IF_ERROR(cuda::use_device(model_->device()));
   ESP_RETURN_IF_ERROR(p.started.record(stream_));
-  for (const SlotInit& init : batch.slot_inits) ESP_RETURN_IF_ERROR(slots_->init(init, stream_));
-  p.logprobs = plan_logprobs(batch, *slots_, limits_, p.refused);
+  if (samples_) {
+    for (const SlotInit& init : batch.slot_inits) ESP_RETURN_IF_ERROR(slots_->init(init, stream_));
+    p.logprobs = plan_logprobs(batch, *slots_, limits_, p.refused);
+  }
   p.num_samples = 0;
   for (const BatchEntry& entry : batch.entries) p.num_samples += entry.sample ? 1 : 0;
   ESP_ASSIGN_OR_RETURN(p.packed, packer_->pack(batch, p.host, config_.graphs));
@@ -194,14 +199,12 @@ Status CudaExecutor::enqueue(Place& p) {
     ESP_RETURN_IF_ERROR(cuda::copy_to_device(arrays_.wanted_ids, p.logprobs.wanted_ids.data(),
                                              std::ssize(p.logprobs.wanted_ids) * 4, stream_));
   }
-  if (p.packed.num_tokens > 0) ESP_RETURN_IF_ERROR(enqueue_forward(p));
+  if (p.packed.num_tokens > 0) {
+    const cuda::Range range(p.packed.decode ? "decode" : "prefill");
+    ESP_RETURN_IF_ERROR(p.packed.decode ? run_decode(p.packed) : run_any(p));
+  }
   // Masks come when the tokens before them are known; their step is sampled then.
-  return p.packed.num_masked > 0 ? Status() : enqueue_sampling(p);
-}
-
-Status CudaExecutor::enqueue_forward(Place& p) {
-  const cuda::Range range(p.packed.decode ? "decode" : "prefill");
-  return p.packed.decode ? run_decode(p.packed) : run_any(p);
+  return samples_ && p.packed.num_masked > 0 ? Status() : enqueue_sampling(p);
 }
 
 // A size that comes for the first time runs as it is, which also loads its kernels; the second time
@@ -241,6 +244,7 @@ Status CudaExecutor::enqueue_input_logprobs(Place& p) {
   for (int32_t first = 0; first < p.packed.num_input_rows; first += config_.max_slots) {
     const int32_t rows = std::min(config_.max_slots, p.packed.num_input_rows - first);
     ESP_RETURN_IF_ERROR(model_->logits(p.num_samples + first, rows, arrays_.logits, stream_));
+    if (!samples_) continue;
     ESP_RETURN_IF_ERROR(enqueue_logprobs(p, p.num_samples + first,
                                          {.rows = rows,
                                           .targets = device.targets + first,
@@ -267,8 +271,21 @@ Status CudaExecutor::enqueue_logprobs(Place& p, int32_t first_row, kc::LogprobAr
   return kc::logprobs(args, {.stream = stream_.get()});
 }
 
+// The next step of every rank begins with the tokens that rank 0 has sampled.
 Status CudaExecutor::enqueue_sampling(Place& p) {
   const cuda::Range range("sample");
+  if (samples_) ESP_RETURN_IF_ERROR(enqueue_samples(p));
+  if (config_.collective != nullptr) {
+    ESP_RETURN_IF_ERROR(config_.collective->share_tokens({.row_slots = packer_->device().row_slots,
+                                                          .rows = p.num_samples,
+                                                          .slot_tokens = slots_->tokens()},
+                                                         {.stream = stream_.get()}));
+  }
+  if (samples_) ESP_RETURN_IF_ERROR(copy_results(p));
+  return p.done.record(stream_);
+}
+
+Status CudaExecutor::enqueue_samples(Place& p) {
   if (p.num_samples > 0) {
     const StepArrays& device = packer_->device();
     const bool masked = p.packed.num_masked > 0;
@@ -298,8 +315,7 @@ Status CudaExecutor::enqueue_sampling(Place& p) {
                                             .sampled = sample}));
     }
   }
-  ESP_RETURN_IF_ERROR(copy_results(p));
-  return p.done.record(stream_);
+  return Status();
 }
 
 Status CudaExecutor::copy_results(Place& p) {
@@ -373,11 +389,21 @@ const StepResult& CudaExecutor::wait(uint64_t step) {
     }
     return p.result;
   }
+  if (!samples_) return p.result;
   const cuda::Range range("results");
   const auto seconds = p.done.seconds_since(p.started);
   p.result.forward_seconds = seconds ? *seconds : 0;
   read_results(*p.batch, *slots_, p.logprobs, p.results, p.refused, p.result);
   return p.result;
+}
+
+Result<bool> CudaExecutor::is_done(uint64_t step) {
+  Place& p = place(step);
+  ESP_RETURN_IF_ERROR(p.status);
+  Result<bool> done = p.done.is_done();
+  if (!done) p.status = lose_device(done.error());
+  ESP_RETURN_IF_ERROR(p.status);
+  return done;
 }
 
 // In the stream's order: behind the steps in flight, in front of those to come.

@@ -19,6 +19,7 @@
 #include "engine/executor/cuda/step_block.h"
 #include "engine/executor/cuda/step_results.h"
 #include "engine/executor/executor.h"
+#include "kernels/collective/cuda.h"
 #include "kernels/sampling/cuda.h"
 #include "models/cuda/decoder.h"
 #include "tensor/cuda/memory.h"
@@ -42,6 +43,10 @@ struct CudaExecutorConfig {
   // Results depend on the request alone, bit for bit (CudaDecoder::set_deterministic): no cascade,
   // no megakernel.
   bool deterministic = false;
+  // Not null: the model is one rank's part (CudaDecoder::begin_load), and this executor runs the
+  // same steps as those of the other ranks. Rank 0 samples; the others get its tokens, and their
+  // results have none. Borrowed.
+  kernels::cuda::DeviceCollective* collective = nullptr;
   // Called once, from wait(), when the device has failed: every step from then on fails with this
   // status. Null: it is logged.
   std::function<void(const Status&)> on_device_lost;
@@ -70,6 +75,8 @@ class CudaExecutor final : public Executor {
   void launch(const ForwardBatch& batch) override;
   void provide_masks(uint64_t step, const MaskView& masks) override;
   const StepResult& wait(uint64_t step) override;
+  // Whether wait() would return at once, or what failed.
+  Result<bool> is_done(uint64_t step);
   Status copy_pages(std::span<const PageId> from, std::span<const PageId> to) override;
 
   // So far. A capture is counted when it is made, a replay each time.
@@ -105,17 +112,18 @@ class CudaExecutor final : public Executor {
   Place& place(uint64_t step) { return places_[step % kPlaces]; }
 
   Status enqueue(Place& place);
-  Status enqueue_forward(Place& place);
   Status run_decode(const PackedStep& packed);
   Status run_any(Place& place);
   Status enqueue_input_logprobs(Place& place);
   Status enqueue_sampling(Place& place);
+  Status enqueue_samples(Place& place);
   Status enqueue_logprobs(Place& place, int32_t first_row, kernels::cuda::LogprobArgs args);
   Status copy_results(Place& place);
   Status copy_masks(Place& place, const MaskView& masks);
   Status lose_device(const Status& status);
 
   const CudaExecutorConfig config_;
+  const bool samples_;  // no rank, or rank 0
   const std::unique_ptr<CudaDecoder> model_;
   StepLimits limits_;
   cuda::Stream stream_;

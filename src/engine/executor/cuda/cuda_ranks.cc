@@ -1,0 +1,204 @@
+#include "engine/executor/cuda/cuda_ranks.h"
+
+#include <algorithm>
+#include <mutex>
+#include <string>
+#include <utility>
+
+#include "base/check.h"
+#include "base/log.h"
+#include "tensor/cuda/device.h"
+
+namespace espalier {
+namespace {
+
+namespace kc = kernels::cuda;
+
+constexpr int32_t kSlotsMax = 1 << 16;
+constexpr int kPollsBetween = 64;  // of rank 0, between two looks at the other ranks
+
+Status check_devices(const std::vector<int32_t>& devices) {
+  const int32_t count = cuda::count_devices();
+  if (devices.back() < count) return Status();
+  return invalid_argument(
+      "tp_size is {}, which takes the GPUs {} to {}, but this system has {}; choose a smaller "
+      "--tp-size or another --base-gpu-id",
+      devices.size(), devices.front(), devices.back(), count);
+}
+
+}  // namespace
+
+CudaRanks::CudaRanks(const std::vector<int32_t>& devices)
+    : devices_(devices),
+      models_(devices.size()),
+      executors_(devices.size()),
+      threads_(static_cast<int32_t>(devices.size())) {}
+
+// What waits for a rank that will not come has to end first.
+CudaRanks::~CudaRanks() {
+  if (!lost_.ok()) group_->stop();
+}
+
+Status CudaRanks::each(std::string_view what, const std::function<Status(int32_t)>& fn) {
+  std::mutex mutex;
+  Status first;
+  threads_.run([&](int32_t rank) {
+    Status status = cuda::use_device(devices_[static_cast<size_t>(rank)]);
+    if (status.ok()) status = fn(rank);
+    if (status.ok()) return;
+    const std::lock_guard lock(mutex);
+    if (first.ok()) first = status.with_context(fmt::format("rank {}: {}", rank, what));
+  });
+  return first;
+}
+
+Result<std::unique_ptr<CudaRanks>> CudaRanks::begin_load(const ModelPlan& plan,
+                                                         const ModelLoadOptions& options,
+                                                         const std::vector<int32_t>& devices) {
+  ESP_RETURN_IF_ERROR(check_devices(devices));
+  std::unique_ptr<CudaRanks> out(new CudaRanks(devices));
+  ESP_RETURN_IF_ERROR(out->each("open the GPU", [&](int32_t rank) -> Status {
+    const auto info = cuda::open_device(devices[static_cast<size_t>(rank)]);
+    return info ? Status() : info.error();
+  }));
+  ESP_ASSIGN_OR_RETURN(out->group_,
+                       kc::DeviceGroup::create({.devices = devices, .tokens_max = kSlotsMax}));
+  ESP_RETURN_IF_ERROR(out->each("load the model", [&](int32_t rank) -> Status {
+    auto model = CudaDecoder::begin_load(plan, options, {}, {&out->group_->rank(rank)});
+    if (!model) return model.error();
+    out->models_[static_cast<size_t>(rank)] = *std::move(model);
+    return Status();
+  }));
+  out->info_ = describe_model(plan.spec);
+  out->rank_info_ = out->models_.front()->info();
+  for (const auto& model : out->models_) {
+    const int64_t bytes = model->info().weight_bytes;
+    out->info_.weight_bytes += bytes;
+    out->rank_info_.weight_bytes = std::max(out->rank_info_.weight_bytes, bytes);
+  }
+  log_info("ranks={} devices={}-{} collectives=\"peer access\" messages_mib={:.1f}", devices.size(),
+           devices.front(), devices.back(),
+           static_cast<double>(out->group_->device_bytes()) / (1 << 20));
+  return out;
+}
+
+Status CudaRanks::set_kv_type(KvType type) {
+  for (const auto& model : models_) ESP_RETURN_IF_ERROR(model->set_kv_type(type));
+  return Status();
+}
+
+Status CudaRanks::reserve(const CudaExecutorConfig& config) {
+  if (config.max_slots > kSlotsMax) {
+    return invalid_argument("max_running_requests is {}, but several GPUs take at most {}",
+                            config.max_slots, kSlotsMax);
+  }
+  on_device_lost_ = config.on_device_lost;
+  ESP_RETURN_IF_ERROR(each("take memory", [&](int32_t rank) -> Status {
+    CudaExecutorConfig own = config;
+    own.collective = &group_->rank(rank);
+    own.on_device_lost = [this](const Status&) { group_->stop(); };
+    const auto at = static_cast<size_t>(rank);
+    auto executor = CudaExecutor::create(std::move(models_[at]), own);
+    if (!executor) return executor.error();
+    executors_[at] = *std::move(executor);
+    return Status();
+  }));
+  return group_->connect();
+}
+
+Result<int64_t> CudaRanks::kv_budget_bytes() {
+  std::vector<int64_t> budgets(executors_.size());
+  ESP_RETURN_IF_ERROR(each("measure memory", [&](int32_t rank) -> Status {
+    const auto budget = executor(rank).kv_budget_bytes();
+    if (!budget) return budget.error();
+    budgets[static_cast<size_t>(rank)] = *budget;
+    return Status();
+  }));
+  return *std::ranges::min_element(budgets);
+}
+
+Status CudaRanks::allocate_kv(const KvPoolConfig& config) {
+  return each("keys and values", [&](int32_t rank) { return executor(rank).allocate_kv(config); });
+}
+
+Status CudaRanks::warm_up() {
+  return each("warm up", [&](int32_t rank) { return executor(rank).warm_up(); });
+}
+
+Status CudaRanks::finish_loading() {
+  return each("load the model", [&](int32_t rank) { return executor(rank).finish_loading(); });
+}
+
+void CudaRanks::launch(const ForwardBatch& batch) {
+  in_flight_[batch.step % Executor::kMaxInFlight] = &batch;
+  if (!lost_.ok()) return;
+  threads_.run([&](int32_t rank) { executor(rank).launch(batch); });
+}
+
+void CudaRanks::provide_masks(uint64_t step, const MaskView& masks) {
+  if (lost_.ok()) executor(0).provide_masks(step, masks);
+}
+
+// A failure of another rank shows in its own events alone, while rank 0 waits for it on the device.
+void CudaRanks::wait_for_all(uint64_t step) {
+  for (int polls = 0;; ++polls) {
+    const Result<bool> done = executor(0).is_done(step);
+    if (!done || *done) break;
+    if (polls % kPollsBetween != 0) continue;
+    for (size_t rank = 1; rank < executors_.size(); ++rank) {
+      static_cast<void>(executors_[rank]->is_done(step));
+    }
+  }
+  for (size_t rank = 1; rank < executors_.size(); ++rank) executors_[rank]->wait(step);
+}
+
+// After all ranks have ended the step.
+Status CudaRanks::status_of(uint64_t step) {
+  for (size_t rank = 0; rank < executors_.size(); ++rank) {
+    const Result<bool> done = executors_[rank]->is_done(step);
+    if (!done) return done.error().with_context(fmt::format("rank {}", rank));
+  }
+  return group_->status();
+}
+
+const StepResult& CudaRanks::wait(uint64_t step) {
+  const ForwardBatch& batch = *in_flight_[step % Executor::kMaxInFlight];
+  ESP_CHECK(batch.step == step, "step {} is not in flight", step);
+  if (!lost_.ok()) return failed(batch);
+  wait_for_all(step);
+  const StepResult& result = executor(0).wait(step);
+  const Status status = status_of(step);
+  if (status.ok()) return result;
+  static_cast<void>(lose(status));
+  return failed(batch);
+}
+
+const StepResult& CudaRanks::failed(const ForwardBatch& batch) {
+  failed_.step = batch.step;
+  failed_.forward_seconds = 0;
+  failed_.entries.assign(batch.entries.size(), {});
+  for (size_t i = 0; i < batch.entries.size(); ++i) {
+    failed_.entries[i].status = lost_;
+    failed_.entries[i].input_logprobs.resize(batch.entries[i].input_logprob_targets.size());
+  }
+  return failed_;
+}
+
+Status CudaRanks::copy_pages(std::span<const PageId> from, std::span<const PageId> to) {
+  ESP_RETURN_IF_ERROR(lost_);
+  for (const auto& executor : executors_) {
+    if (const Status status = executor->copy_pages(from, to); !status.ok()) return lose(status);
+  }
+  return Status();
+}
+
+Status CudaRanks::lose(const Status& status) {
+  if (!lost_.ok()) return lost_;
+  lost_ = status;
+  group_->stop();
+  log_error("ranks lost error=\"{}\"", lost_.message());
+  if (on_device_lost_) on_device_lost_(lost_);
+  return lost_;
+}
+
+}  // namespace espalier

@@ -1,0 +1,81 @@
+// Runs steps of a model that several GPUs compute together (tensor parallelism): one executor and
+// one thread for each, all of which run the same batches. Rank 0's results are the step's.
+//
+// Rank 0 works on the caller's thread. A call returns when every rank has enqueued its part. What
+// fails on one rank stops the kernels of the others that wait for it, and fails all entries of this
+// step and of every later one.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <span>
+#include <string_view>
+#include <vector>
+
+#include "base/status.h"
+#include "cache/kv_pool.h"
+#include "engine/executor/cuda/cuda_executor.h"
+#include "engine/executor/executor.h"
+#include "kernels/collective/cuda.h"
+#include "models/cuda/decoder.h"
+#include "models/model_plan.h"
+#include "tensor/rank_threads.h"
+
+namespace espalier {
+
+class CudaRanks final : public Executor {
+ public:
+  // Begins to load each rank's part of the model to its device. devices: of each rank, by index;
+  // they need not be open. kInvalidArgument for devices that are not there or a model that so many
+  // ranks do not divide, kUnavailable for devices that cannot read each other's memory.
+  static Result<std::unique_ptr<CudaRanks>> begin_load(const ModelPlan& plan,
+                                                       const ModelLoadOptions& options,
+                                                       const std::vector<int32_t>& devices);
+  ~CudaRanks() override;
+
+  // Of the whole model; and of what the rank with the largest part has of keys, values and weights.
+  const ModelInfo& info() const { return info_; }
+  const ModelInfo& rank_info() const { return rank_info_; }
+  // Before reserve().
+  Status set_kv_type(KvType type);
+  // Takes all device memory but the KV pools'. config.collective is set here.
+  Status reserve(const CudaExecutorConfig& config);
+
+  // As CudaExecutor's; the smallest of the ranks' budgets, and pools of the same pages on all.
+  Result<int64_t> kv_budget_bytes();
+  Status allocate_kv(const KvPoolConfig& config);
+  Status warm_up();
+  Status finish_loading();
+  MemoryPlan memory_plan() const override { return executors_.front()->memory_plan(); }
+  CudaExecutor& executor(int32_t rank) { return *executors_[static_cast<size_t>(rank)]; }
+  kernels::cuda::DeviceGroup& group() { return *group_; }
+  // Calls fn(rank) for all ranks at the same time, each with its device the current one, and
+  // returns the first failure.
+  Status each(std::string_view what, const std::function<Status(int32_t)>& fn);
+
+  void launch(const ForwardBatch& batch) override;
+  void provide_masks(uint64_t step, const MaskView& masks) override;
+  const StepResult& wait(uint64_t step) override;
+  Status copy_pages(std::span<const PageId> from, std::span<const PageId> to) override;
+
+ private:
+  explicit CudaRanks(const std::vector<int32_t>& devices);
+  void wait_for_all(uint64_t step);
+  Status status_of(uint64_t step);
+  Status lose(const Status& status);
+  const StepResult& failed(const ForwardBatch& batch);
+
+  const std::vector<int32_t> devices_;
+  std::unique_ptr<kernels::cuda::DeviceGroup> group_;
+  std::vector<std::unique_ptr<CudaDecoder>> models_;  // until reserve()
+  std::vector<std::unique_ptr<CudaExecutor>> executors_;
+  ModelInfo info_, rank_info_;
+  std::function<void(const Status&)> on_device_lost_;
+  Status lost_;
+  const ForwardBatch* in_flight_[Executor::kMaxInFlight] = {};  // by step
+  StepResult failed_;
+  RankThreads threads_;  // last, for they use all of the above
+};
+
+}  // namespace espalier
