@@ -11,6 +11,7 @@
 
 #include "base/log.h"
 #include "offline_bench.h"
+#include "ranks_bench.h"
 #include "step_bench.h"
 #include "tensor/cuda/device.h"
 
@@ -33,6 +34,7 @@ struct Options {
   std::string kv_cache_dtype = "auto";
   std::string only;
   int32_t page_size = 1;
+  int32_t tp = 1;
   std::vector<int32_t> entries, contexts, lengths;  // empty: those of the part
   int steps = 0;
 };
@@ -45,7 +47,8 @@ StepBench::Limits limits(const Options& options) {
           .allow_pdl = !options.no_early_launch,
           .megakernel = !options.no_megakernel,
           .deterministic = options.deterministic,
-          .kv_e4m3 = options.kv_cache_dtype == "fp8_e4m3"};
+          .kv_e4m3 = options.kv_cache_dtype == "fp8_e4m3",
+          .tp = options.tp};
 }
 ModelLoadOptions dummy_model(const Options& options) {
   return {
@@ -117,6 +120,22 @@ Status prefill_part(const Options& options, json::array& out) {
   return Status();
 }
 
+Status ranks_part(const Options& options, json::array& out) {
+  ESP_ASSIGN_OR_RETURN(const auto rows, time_all_reduces(options.tp));
+  std::printf("all-reduce of %d ranks, microseconds\n%10s %10s %10s %10s %10s\n", options.tp,
+              "bytes", "message", "and norm", "in place", "NCCL");
+  for (const AllReduceTime& row : rows) {
+    std::printf("%10lld %10.2f %10.2f %10.2f %10.2f\n", static_cast<long long>(row.bytes),
+                row.message_us, row.fused_us, row.in_place_us, row.nccl_us);
+    out.push_back(json::object{{"bytes", row.bytes},
+                               {"message_us", row.message_us},
+                               {"fused_us", row.fused_us},
+                               {"in_place_us", row.in_place_us},
+                               {"nccl_us", row.nccl_us}});
+  }
+  return Status();
+}
+
 Status offline_part(const Options& options, json::array& out) {
   for (const OfflineWorkload& workload : offline_workloads(options.part, options.quick)) {
     if (workload.name.find(options.only) == std::string::npos) continue;
@@ -153,6 +172,8 @@ Status run(const Options& options) {
     ESP_RETURN_IF_ERROR(decode_part(options, rows));
   } else if (options.part == "prefill") {
     ESP_RETURN_IF_ERROR(prefill_part(options, rows));
+  } else if (options.part == "ranks") {
+    ESP_RETURN_IF_ERROR(ranks_part(options, rows));
   } else {
     ESP_RETURN_IF_ERROR(offline_part(options, rows));
   }
@@ -177,9 +198,13 @@ int main(int argc, char** argv) {
   app.add_option("--kv-cache-dtype", options.kv_cache_dtype, "of keys and values")
       ->check(CLI::IsMember({"auto", "fp8_e4m3"}));
   app.add_option("--part", options.part, "what to measure")
-      ->check(CLI::IsMember({"decode", "prefill", "offline", "lengths", "shared", "grammars"}));
+      ->check(CLI::IsMember(
+          {"decode", "prefill", "ranks", "offline", "lengths", "shared", "grammars"}));
   app.add_option("--tokenizer", options.tokenizer, "folder or file, of grammars' workloads");
   app.add_option("--json", options.json_path, "write the rows there");
+  app.add_option("--tp", options.tp,
+                 "GPUs that compute the model together, of decode, prefill, ranks")
+      ->check(CLI::Range(1, 8));
   app.add_option("--page-size", options.page_size, "tokens in a page")->check(CLI::Range(1, 1024));
   app.add_option("--entries", options.entries, "of decode")->delimiter(',');
   app.add_option("--contexts", options.contexts, "of decode, tokens")->delimiter(',');

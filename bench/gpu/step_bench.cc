@@ -63,38 +63,24 @@ Status fill_e4m3(const KvView& kv, const cuda::Stream& stream) {
   return stream.synchronize();
 }
 
+CudaExecutorConfig executor_config(const StepBench::Limits& limits) {
+  return {.max_slots = limits.max_entries,
+          .max_tokens = limits.prefill_chunk + limits.max_entries,
+          .context_length = limits.context_length,
+          .page_size = limits.page_size,
+          .graphs = limits.graphs,
+          .allow_pdl = limits.allow_pdl,
+          .megakernel = limits.megakernel,
+          .deterministic = limits.deterministic};
+}
+
 }  // namespace
 
 Result<std::unique_ptr<StepBench>> StepBench::create(const ModelLoadOptions& model,
                                                      const Limits& limits) {
   std::unique_ptr<StepBench> bench(new StepBench);
   bench->limits_ = limits;
-  ESP_ASSIGN_OR_RETURN(auto decoder, CudaDecoder::load(model));
-  bench->info_ = decoder->info();
-  if (limits.kv_e4m3) ESP_RETURN_IF_ERROR(decoder->set_kv_type(KvType::kFloat8E4M3));
-  const KvType type = decoder->kv_type();
-  ESP_ASSIGN_OR_RETURN(
-      bench->executor_,
-      CudaExecutor::create(std::move(decoder),
-                           {.max_slots = limits.max_entries,
-                            .max_tokens = limits.prefill_chunk + limits.max_entries,
-                            .context_length = limits.context_length,
-                            .page_size = limits.page_size,
-                            .graphs = limits.graphs,
-                            .allow_pdl = limits.allow_pdl,
-                            .megakernel = limits.megakernel,
-                            .deterministic = limits.deterministic}));
-  ESP_ASSIGN_OR_RETURN(const int64_t budget, bench->executor_->kv_budget_bytes());
-  bench->num_pages_ = budget / (bench->info_.kv_bytes_per_token(type) * limits.page_size);
-  ESP_RETURN_IF_ERROR(
-      bench->executor_->allocate_kv({.num_layers = bench->info_.num_layers,
-                                     .num_kv_heads = bench->info_.num_kv_heads,
-                                     .head_dim = bench->info_.head_dim,
-                                     .type = type,
-                                     .num_pages = static_cast<int32_t>(bench->num_pages_),
-                                     .page_size = limits.page_size,
-                                     .num_planes = bench->info_.kv_planes}));
-  ESP_RETURN_IF_ERROR(bench->fill_kv());
+  ESP_RETURN_IF_ERROR(limits.tp > 1 ? bench->start_ranks(model) : bench->start_one(model));
   bench->shuffled_.resize(static_cast<size_t>(bench->num_pages_));
   std::iota(bench->shuffled_.begin(), bench->shuffled_.end(), 0);
   Rng rng(1);
@@ -102,8 +88,52 @@ Result<std::unique_ptr<StepBench>> StepBench::create(const ModelLoadOptions& mod
   return bench;
 }
 
-Status StepBench::fill_kv() {
-  const KvView& kv = executor_->kv();
+Status StepBench::start_one(const ModelLoadOptions& model) {
+  ESP_ASSIGN_OR_RETURN(auto decoder, CudaDecoder::load(model));
+  info_ = decoder->info();
+  if (limits_.kv_e4m3) ESP_RETURN_IF_ERROR(decoder->set_kv_type(KvType::kFloat8E4M3));
+  const KvType type = decoder->kv_type();
+  ESP_ASSIGN_OR_RETURN(auto executor,
+                       CudaExecutor::create(std::move(decoder), executor_config(limits_)));
+  ESP_RETURN_IF_ERROR(allocate_kv(*executor, type));
+  ESP_RETURN_IF_ERROR(fill_kv(executor->kv()));
+  executor_ = std::move(executor);
+  return Status();
+}
+
+Status StepBench::start_ranks(const ModelLoadOptions& model) {
+  ESP_ASSIGN_OR_RETURN(const ModelPlan plan, plan_model(model));
+  std::vector<int32_t> devices(static_cast<size_t>(limits_.tp));
+  std::iota(devices.begin(), devices.end(), 0);
+  ESP_ASSIGN_OR_RETURN(auto ranks, CudaRanks::begin_load(plan, model, devices));
+  info_ = ranks->rank_info();
+  const KvType type = limits_.kv_e4m3                ? KvType::kFloat8E4M3
+                      : plan.type == DType::kFloat32 ? KvType::kFloat32
+                                                     : KvType::kBFloat16;
+  ESP_RETURN_IF_ERROR(ranks->set_kv_type(type));
+  ESP_RETURN_IF_ERROR(ranks->reserve(executor_config(limits_)));
+  ESP_RETURN_IF_ERROR(allocate_kv(*ranks, type));
+  ESP_RETURN_IF_ERROR(ranks->finish_loading());
+  ESP_RETURN_IF_ERROR(
+      ranks->each("fill pages", [&](int32_t rank) { return fill_kv(ranks->executor(rank).kv()); }));
+  executor_ = std::move(ranks);
+  return Status();
+}
+
+template <typename AnyExecutor>
+Status StepBench::allocate_kv(AnyExecutor& executor, KvType type) {
+  ESP_ASSIGN_OR_RETURN(const int64_t budget, executor.kv_budget_bytes());
+  num_pages_ = budget / (info_.kv_bytes_per_token(type) * limits_.page_size);
+  return executor.allocate_kv({.num_layers = info_.num_layers,
+                               .num_kv_heads = info_.num_kv_heads,
+                               .head_dim = info_.head_dim,
+                               .type = type,
+                               .num_pages = static_cast<int32_t>(num_pages_),
+                               .page_size = limits_.page_size,
+                               .num_planes = info_.kv_planes});
+}
+
+Status StepBench::fill_kv(const KvView& kv) {
   ESP_ASSIGN_OR_RETURN(const cuda::Stream stream, cuda::Stream::create());
   if (kv.layer(0).type == KvType::kFloat8E4M3) return fill_e4m3(kv, stream);
   uint64_t key = 1;

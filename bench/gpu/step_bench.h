@@ -9,6 +9,7 @@
 
 #include "base/status.h"
 #include "engine/executor/cuda/cuda_executor.h"
+#include "engine/executor/cuda/cuda_ranks.h"
 #include "models/model.h"
 
 namespace espalier::bench {
@@ -33,6 +34,7 @@ class StepBench {
     bool megakernel = true;
     bool deterministic = false;
     bool kv_e4m3 = false;
+    int32_t tp = 1;  // GPUs that compute the model together, from the first on
   };
   static Result<std::unique_ptr<StepBench>> create(const ModelLoadOptions& model,
                                                    const Limits& limits);
@@ -48,13 +50,17 @@ class StepBench {
 
  private:
   StepBench() = default;
-  Status fill_kv();
+  template <typename AnyExecutor>
+  Status allocate_kv(AnyExecutor& executor, KvType type);
+  Status start_one(const ModelLoadOptions& model);
+  Status start_ranks(const ModelLoadOptions& model);
+  Status fill_kv(const KvView& kv);
   void take_pages(int64_t first, int64_t count, std::vector<PageId>& out) const;
   Status check(const StepResult& result) const;
 
   Limits limits_;
-  ModelInfo info_;
-  std::unique_ptr<CudaExecutor> executor_;
+  ModelInfo info_;  // what one GPU has
+  std::unique_ptr<Executor> executor_;
   int64_t num_pages_ = 0;
   std::vector<PageId> shuffled_;
   uint64_t step_ = 0, table_version_ = 0;
