@@ -590,10 +590,14 @@ TEST_F(CudaAttention, Latents) {
   shape.group = 128;                                        // DeepSeek V3's
   check(shape, {{200, 1}, {3, 1}});
   check(shape, {{40, 20}}, 1, true);
+  for (const int group : {1, 8, 20, 40}) {  // a last tile of fewer than 16 heads
+    shape.group = group;
+    check(shape, {{100, 1}, {0, 20}}, group % 3);
+    check(shape, {{9000, 1}});
+    check(shape, std::vector<EntryLength>(300, {50, 1}), 4);
+  }
   // Shapes that attention_mla does not support go to attention_generic.
   shape.group = 16, shape.softcap = 5;
-  check(shape, {{100, 1}, {0, 20}});
-  shape.softcap = 0, shape.group = 8;
   check(shape, {{100, 1}, {0, 20}});
 }
 

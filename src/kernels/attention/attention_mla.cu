@@ -1,7 +1,7 @@
 // Multi-head latent attention (DeepSeek), absorbed form: one latent of 512 elements and 64 rotated
 // ones is key and value of all heads.
-// q [tokens, heads, 576], latents in pages of one plane, out [tokens, heads, 576]; bfloat16, heads
-// a multiple of 16.
+// q [tokens, heads, 576], latents in pages of one plane, out [tokens, heads, 576]; bfloat16. A last
+// tile of fewer than 16 heads, as a rank may have, is filled up with zeros.
 // Parallel: a block has 16 heads of one token as one tile of rows, which is what the tensor cores
 // multiply at once, and one split of the token's keys. Few rows are split over the keys until every
 // multiprocessor has two blocks; merge_kernel merges the partial results. Each of four warps
@@ -94,7 +94,8 @@ __global__ void __launch_bounds__(kThreads)
   const bf16* queries = static_cast<const bf16*>(args.q) + keys_of_split.token * args.q_stride +
                         int64_t{keys_of_split.head} * kDim;
   for (int i = thread; i < kRows * kVectors; i += kThreads)
-    copy_async(&shared.q[i / kVectors][i % kVectors * 8], queries + int64_t{i} * 8, true);
+    copy_async(&shared.q[i / kVectors][i % kVectors * 8], queries + int64_t{i} * 8,
+               keys_of_split.head + i / kVectors < args.shape.num_heads);
   const int blocks = (keys_of_split.end - keys_of_split.begin + kKeys - 1) / kKeys;
   const auto position_of = [&](int block) {  // the position that this thread looks up
     return min(keys_of_split.begin + block * kKeys + thread, keys_of_split.end - 1);
@@ -121,8 +122,7 @@ __global__ void __launch_bounds__(kThreads)
   };
 
   float out[kColumns / 8][4] = {};
-  float largest[2] = {kMasked, kMasked},
-        sum[2] = {};  // of rows lane / 4 and 8 more; sum: this warp's
+  float largest[2] = {kMasked, kMasked}, sum[2] = {};  // of rows lane / 4, + 8; sum: this warp's
   keep_offset(0, page_of(0));
   keep_offset(1, page_of(1));
   __syncthreads();
@@ -207,7 +207,7 @@ __global__ void __launch_bounds__(kThreads)
       for (int i = 0; i < kColumns / 8; ++i)
         *reinterpret_cast<float2*>(partials.out + at * kDim + column + i * 8) =
             make_float2(out[i][half * 2], out[i][half * 2 + 1]);
-    } else {
+    } else if (keys_of_split.head + row < args.shape.num_heads) {
       bf16* to = static_cast<bf16*>(args.out) + keys_of_split.token * args.out_stride +
                  int64_t{keys_of_split.head + row} * kDim + column;
 #pragma unroll
@@ -230,7 +230,7 @@ __global__ void __launch_bounds__(kMergeThreads)
   const int row = static_cast<int>(blockIdx.y);
   const int head = static_cast<int>(blockIdx.x) % partials.tiles_per_token * kRows + row;
   const int entry = bucket_of(entries.query_begin, entries.num_entries, token);
-  if (left_out(args, entry)) return;
+  if (head >= args.shape.num_heads || left_out(args, entry)) return;
   const int keys = entries.prefix_len[entry] + token - entries.query_begin[entry] + 1;
   const int step = blocks_per_split(keys, partials.splits) * kKeys;
   const int count = (keys + step - 1) / step;
@@ -261,8 +261,7 @@ int max_partials(const DeviceTraits& traits) { return 2 * traits.num_multiproces
 
 bool mla_shape(const AttentionShape& shape, const DeviceTraits& traits) {
   return shape.type == DType::kBFloat16 && shape.head_dim == kDim && shape.num_kv_heads == 1 &&
-         shape.num_heads % kRows == 0 && shape.sliding_window == 0 && shape.fixed_split == 0 &&
-         traits.compute_capability >= 80 &&
+         shape.sliding_window == 0 && shape.fixed_split == 0 && traits.compute_capability >= 80 &&
          traits.shared_bytes_per_block >= static_cast<int64_t>(sizeof(Shared));
 }
 
@@ -274,7 +273,7 @@ size_t mla_workspace_bytes(const DeviceTraits& traits) {
 Status attention_mla(const AttentionArgs& args, const DeviceTraits& traits,
                      const LaunchOptions& launch) {
   Partials partials;
-  partials.tiles_per_token = args.shape.num_heads / kRows;
+  partials.tiles_per_token = (args.shape.num_heads + kRows - 1) / kRows;
   const int items = args.entries.num_tokens * partials.tiles_per_token;
   partials.splits = std::max(1, max_partials(traits) / items);
   partials.out = static_cast<float*>(args.workspace);
