@@ -64,6 +64,13 @@ Status validate_layer(const DecoderSpec& spec, size_t index) {
   if (a.latent) ESP_RETURN_IF_ERROR(validate_latent(a, index));
   if (layer.experts) ESP_RETURN_IF_ERROR(validate_experts(*layer.experts, index));
   const MlpSpec& mlp = layer.experts ? layer.experts->expert : layer.mlp;
+  if ((mlp.gelu || !a.causal) && !spec.patches) {
+    return error(
+        StatusCode::kUnimplemented,
+        "layer {}: attention without causality, and the GELU of encoders, are supported in "
+        "encoders alone",
+        index);
+  }
   if (a.sliding_window < 0 || mlp.intermediate_size < 1) {
     return invalid_argument("layer {}: sliding_window {} or intermediate_size {} is out of range",
                             index, a.sliding_window, mlp.intermediate_size);
@@ -181,13 +188,36 @@ int64_t layer_parameters(const LayerSpec& layer, int64_t hidden) {
   return count;
 }
 
-int64_t pooling_parameters(const PoolingSpec& pooling, int64_t hidden) {
+int64_t head_parameters(const std::vector<PoolingSpec::HeadLayer>& layers, int64_t hidden) {
   int64_t count = 0, inputs = hidden;
-  for (const PoolingSpec::HeadLayer& layer : pooling.head) {
+  for (const PoolingSpec::HeadLayer& layer : layers) {
     count += layer.outputs * (inputs + (layer.bias ? 1 : 0));
     inputs = layer.outputs;
   }
   return count;
+}
+
+int64_t patch_parameters(const PatchesSpec& patches, int64_t hidden) {
+  const int64_t vectors = (patches.bias ? 1 : 0) + (patches.class_token ? 1 : 0);
+  return hidden * (patches.features() + vectors) + norm_parameters(patches.norm, hidden);
+}
+
+// A picture's rows see each other and nothing else.
+Status validate_patches(const DecoderSpec& spec) {
+  const PatchesSpec& patches = *spec.patches;
+  if (patches.patch_size < 1 || patches.channels < 1 || patches.num_patches < 1) {
+    return invalid_argument("patch_size {}, num_channels {} or image_size is out of range",
+                            patches.patch_size, patches.channels);
+  }
+  if (spec.learned_positions != patches.num_rows() || !spec.projector ||
+      spec.projector->layers.empty() || spec.pooling) {
+    return invalid_argument("an encoder has a position for each row, and a projector");
+  }
+  for (const LayerSpec& layer : spec.layers) {
+    if (!layer.attention.causal && layer.attention.sliding_window == 0) continue;
+    return invalid_argument("an encoder's attention is neither causal nor in windows");
+  }
+  return Status();
 }
 
 Status validate_pooling(const DecoderSpec& spec) {
@@ -212,14 +242,16 @@ int32_t DecoderSpec::pooled_size() const {
 int64_t DecoderSpec::num_parameters() const {
   const int64_t table = static_cast<int64_t>(vocab_size) * hidden_size;
   int64_t count = tied_embeddings || pooling ? table : 2 * table;
-  if (pooling) count += pooling_parameters(*pooling, hidden_size);
+  if (pooling) count += head_parameters(pooling->head, hidden_size);
+  if (projector) count += head_parameters(projector->layers, hidden_size);
+  if (patches) count += patch_parameters(*patches, hidden_size);
   count += norm_parameters(final_norm, hidden_size) + int64_t{learned_positions} * hidden_size;
   for (const LayerSpec& layer : layers) count += layer_parameters(layer, hidden_size);
   return count;
 }
 
 Status validate(const DecoderSpec& spec) {
-  if (spec.vocab_size < 1 || spec.hidden_size < 1 || spec.context_length < 1) {
+  if (spec.vocab_size < (spec.patches ? 0 : 1) || spec.hidden_size < 1 || spec.context_length < 1) {
     return invalid_argument(
         "vocab_size {}, hidden_size {} and max_position_embeddings {} must be positive",
         spec.vocab_size, spec.hidden_size, spec.context_length);
@@ -231,6 +263,7 @@ Status validate(const DecoderSpec& spec) {
   if (!(spec.logits_softcap >= 0)) return invalid_argument("the softcap of logits is negative");
   if (spec.layers.empty()) return invalid_argument("num_hidden_layers must be positive");
   if (spec.pooling) ESP_RETURN_IF_ERROR(validate_pooling(spec));
+  if (spec.patches) ESP_RETURN_IF_ERROR(validate_patches(spec));
   for (const RopeSpec& rope : spec.ropes) ESP_RETURN_IF_ERROR(validate_rope(rope));
   for (size_t i = 0; i < spec.layers.size(); ++i) ESP_RETURN_IF_ERROR(validate_layer(spec, i));
   for (const TokenId id : spec.eos_ids) {

@@ -1,6 +1,6 @@
-// A decoder-only transformer as data: what a family's file makes from config.json, and all that the
-// forward pass and the loader know of a model. Plain values; anyone may copy and change one (tests
-// do, to see a golden fail).
+// A transformer as data: what a family's file makes from config.json, and all that the forward pass
+// and the loader know of a model. It is a decoder, or (PatchesSpec) the encoder of its pictures.
+// Plain values; anyone may copy and change one (tests do, to see a golden fail).
 //
 //   x = embedding_scale * embedding[token] (+ position_embedding[position])
 //   for each layer:
@@ -8,15 +8,19 @@
 //     x += residual_scale * mlp_output_norm(mlp(post_attention_norm(x)))
 //   logits = softcap(logits_scale * head(final_norm(x)))
 // or, where a text becomes a vector (PoolingSpec): pooling_head(pool(final_norm(x))).
+// An encoder begins with x = input_norm(patch_embedding(patches) + position_embedding), with the
+// class embedding in front of the patches, and ends with projector(final_norm(x)).
 // A norm that a family lacks is left out; most families have the two before the blocks alone.
 #pragma once
 
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "base/status.h"
+#include "kernels/activation/gelu.h"
 #include "kernels/activation/op.h"
 #include "kernels/router/op.h"
 #include "seams/vocab_view.h"
@@ -91,6 +95,7 @@ struct AttentionSpec {
   float scale = 0;              // of the scores
   int32_t sliding_window = 0;   // tokens that a query sees, itself included; 0: all before it
   float softcap = 0;            // scores become softcap * tanh(score / softcap); 0: none
+  bool causal = true;           // false: a query sees all of its picture, and nothing is cached
   bool sinks = false;           // each head has a score that takes part in the softmax, valueless
   std::optional<LatentSpec> latent;
 
@@ -106,7 +111,8 @@ struct MlpSpec {
   bool bias = false;
   kernels::Activation activation = kernels::Activation::kSilu;
   bool gated = true;
-  float activation_limit = 0;  // kClampedSwiglu
+  float activation_limit = 0;         // kClampedSwiglu
+  std::optional<kernels::Gelu> gelu;  // instead of `activation`; of encoders, without a gate
 };
 
 // The layer's MLP is a set of experts, each an MlpSpec, that a router selects and weighs; and an
@@ -158,6 +164,9 @@ struct WeightNames {
   std::string gate_up;
   bool transposed = false;  // matrices of layers lie [in, out]: GPT-2's Conv1D
 
+  std::string patch_embedding;  // a convolution, [hidden, channels, patch, patch]
+  std::string class_embedding;  // whole
+  std::string embedding_norm;   // of PatchesSpec
   std::string position_embedding;
   std::string attention_output_norm;
   std::string mlp_output_norm;
@@ -184,6 +193,9 @@ struct WeightNames {
   // Tensors whose names end so may lie in a checkpoint without being read.
   std::vector<std::string> unused_suffixes = {".rotary_emb.inv_freq"};
   std::vector<std::string> unused_prefixes;  // or begin so
+  // A tensor whose name begins with the first may be stored under a name that begins with the
+  // second: releases of one family differ.
+  std::vector<std::pair<std::string, std::string>> other_prefixes;
 };
 
 // What a text becomes where a model does not generate: one vector. The final norm's rows of its
@@ -205,6 +217,26 @@ struct PoolingSpec {
   std::vector<std::string> labels;  // of the head's outputs, where config.json names them
 };
 
+// What an encoder reads in place of tokens: a picture's patches, row by row (Dosovitskiy et al.
+// 2021). Each picture is a sequence of its own.
+struct PatchesSpec {
+  int32_t patch_size = 0;  // pixels along a side
+  int32_t channels = 3;
+  int32_t num_patches = 0;       // of a picture
+  bool bias = false;             // of the patch embedding
+  bool class_token = false;      // a learned row in front of the patches; no result is made of it
+  std::optional<NormSpec> norm;  // of the rows, positions added
+
+  int32_t features() const { return channels * patch_size * patch_size; }
+  int32_t num_rows() const { return num_patches + (class_token ? 1 : 0); }
+};
+
+// Carries an encoder's rows to the decoder's: matrices with an activation between two of them.
+struct ProjectorSpec {
+  std::vector<PoolingSpec::HeadLayer> layers;
+  kernels::Gelu gelu = kernels::Gelu::kErf;
+};
+
 struct DecoderSpec {
   std::string architecture;  // config.json's architectures[0]
   std::string model_type;
@@ -223,6 +255,8 @@ struct DecoderSpec {
   DType checkpoint_dtype = DType::kBFloat16;  // what config.json says that the weights are
   std::vector<TokenId> eos_ids;               // sorted
   std::optional<PoolingSpec> pooling;         // there is no head over the vocabulary then
+  std::optional<PatchesSpec> patches;         // it is an encoder: no vocabulary
+  std::optional<ProjectorSpec> projector;     // of an encoder
   WeightNames names;
 
   int64_t num_parameters() const;

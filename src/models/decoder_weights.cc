@@ -31,13 +31,11 @@ class Loader {
     } else {
       ESP_RETURN_IF_ERROR(read_.table(layout.embedding, weights.embedding));
     }
+    if (spec_.patches) ESP_RETURN_IF_ERROR(load_patches(layout, weights));
     ESP_RETURN_IF_ERROR(read_.table(layout.position_embedding, weights.position_embedding));
     ESP_RETURN_IF_ERROR(read_.matrix(layout.head, weights.head));
-    for (const PoolingLayout& layer : layout.pooling_head) {
-      PoolingWeights& to = weights.pooling_head.emplace_back();
-      ESP_RETURN_IF_ERROR(read_.matrix(layer.matrix, to.matrix));
-      ESP_RETURN_IF_ERROR(read_.vector(layer.bias, to.bias));
-    }
+    ESP_RETURN_IF_ERROR(load_head(layout.pooling_head, weights.pooling_head));
+    ESP_RETURN_IF_ERROR(load_head(layout.projector, weights.projector));
     for (size_t i = 0; i < layout.layers.size(); ++i) {
       ESP_RETURN_IF_ERROR(
           load_layer(static_cast<int32_t>(i), layout.layers[i], weights.layers.emplace_back()));
@@ -48,6 +46,22 @@ class Loader {
   }
 
  private:
+  Status load_patches(const WeightLayout& layout, DecoderWeights& out) {
+    ESP_RETURN_IF_ERROR(read_.matrix(layout.patch_embedding, out.patch_embedding));
+    ESP_RETURN_IF_ERROR(read_.vector(layout.patch_embedding_bias, out.patch_embedding_bias));
+    ESP_RETURN_IF_ERROR(read_.vector(layout.class_embedding, out.class_embedding));
+    return read_.norm(spec_.patches->norm, layout.embedding_norm, out.embedding_norm);
+  }
+
+  Status load_head(const std::vector<PoolingLayout>& layout, std::vector<PoolingWeights>& out) {
+    for (const PoolingLayout& layer : layout) {
+      PoolingWeights& to = out.emplace_back();
+      ESP_RETURN_IF_ERROR(read_.matrix(layer.matrix, to.matrix));
+      ESP_RETURN_IF_ERROR(read_.vector(layer.bias, to.bias));
+    }
+    return Status();
+  }
+
   Status load_layer(int32_t index, const LayerLayout& layout, LayerWeights& out) {
     const LayerSpec& spec = spec_.layers[static_cast<size_t>(index)];
     const AttentionSpec& a = spec.attention;
@@ -205,7 +219,9 @@ int64_t bytes_of(const LayerWeights& layer) {
 int64_t DecoderWeights::size_bytes() const {
   return static_cast<int64_t>(embedding.size_bytes() + position_embedding.size_bytes()) +
          bytes_of(quantized_embedding) + bytes_of(head) + bytes_of_all(pooling_head) +
-         bytes_of(final_norm) + bytes_of_all(layers);
+         bytes_of_all(projector) + bytes_of(patch_embedding) + bytes_of(patch_embedding_bias) +
+         bytes_of(class_embedding) + bytes_of(embedding_norm) + bytes_of(final_norm) +
+         bytes_of_all(layers);
 }
 
 const PackedMatrix& DecoderWeights::matrix(WeightId id) const {
@@ -214,6 +230,10 @@ const PackedMatrix& DecoderWeights::matrix(WeightId id) const {
       return head;
     case WeightKind::kPoolingHead:
       return pooling_head[static_cast<size_t>(id.index)].matrix;
+    case WeightKind::kProjector:
+      return projector[static_cast<size_t>(id.index)].matrix;
+    case WeightKind::kPatchEmbedding:
+      return patch_embedding;
     case WeightKind::kQkv:
       return layer(id).qkv;
     case WeightKind::kLatentQA:
@@ -258,6 +278,8 @@ const NormWeights& DecoderWeights::norm(WeightId id) const {
       return layer(id).mlp_output_norm;
     case WeightKind::kFinalNorm:
       return final_norm;
+    case WeightKind::kEmbeddingNorm:
+      return embedding_norm;
     default:
       ESP_CHECK(false, "{} is no norm", weight_name(id.kind));
   }
@@ -270,6 +292,12 @@ const float* DecoderWeights::vector(WeightId id) const {
       return nullptr;
     case WeightKind::kPoolingHeadBias:
       return or_null(pooling_head[static_cast<size_t>(id.index)].bias);
+    case WeightKind::kProjectorBias:
+      return or_null(projector[static_cast<size_t>(id.index)].bias);
+    case WeightKind::kPatchEmbeddingBias:
+      return or_null(patch_embedding_bias);
+    case WeightKind::kClassEmbedding:
+      return or_null(class_embedding);
     case WeightKind::kQkvBias:
       return or_null(layer(id).qkv_bias);
     case WeightKind::kSinks:

@@ -73,7 +73,8 @@ struct LayerWeights {
   NormWeights mlp_output_norm;  // [hidden]
 };
 
-// A layer of PoolingSpec::head, always float32: it is small, and what it makes is the result.
+// A layer of PoolingSpec::head, always float32, for it is small and what it makes is the result; or
+// of a projector, in the model's type.
 struct PoolingWeights {
   kernels::PackedMatrix matrix;
   std::vector<float> bias;  // empty: none
@@ -84,11 +85,15 @@ struct DecoderWeights {
   // [vocab, hidden], as numbers or quantised; both empty where it is tied: rows come from head.
   Buffer embedding;
   kernels::PackedMatrix quantized_embedding;
-  Buffer position_embedding;  // [learned_positions, hidden]
+  kernels::PackedMatrix patch_embedding;  // of an encoder: channels * patch * patch -> hidden
+  std::vector<float> patch_embedding_bias, class_embedding;  // [hidden]; empty: none
+  NormWeights embedding_norm;                                // [hidden]
+  Buffer position_embedding;                                 // [learned_positions, hidden]
   std::vector<LayerWeights> layers;
   NormWeights final_norm;      // [hidden]
   kernels::PackedMatrix head;  // hidden -> vocab
   std::vector<PoolingWeights> pooling_head;
+  std::vector<PoolingWeights> projector;
 
   int64_t size_bytes() const;
 

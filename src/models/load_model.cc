@@ -229,6 +229,11 @@ Result<AdapterInfo> Model::load_adapter(AdapterId, const std::filesystem::path&,
                     info().architecture));
 }
 
+Result<JsonObject> read_changed_config(const ModelLoadOptions& options) {
+  std::optional<JsonObject> changes;
+  return read_config(options, changes);
+}
+
 Result<ModelPlan> plan_model(const ModelLoadOptions& options) {
   ESP_ASSIGN_OR_RETURN(DecoderSpec spec, read_spec(options));
   ESP_RETURN_IF_ERROR(set_context_length(options.context_length, spec));

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "base/status.h"
+#include "checkpoint/json_object.h"
 #include "models/decoder_spec.h"
 #include "models/model.h"
 #include "models/program/cost.h"
@@ -27,6 +28,9 @@ struct ModelPlan {
 // Reads config.json and generation_config.json. Uses path, dtype, context_length, is_embedding and
 // config_overrides. dtype may also be q8_0 or q4_k: see choose_weight_types.
 Result<ModelPlan> plan_model(const ModelLoadOptions& options);
+
+// config.json (or a GGUF's metadata) with the options' config_overrides in place of its own fields.
+Result<JsonObject> read_changed_config(const ModelLoadOptions& options);
 
 // All that the engine must know of a model but weight_bytes. REQUIRES: a valid spec.
 ModelInfo describe_model(const DecoderSpec& spec);

@@ -11,6 +11,10 @@ namespace espalier {
 enum class WeightKind : uint8_t {
   kNone,
   kEmbedding,            // [vocab, hidden]; the head's rows where embeddings are tied
+  kPatchEmbedding,       // [hidden, channels * patch * patch]
+  kPatchEmbeddingBias,   // [hidden]
+  kClassEmbedding,       // [hidden]
+  kEmbeddingNorm,        // [hidden]
   kPositionEmbedding,    // [learned_positions, hidden]
   kInputNorm,            // [hidden]
   kQkv,                  // [q_dim + 2 kv_dim, hidden]
@@ -46,11 +50,13 @@ enum class WeightKind : uint8_t {
   kHead,                 // [vocab, hidden]
   kPoolingHead,          // [outputs, inputs] float32
   kPoolingHeadBias,      // [outputs] float32
+  kProjector,            // [outputs, inputs]
+  kProjectorBias,        // [outputs]
 };
 
 struct WeightId {
   WeightKind kind = WeightKind::kNone;
-  int32_t index = -1;  // of the layer, or of the pooling head's layer; -1: the model has one
+  int32_t index = -1;  // of the layer, or of the pooling head's or projector's; -1: one
 
   explicit operator bool() const { return kind != WeightKind::kNone; }
   friend bool operator==(const WeightId&, const WeightId&) = default;

@@ -150,13 +150,39 @@ class Layer {
   const int32_t index_;
 };
 
-std::vector<PoolingLayout> pooling_layout(const PoolingSpec& pooling, int64_t in_features) {
+VectorLayout whole_norm(const NormSpec& spec, const std::string& name, int64_t size) {
+  VectorLayout out = vector_of(name + ".weight", size);
+  if (spec.kind == NormSpec::Kind::kLayer) out.blocks.push_back({name + ".bias", size});
+  return out;
+}
+
+void add_patches(const DecoderSpec& spec, WeightLayout& out) {
+  const PatchesSpec& patches = *spec.patches;
+  const WeightNames& names = spec.names;
+  out.patch_embedding = {
+      .blocks = {{names.patch_embedding + ".weight", spec.hidden_size}},
+      .in_features = patches.features(),
+      .precision = Precision::kUnrounded,
+      .stored_shape = {spec.hidden_size, patches.channels, patches.patch_size, patches.patch_size}};
+  if (patches.bias) {
+    out.patch_embedding_bias = vector_of(names.patch_embedding + ".bias", spec.hidden_size);
+  }
+  if (patches.class_token) {
+    out.class_embedding = vector_of(names.class_embedding, spec.hidden_size);
+  }
+  if (patches.norm) {
+    out.embedding_norm = whole_norm(*patches.norm, names.embedding_norm, spec.hidden_size);
+  }
+}
+
+std::vector<PoolingLayout> head_layout(const std::vector<PoolingSpec::HeadLayer>& layers,
+                                       int64_t in_features, Precision precision) {
   std::vector<PoolingLayout> out;
-  for (const PoolingSpec::HeadLayer& layer : pooling.head) {
+  for (const PoolingSpec::HeadLayer& layer : layers) {
     PoolingLayout& to = out.emplace_back();
     to.matrix = {.blocks = {{layer.name + ".weight", layer.outputs}},
                  .in_features = in_features,
-                 .precision = Precision::kFloat32};
+                 .precision = precision};
     if (layer.bias) to.bias = vector_of(layer.name + ".bias", layer.outputs);
     in_features = layer.outputs;
   }
@@ -264,6 +290,10 @@ const MatrixLayout* find_matrix(const WeightLayout& layout, WeightId id) {
       return &layout.head;
     case WeightKind::kPoolingHead:
       return &layout.pooling_head[static_cast<size_t>(id.index)].matrix;
+    case WeightKind::kProjector:
+      return &layout.projector[static_cast<size_t>(id.index)].matrix;
+    case WeightKind::kPatchEmbedding:
+      return &layout.patch_embedding;
     default:
       break;
   }
@@ -279,10 +309,17 @@ WeightLayout weight_layout(const DecoderSpec& spec) {
   };
   WeightLayout out;
   const WeightNames& names = spec.names;
-  if (!spec.tied_embeddings) out.embedding = table(names.embedding, spec.vocab_size);
+  if (spec.patches) {
+    add_patches(spec, out);
+  } else if (!spec.tied_embeddings) {
+    out.embedding = table(names.embedding, spec.vocab_size);
+  }
+  if (spec.projector) {
+    out.projector = head_layout(spec.projector->layers, spec.hidden_size, Precision::kWeights);
+  }
   if (spec.pooling) {
-    out.pooling_head = pooling_layout(*spec.pooling, spec.hidden_size);
-  } else {
+    out.pooling_head = head_layout(spec.pooling->head, spec.hidden_size, Precision::kFloat32);
+  } else if (!spec.patches) {
     out.head = table(spec.tied_embeddings ? names.embedding : names.head, spec.vocab_size);
   }
   if (spec.learned_positions > 0) {
@@ -293,10 +330,7 @@ WeightLayout weight_layout(const DecoderSpec& spec) {
     out.layers.push_back(Layer(spec, i).layout());
   }
   if (spec.final_norm) {
-    out.final_norm = vector_of(names.final_norm + ".weight", spec.hidden_size);
-    if (spec.final_norm->kind == NormSpec::Kind::kLayer) {
-      out.final_norm.blocks.push_back({names.final_norm + ".bias", spec.hidden_size});
-    }
+    out.final_norm = whole_norm(*spec.final_norm, names.final_norm, spec.hidden_size);
   }
   return out;
 }

@@ -54,6 +54,7 @@ struct MatrixLayout {
   bool fused = false;       // the blocks, all of one name, are parts of one tensor
   bool transposed = false;  // a tensor lies [in, out]
   Precision precision = Precision::kWeights;
+  std::vector<int64_t> stored_shape;  // of its one tensor where that is not of two dimensions
   Shard shard;  // of what is loaded; blocks and in_features are the checkpoint's
   int64_t out_features() const;
   bool empty() const { return blocks.empty(); }
@@ -129,17 +130,22 @@ struct LayerLayout {
   VectorLayout mlp_output_norm;  // [hidden]
 };
 
-// A layer of PoolingSpec::head.
+// A layer of PoolingSpec::head or of a projector.
 struct PoolingLayout {
   MatrixLayout matrix;
   VectorLayout bias;
 };
 
 struct WeightLayout {
-  MatrixLayout embedding;  // [vocab, hidden]; empty where it is tied: rows come from the head
-  MatrixLayout position_embedding;  // [learned_positions, hidden]
-  MatrixLayout head;                // hidden -> vocab; empty where a text becomes a vector
+  MatrixLayout embedding;        // [vocab, hidden]; empty where it is tied: rows come from the head
+  MatrixLayout patch_embedding;  // of an encoder: channels * patch * patch -> hidden
+  VectorLayout patch_embedding_bias;  // [hidden]
+  VectorLayout class_embedding;       // [hidden]
+  VectorLayout embedding_norm;        // [hidden]
+  MatrixLayout position_embedding;    // [learned_positions, hidden]
+  MatrixLayout head;                  // hidden -> vocab; empty where a text becomes a vector
   std::vector<PoolingLayout> pooling_head;
+  std::vector<PoolingLayout> projector;  // of an encoder
   std::vector<LayerLayout> layers;
   VectorLayout final_norm;  // [hidden]
 };

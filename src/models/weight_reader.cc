@@ -130,8 +130,11 @@ Status WeightReader::matrix(const MatrixLayout& layout, PackedMatrix& out, bool 
   std::vector<Buffer> turned;
   const auto take = [&](const std::string& name, int64_t outputs) -> Result<LentTensor> {
     taken.push_back(name);
-    const int64_t as_is[] = {outputs, in_features}, across[] = {in_features, outputs};
-    ESP_ASSIGN_OR_RETURN(LentTensor lent, source_.lend(name, layout.transposed ? across : as_is));
+    const std::vector<int64_t> shape = !layout.stored_shape.empty() ? layout.stored_shape
+                                       : layout.transposed
+                                           ? std::vector<int64_t>{in_features, outputs}
+                                           : std::vector<int64_t>{outputs, in_features};
+    ESP_ASSIGN_OR_RETURN(LentTensor lent, source_.lend(name, shape));
     if (!layout.transposed) return lent;
     ESP_ASSIGN_OR_RETURN(Buffer buffer, transpose(lent, in_features, outputs));
     turned.push_back(std::move(buffer));

@@ -76,8 +76,16 @@ CheckpointSource::CheckpointSource(const Checkpoint& checkpoint, const DecoderSp
 }
 
 std::string CheckpointSource::stored_name(const std::string& name) const {
-  const bool left_out = !left_out_prefix_.empty() && name.starts_with(left_out_prefix_);
-  return left_out ? name.substr(left_out_prefix_.size()) : name;
+  if (!left_out_prefix_.empty() && name.starts_with(left_out_prefix_)) {
+    return name.substr(left_out_prefix_.size());
+  }
+  if (names_.other_prefixes.empty() || checkpoint_.find(name) != nullptr) return name;
+  for (const auto& [prefix, other] : names_.other_prefixes) {
+    if (!name.starts_with(prefix)) continue;
+    std::string stored = other + name.substr(prefix.size());
+    if (checkpoint_.find(stored) != nullptr) return stored;
+  }
+  return name;
 }
 
 Result<const CheckpointTensor*> CheckpointSource::find(const std::string& wanted,

@@ -3,6 +3,7 @@
 // made. Pure functions.
 #pragma once
 
+#include <optional>
 #include <span>
 #include <string_view>
 
@@ -11,25 +12,26 @@
 #include "models/decoder_spec.h"
 
 // config.json's architectures[0], and the function of the family's file.
-#define ESPALIER_FAMILIES(ROW)                      \
-  ROW(DeepseekV2ForCausalLM, make_deepseek_v2_spec) \
-  ROW(DeepseekV3ForCausalLM, make_deepseek_v3_spec) \
-  ROW(GPT2LMHeadModel, make_gpt2_spec)              \
-  ROW(Gemma2ForCausalLM, make_gemma2_spec)          \
-  ROW(Gemma3ForCausalLM, make_gemma3_spec)          \
-  ROW(GemmaForCausalLM, make_gemma_spec)            \
-  ROW(Glm4MoeForCausalLM, make_glm4_moe_spec)       \
-  ROW(GptOssForCausalLM, make_gpt_oss_spec)         \
-  ROW(GraniteForCausalLM, make_granite_spec)        \
-  ROW(LlamaForCausalLM, make_llama_spec)            \
-  ROW(MistralForCausalLM, make_mistral_spec)        \
-  ROW(MixtralForCausalLM, make_mixtral_spec)        \
-  ROW(Olmo2ForCausalLM, make_olmo2_spec)            \
-  ROW(Phi3ForCausalLM, make_phi3_spec)              \
-  ROW(Qwen2ForCausalLM, make_qwen2_spec)            \
-  ROW(Qwen2MoeForCausalLM, make_qwen2_moe_spec)     \
-  ROW(Qwen3ForCausalLM, make_qwen3_spec)            \
-  ROW(Qwen3MoeForCausalLM, make_qwen3_moe_spec)     \
+#define ESPALIER_FAMILIES(ROW)                        \
+  ROW(DeepseekV2ForCausalLM, make_deepseek_v2_spec)   \
+  ROW(DeepseekV3ForCausalLM, make_deepseek_v3_spec)   \
+  ROW(GPT2LMHeadModel, make_gpt2_spec)                \
+  ROW(Gemma2ForCausalLM, make_gemma2_spec)            \
+  ROW(Gemma3ForCausalLM, make_gemma3_spec)            \
+  ROW(GemmaForCausalLM, make_gemma_spec)              \
+  ROW(Glm4MoeForCausalLM, make_glm4_moe_spec)         \
+  ROW(GptOssForCausalLM, make_gpt_oss_spec)           \
+  ROW(GraniteForCausalLM, make_granite_spec)          \
+  ROW(LlamaForCausalLM, make_llama_spec)              \
+  ROW(LlavaForConditionalGeneration, make_llava_spec) \
+  ROW(MistralForCausalLM, make_mistral_spec)          \
+  ROW(MixtralForCausalLM, make_mixtral_spec)          \
+  ROW(Olmo2ForCausalLM, make_olmo2_spec)              \
+  ROW(Phi3ForCausalLM, make_phi3_spec)                \
+  ROW(Qwen2ForCausalLM, make_qwen2_spec)              \
+  ROW(Qwen2MoeForCausalLM, make_qwen2_moe_spec)       \
+  ROW(Qwen3ForCausalLM, make_qwen3_spec)              \
+  ROW(Qwen3MoeForCausalLM, make_qwen3_moe_spec)       \
   ROW(SmolLM3ForCausalLM, make_smollm3_spec)
 
 namespace espalier {
@@ -45,6 +47,11 @@ std::span<const Family> families();
 // The spec of the family that config.json's `architectures` names, validated. kUnimplemented, with
 // the list of those known, for another; kInvalidArgument with the field's name for a bad value.
 Result<DecoderSpec> make_decoder_spec(const JsonObject& config);
+
+// The encoder of the pictures that such a model reads, validated; nothing where it reads text
+// alone.
+Result<std::optional<DecoderSpec>> make_encoder_spec(const JsonObject& config);
+Result<DecoderSpec> make_llava_encoder(const JsonObject& config);
 
 #define ESPALIER_DECLARE(architecture, make) Result<DecoderSpec> make(const JsonObject& config);
 ESPALIER_FAMILIES(ESPALIER_DECLARE)

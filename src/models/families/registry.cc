@@ -35,6 +35,19 @@ Result<DecoderSpec> make_spec(const Family& family, const JsonObject& config,
 
 }  // namespace
 
+Result<std::optional<DecoderSpec>> make_encoder_spec(const JsonObject& config) {
+  ESP_ASSIGN_OR_RETURN(const std::vector<std::string> names, config.strings("architectures"));
+  if (names.empty() || names[0] != "LlavaForConditionalGeneration") {
+    return std::optional<DecoderSpec>();
+  }
+  ESP_ASSIGN_OR_RETURN(DecoderSpec spec, make_llava_encoder(config));
+  spec.architecture = names[0] + " (encoder)";
+  if (Status status = validate(spec); !status.ok()) {
+    return fail(status.with_context(config.name()));
+  }
+  return std::optional<DecoderSpec>(std::move(spec));
+}
+
 std::span<const Family> families() { return kFamilies; }
 
 Result<DecoderSpec> make_decoder_spec(const JsonObject& config) {

@@ -17,8 +17,10 @@ Arity arity_of(OpKind kind) {
   switch (kind) {
     case OpKind::kEmbed:
     case OpKind::kEmbedPosition:
+    case OpKind::kPatches:
     case OpKind::kMegakernel:
       return {0, 0, 1, 1};
+    case OpKind::kClassEmbed:
     case OpKind::kScale:
     case OpKind::kSoftcap:
     case OpKind::kNorm:
@@ -169,6 +171,7 @@ class Checker {
         ESP_RETURN_IF_ERROR(expect(op.inputs[0], (a.gated ? 2 : 1) * a.dim));
         return expect(op.outputs[0], a.dim);
       }
+      case OpKind::kClassEmbed:
       case OpKind::kScale:
       case OpKind::kSoftcap:
       case OpKind::kRelu:

@@ -33,9 +33,8 @@ class CostVisitor {
   void operator()(const KvAppend& a) { append(a); }
   void operator()(const QkRopeAppend& a) { append(a.append); }
   void operator()(const Attention& a) {
-    const int64_t seen = a.sliding_window > 0
-                             ? std::min<int64_t>(a.sliding_window, step_.context + 1)
-                             : step_.context + 1;
+    const int64_t all = a.causal ? step_.context + 1 : step_.context + step_.tokens;
+    const int64_t seen = a.sliding_window > 0 ? std::min<int64_t>(a.sliding_window, all) : all;
     const int64_t planes = a.latent ? 1 : 2;
     cost_.kv_bytes += rows_ * seen * planes * a.num_kv_heads * a.head_dim * step_.kv_bytes;
     cost_.flops += 4 * rows_ * seen * a.num_heads * a.head_dim;

@@ -58,7 +58,7 @@ void run_attention(CpuContext& context, const Op& op) {
                       .out = out.data,
                       .out_stride = out.stride,
                       .heads = a.num_heads,
-                      .entries = context.entries(count),
+                      .entries = a.causal ? context.entries(count) : context.each_row(count),
                       .page_tables = page_tables(context.batch(), a.sliding_window),
                       .kv = &context.kv(),
                       .layer = op.layer,

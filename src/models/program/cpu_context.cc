@@ -70,6 +70,7 @@ Status CpuContext::reserve(int32_t max_tokens, int32_t max_entries, int64_t outp
   ESP_RETURN_IF_ERROR(reserve_linear());
   wanted_.reserve(static_cast<size_t>(max_entries));
   adapters_.reserve(static_cast<size_t>(max_entries));
+  if (spec_.patches) pictures_.rows.reserve(static_cast<size_t>(max_tokens));
   if (collective_ != nullptr) local_ids_.reserve(static_cast<size_t>(max_tokens));
   place_buffers();
   return Status();
@@ -113,7 +114,8 @@ void CpuContext::place_buffers() {
 }
 
 void CpuContext::begin(const ForwardBatch& batch, std::span<const TokenId> token_ids,
-                       const KvView& kv) {
+                       const KvView& kv, std::span<const float> patches) {
+  pictures_.patches = patches;
   batch_ = &batch;
   kv_ = &kv;
   token_ids_ = token_ids;
@@ -156,6 +158,20 @@ int32_t* CpuContext::ints(const Operand& operand) const {
 
 void CpuContext::alias(const Operand& to, const Operand& from) {
   views_[static_cast<size_t>(to.buffer)] = view(from);
+}
+
+std::span<const BatchEntry> CpuContext::each_row(RowCount count) {
+  pictures_.rows.clear();
+  for (const BatchEntry& entry : entries(count)) {
+    BatchEntry row = entry;
+    row.prefix_len = entry.prefix_len + entry.num_query_tokens - 1;
+    row.num_query_tokens = 1;
+    for (int32_t i = 0; i < entry.num_query_tokens; ++i) {
+      row.query_begin = entry.query_begin + i;
+      pictures_.rows.push_back(row);
+    }
+  }
+  return pictures_.rows;
 }
 
 std::span<const BatchEntry> CpuContext::entries(RowCount count) const {

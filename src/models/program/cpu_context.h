@@ -40,7 +40,10 @@ class CpuContext {
   Status reserve(int32_t max_tokens, int32_t max_entries, int64_t output_rows);
 
   // Starts a step. The batch, the ids and the view outlive it.
-  void begin(const ForwardBatch& batch, std::span<const TokenId> token_ids, const KvView& kv);
+  // patches: of an encoder instead of tokens, [patches, features] of all entries' pictures; it
+  // outlives the step too.
+  void begin(const ForwardBatch& batch, std::span<const TokenId> token_ids, const KvView& kv,
+             std::span<const float> patches = {});
   // The rows that the output section selects from here on, among the wanted rows, and where the
   // section's last buffer lies: out, [rows, columns]; null: in memory of the context.
   void begin_outputs(std::span<const int32_t> rows, float* out);
@@ -64,12 +67,16 @@ class CpuContext {
   const ForwardBatch& batch() const { return *batch_; }
   const KvView& kv() const { return *kv_; }
   std::span<const TokenId> token_ids() const { return token_ids_; }
+  std::span<const float> patches() const { return pictures_.patches; }
   // The ids as rows of a rank's part of the vocabulary; 0 for tokens of other ranks.
   std::span<const TokenId> local_ids(const VocabularyPart& part);
   const WantedRows& wanted() const { return wanted_; }
   std::span<const int32_t> output_rows() const { return output_rows_; }
   // The batch's entries, or their wanted tails.
   std::span<const BatchEntry> entries(RowCount count) const;
+  // The same rows, each as an entry at the last position of its own entry, so that causal attention
+  // lets it see all of that entry. REQUIRES: the spec is an encoder's.
+  std::span<const BatchEntry> each_row(RowCount count);
   const CpuRopes& ropes() const { return ropes_; }
 
  private:
@@ -99,6 +106,11 @@ class CpuContext {
   const KvView* kv_ = nullptr;
   std::span<const TokenId> token_ids_;
   std::span<const int32_t> output_rows_;
+  struct Pictures {  // of an encoder
+    std::span<const float> patches;
+    std::vector<BatchEntry> rows;  // of each_row()
+  };
+  Pictures pictures_;
 };
 
 }  // namespace espalier::program

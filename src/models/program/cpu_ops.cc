@@ -5,6 +5,7 @@
 #include <cstring>
 
 #include "base/check.h"
+#include "kernels/activation/gelu.h"
 #include "kernels/activation/op.h"
 #include "kernels/embedding/op.h"
 #include "kernels/linear/op.h"
@@ -66,6 +67,34 @@ void run_embed_position(CpuContext& context, const Op& op) {
                                            .ids = context.batch().positions,
                                            .out = out.data,
                                            .out_stride = out.stride});
+}
+
+// Patches come picture after picture; entries are pictures.
+void run_patches(CpuContext& context, const Op& op) {
+  const CpuView out = context.view(op.outputs[0]);
+  const auto columns = static_cast<size_t>(op.outputs[0].columns);
+  const bool class_token = context.spec().patches->class_token;
+  const float* from = context.patches().data();
+  for (const BatchEntry& entry : context.batch().entries) {
+    for (int32_t i = 0; i < entry.num_query_tokens; ++i) {
+      float* to = out.data + (entry.query_begin + i) * out.stride;
+      if (i == 0 && class_token) {
+        std::fill_n(to, columns, 0.0f);
+      } else {
+        std::memcpy(to, from, columns * sizeof(float));
+        from += columns;
+      }
+    }
+  }
+}
+
+void run_class_embed(CpuContext& context, const Op& op) {
+  const CpuView x = context.view(op.outputs[0]);
+  const float* embedding = context.weights().vector(op.table);
+  for (const BatchEntry& entry : context.batch().entries) {
+    kernels::add(context.backend(), x.data + entry.query_begin * x.stride, embedding,
+                 op.outputs[0].columns);
+  }
 }
 
 void copy_rows(const CpuView& from, const CpuView& to, int64_t rows, int64_t columns) {
@@ -167,6 +196,15 @@ void run_select_rows(CpuContext& context, const Op& op) {
 void run_activation(CpuContext& context, const Op& op) {
   const auto& a = op.as<Activation>();
   const CpuView x = context.view(op.inputs[0]), y = context.view(op.outputs[0]);
+  if (a.gelu) {
+    return kernels::gelu(context.backend(), {.kind = *a.gelu,
+                                             .x = x.data,
+                                             .x_stride = x.stride,
+                                             .y = y.data,
+                                             .y_stride = y.stride,
+                                             .rows = context.num_rows(op.outputs[0]),
+                                             .dim = a.dim});
+  }
   kernels::gated(context.backend(), {.activation = a.kind,
                                      .limit = a.limit,
                                      .gate = x.data,
@@ -268,6 +306,10 @@ CpuOp cpu_op(OpKind kind) {
       return run_embed;
     case OpKind::kEmbedPosition:
       return run_embed_position;
+    case OpKind::kPatches:
+      return run_patches;
+    case OpKind::kClassEmbed:
+      return run_class_embed;
     case OpKind::kScale:
       return run_scale;
     case OpKind::kSoftcap:

@@ -167,7 +167,8 @@ void lower_attention(Builder& b, const LayerSpec& layer, const Operand& hidden) 
                   .sliding_window = a.sliding_window,
                   .softcap = a.softcap,
                   .sinks = b.weight_if(a.sinks, WeightKind::kSinks),
-                  .latent = latent});
+                  .latent = latent,
+                  .causal = a.causal});
   const Operand branch = b.buffer("branch", hidden.columns);
   b.matmul(b.weight(WeightKind::kAttentionOutput),
            b.weight_if(a.output_bias, WeightKind::kAttentionOutputBias),
@@ -184,7 +185,8 @@ Operand lower_activation(Builder& b, const MlpSpec& mlp, const Operand& gate_up)
         Activation{.kind = mlp.activation,
                    .gated = mlp.gated,
                    .limit = mlp.activation_limit,
-                   .dim = mlp.intermediate_size});
+                   .dim = mlp.intermediate_size,
+                   .gelu = mlp.gelu});
   return y;
 }
 
@@ -259,16 +261,54 @@ void lower_layer(Builder& b, int32_t index, const Operand& hidden) {
   lower_residual(b, layer.mlp_output_norm, WeightKind::kMlpOutputNorm, hidden, branch);
 }
 
+void lower_positions(Builder& b, const Operand& hidden) {
+  if (b.spec().learned_positions == 0) return;
+  const Operand positions = b.buffer("branch", hidden.columns);
+  b.add(OpKind::kEmbedPosition, {}, {positions}).table = {WeightKind::kPositionEmbedding};
+  b.add(OpKind::kResidualAdd, {hidden, positions}, {hidden}, ResidualAdd{});
+}
+
 Operand lower_embedding(Builder& b) {
   const DecoderSpec& spec = b.spec();
   const Operand hidden = b.buffer("hidden", spec.hidden_size);
   b.add(OpKind::kEmbed, {}, {hidden}).table = {WeightKind::kEmbedding};
   b.scale(hidden, spec.embedding_scale);
-  if (spec.learned_positions == 0) return hidden;
-  const Operand positions = b.buffer("branch", spec.hidden_size);
-  b.add(OpKind::kEmbedPosition, {}, {positions}).table = {WeightKind::kPositionEmbedding};
-  b.add(OpKind::kResidualAdd, {hidden, positions}, {hidden}, ResidualAdd{});
+  lower_positions(b, hidden);
   return hidden;
+}
+
+Operand lower_patches(Builder& b) {
+  const DecoderSpec& spec = b.spec();
+  const PatchesSpec& patches = *spec.patches;
+  const Operand pixels = b.buffer("patches", patches.features());
+  const Operand hidden = b.buffer("hidden", spec.hidden_size);
+  b.add(OpKind::kPatches, {}, {pixels});
+  b.matmul({WeightKind::kPatchEmbedding},
+           patches.bias ? WeightId{WeightKind::kPatchEmbeddingBias} : WeightId{}, pixels, hidden);
+  if (patches.class_token) {
+    b.add(OpKind::kClassEmbed, {hidden}, {hidden}).table = {WeightKind::kClassEmbedding};
+  }
+  lower_positions(b, hidden);
+  if (patches.norm) b.norm(*patches.norm, WeightKind::kEmbeddingNorm, hidden, hidden);
+  return hidden;
+}
+
+// Matrices from an encoder's rows to the decoder's, an activation between two of them.
+void lower_projector(Builder& b, Operand x) {
+  const ProjectorSpec& projector = *b.spec().projector;
+  for (size_t i = 0; i < projector.layers.size(); ++i) {
+    const PoolingSpec::HeadLayer& layer = projector.layers[i];
+    if (i > 0) {
+      b.add(OpKind::kActivation, {x}, {x},
+            Activation{.gated = false, .dim = x.columns, .gelu = projector.gelu});
+    }
+    const auto index = static_cast<int32_t>(i);
+    const Operand y =
+        b.buffer("projected_" + std::to_string(i), layer.outputs, {RowCount::kOutputs});
+    b.matmul({WeightKind::kProjector, index},
+             layer.bias ? WeightId{WeightKind::kProjectorBias, index} : WeightId{}, x, y);
+    x = y;
+  }
 }
 
 void lower_logits(Builder& b, const Operand& x) {
@@ -304,7 +344,7 @@ void lower_pooling(Builder& b, const Operand& x) {
 
 Program lower(const DecoderSpec& spec) {
   Builder b(spec);
-  const Operand hidden = lower_embedding(b);
+  const Operand hidden = spec.patches ? lower_patches(b) : lower_embedding(b);
   for (int32_t i = 0; i < static_cast<int32_t>(spec.layers.size()); ++i) {
     lower_layer(b, i, hidden);
   }
@@ -312,7 +352,11 @@ Program lower(const DecoderSpec& spec) {
   const Operand outputs = b.buffer("outputs", spec.hidden_size, {RowCount::kOutputs});
   b.add(OpKind::kSelectRows, {hidden}, {outputs});
   if (spec.final_norm) b.norm(*spec.final_norm, WeightKind::kFinalNorm, outputs, outputs);
-  spec.pooling ? lower_pooling(b, outputs) : lower_logits(b, outputs);
+  if (spec.projector) {
+    lower_projector(b, outputs);
+  } else {
+    spec.pooling ? lower_pooling(b, outputs) : lower_logits(b, outputs);
+  }
   return b.take();
 }
 

@@ -13,6 +13,7 @@ namespace espalier::program {
 //                   hidden += scale * norm(mlp(norm(hidden))), or of experts chosen by a router
 //   outputs = select_rows(hidden);  logits = softcap(scale * head(norm(outputs)))
 //   or, where a text becomes a vector: pool(norm(outputs)) through the head's layers
+//   of an encoder: hidden = norm(matmul(patches) + class + position); projector(norm(outputs))
 //
 // REQUIRES: a valid spec.
 Program lower(const DecoderSpec& spec);

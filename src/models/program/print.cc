@@ -20,8 +20,9 @@ std::string_view norm_name(const NormSpec& spec) {
   return {};
 }
 
-std::string_view activation_name(kernels::Activation kind) {
-  switch (kind) {
+std::string_view activation_name(const Activation& a) {
+  if (a.gelu) return *a.gelu == kernels::Gelu::kErf ? "gelu" : "quick_gelu";
+  switch (a.kind) {
     case kernels::Activation::kSilu:
       return "silu";
     case kernels::Activation::kGeluTanh:
@@ -60,13 +61,13 @@ class Writer {
     if (a.groups != 1) put("groups", a.groups);
   }
   void operator()(const Activation& a) {
-    put("kind", activation_name(a.kind));
+    put("kind", activation_name(a));
     if (!a.gated) put("gated", false);
     if (a.limit != 0) put("limit", a.limit);
   }
   void operator()(const Matmul& a) {
     if (a.norm) put("norm", norm_name(a.norm->spec));
-    if (a.activation) put("activation", activation_name(a.activation->kind));
+    if (a.activation) put("activation", activation_name(*a.activation));
     if (a.residual) put("residual", true);
     if (a.adapters) put("adapters", true);
   }
@@ -95,6 +96,7 @@ class Writer {
     put("scale", a.scale);
     if (a.sliding_window > 0) put("window", a.sliding_window);
     if (a.softcap > 0) put("softcap", a.softcap);
+    if (!a.causal) put("causal", false);
   }
   void operator()(const ResidualAdd& a) {
     if (a.scale != 1) put("scale", a.scale);
@@ -109,7 +111,7 @@ class Writer {
   }
   void operator()(const MoeMatmul& a) {
     put("experts", a.num_experts);
-    if (a.activation) put("activation", activation_name(a.activation->kind));
+    if (a.activation) put("activation", activation_name(*a.activation));
   }
   void operator()(const MoeCombine& a) {
     put("top_k", a.top_k);

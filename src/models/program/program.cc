@@ -8,6 +8,10 @@ namespace espalier {
 std::string_view weight_name(WeightKind kind) {
   static constexpr std::string_view kNames[] = {"",
                                                 "embedding",
+                                                "patch_embedding",
+                                                "patch_embedding_bias",
+                                                "class_embedding",
+                                                "embedding_norm",
                                                 "position_embedding",
                                                 "input_norm",
                                                 "qkv",
@@ -42,8 +46,10 @@ std::string_view weight_name(WeightKind kind) {
                                                 "final_norm",
                                                 "head",
                                                 "pooling_head",
-                                                "pooling_head_bias"};
-  static_assert(std::size(kNames) == static_cast<size_t>(WeightKind::kPoolingHeadBias) + 1);
+                                                "pooling_head_bias",
+                                                "projector",
+                                                "projector_bias"};
+  static_assert(std::size(kNames) == static_cast<size_t>(WeightKind::kProjectorBias) + 1);
   return kNames[static_cast<size_t>(kind)];
 }
 
@@ -155,12 +161,12 @@ std::vector<WeightId> weights_of(const Op& op) {
 
 std::string_view op_name(OpKind kind) {
   static constexpr std::string_view kNames[] = {
-      "embed",      "embed_position", "scale",       "softcap",        "norm",
-      "matmul",     "head_matmul",    "head_copy",   "rope",           "kv_append",
-      "attention",  "select_rows",    "activation",  "residual_add",   "gated_add",
-      "moe_route",  "moe_matmul",     "moe_combine", "pool",           "relu",
-      "all_reduce", "all_gather",     "barrier",     "qk_rope_append", "moe_experts",
-      "moe_block",  "latent_prefill", "megakernel"};
+      "embed",          "embed_position", "patches",    "class_embed",    "scale",
+      "softcap",        "norm",           "matmul",     "head_matmul",    "head_copy",
+      "rope",           "kv_append",      "attention",  "select_rows",    "activation",
+      "residual_add",   "gated_add",      "moe_route",  "moe_matmul",     "moe_combine",
+      "pool",           "relu",           "all_reduce", "all_gather",     "barrier",
+      "qk_rope_append", "moe_experts",    "moe_block",  "latent_prefill", "megakernel"};
   static_assert(std::size(kNames) == static_cast<size_t>(OpKind::kMegakernel) + 1);
   return kNames[static_cast<size_t>(kind)];
 }

@@ -17,6 +17,7 @@
 #include <variant>
 #include <vector>
 
+#include "kernels/activation/gelu.h"
 #include "kernels/activation/op.h"
 #include "kernels/router/op.h"
 #include "models/decoder_spec.h"
@@ -67,6 +68,8 @@ struct Operand {
 enum class OpKind : uint8_t {
   kEmbed,          // -> x: row of the token; zero where another rank has it (VocabularyPart)
   kEmbedPosition,  // -> x: row of the position
+  kPatches,        // -> x: of each picture its patches, below a row of zeros where it has a class
+  kClassEmbed,     // x -> x: the class embedding is added to each picture's first row
   kScale,          // x -> y = factor * x
   kSoftcap,        // x -> x = cap * tanh(x / cap)
   kNorm,           // x -> y: of each group of columns by itself
@@ -119,9 +122,10 @@ struct Norm {
 
 struct Activation {
   kernels::Activation kind = kernels::Activation::kSilu;
-  bool gated = true;  // x: [gate; up], each of `dim`; else up alone
-  float limit = 0;    // kClampedSwiglu
-  int32_t dim = 0;    // of the result
+  bool gated = true;                  // x: [gate; up], each of `dim`; else up alone
+  float limit = 0;                    // kClampedSwiglu
+  int32_t dim = 0;                    // of the result
+  std::optional<kernels::Gelu> gelu;  // instead of `kind`, without a gate; the CPU alone has it
 };
 
 // W: [out_features, in_features]. With an activation y has its `dim` columns, else out_features.
@@ -176,6 +180,7 @@ struct Attention {
   float softcap = 0;
   WeightId sinks;
   bool latent = false;  // there is one plane, of keys that are values too
+  bool causal = true;   // false: each query sees all of its sequence
 };
 
 struct ResidualAdd {
@@ -263,7 +268,7 @@ struct Op {
   std::vector<Operand> inputs;
   std::vector<Operand> outputs;
   Attributes attributes;
-  // Weights that stand for themselves: of kEmbed and kEmbedPosition the table.
+  // Weights that stand for themselves: of kEmbed, kEmbedPosition and kClassEmbed the table.
   WeightId table;
   // Launch policy: the kernel may start while the one in front of it ends (programmatic dependent
   // launch); back ends without it ignore it.

@@ -1,0 +1,102 @@
+// LLaVA 1.5 (Liu et al. 2023): a decoder, a vision encoder of CLIP's shape, and an MLP of two
+// layers that carries the encoder's rows to the decoder's. Source: transformers, models/llava.
+#include "models/families/clip_vision.h"
+#include "models/families/common.h"
+#include "models/families/family.h"
+
+namespace espalier {
+namespace {
+
+// What a text_config that states a model's name alone leaves out: LlamaConfig's defaults.
+constexpr std::string_view kLlamaDefaults = R"({
+  "model_type": "llama", "vocab_size": 32000, "hidden_size": 4096, "intermediate_size": 11008,
+  "num_hidden_layers": 32, "num_attention_heads": 32, "max_position_embeddings": 2048,
+  "rms_norm_eps": 1e-6, "eos_token_id": 2})";
+
+Result<JsonObject> read_text_config(const JsonObject& config) {
+  ESP_ASSIGN_OR_RETURN(const JsonObject text, config.object("text_config"));
+  if (text.has("hidden_size")) return text;
+  ESP_ASSIGN_OR_RETURN(const JsonObject defaults, JsonObject::parse(kLlamaDefaults, text.name()));
+  return defaults.merged(text);
+}
+
+Result<DecoderSpec> make_text_spec(const JsonObject& text) {
+  ESP_ASSIGN_OR_RETURN(const std::string type, text.string_or("model_type", "llama"));
+  if (type == "llama") return make_llama_spec(text);
+  if (type == "mistral") return make_mistral_spec(text);
+  if (type == "qwen2") return make_qwen2_spec(text);
+  return fail(text.field_error("model_type",
+                               "is '" + type + "'; known beside images are llama, mistral, qwen2"));
+}
+
+// Releases differ in the order of the names' parts.
+void set_text_names(WeightNames& names) {
+  const std::string model = "model.", text = "language_model.model.";
+  for (std::string* name : {&names.embedding, &names.final_norm, &names.input_norm,
+                            &names.post_attention_norm, &names.q, &names.k, &names.v,
+                            &names.attention_output, &names.gate, &names.up, &names.down}) {
+    if (name->starts_with(model)) name->replace(0, model.size(), text);
+  }
+  names.head = "language_model." + names.head;
+  names.other_prefixes = {{text, "model.language_model."}, {"language_model.lm_head", "lm_head"}};
+  names.unused_prefixes = {"vision_tower.", "model.vision_tower.", "multi_modal_projector.",
+                           "model.multi_modal_projector."};
+}
+
+struct Features {
+  int32_t layer = 0;
+  bool with_class = false;  // its row is a result too
+};
+
+Result<Features> read_features(const JsonObject& config) {
+  Features out;
+  ESP_ASSIGN_OR_RETURN(const int64_t layer,
+                       config.integer_or("vision_feature_layer", -2, -4096, 4096));
+  out.layer = static_cast<int32_t>(layer);
+  ESP_ASSIGN_OR_RETURN(const std::string select,
+                       config.string_or("vision_feature_select_strategy", "default"));
+  if (select != "default" && select != "full") {
+    return fail(config.field_error("vision_feature_select_strategy",
+                                   "is '" + select + "'; known are default and full"));
+  }
+  out.with_class = select == "full";
+  return out;
+}
+
+}  // namespace
+
+Result<DecoderSpec> make_llava_encoder(const JsonObject& config) {
+  ESP_ASSIGN_OR_RETURN(const Features features, read_features(config));
+  ESP_ASSIGN_OR_RETURN(const JsonObject vision, config.object("vision_config"));
+  ESP_ASSIGN_OR_RETURN(DecoderSpec spec, read_clip_vision(vision, features.layer));
+  if (features.with_class == spec.patches->class_token) {
+    return fail(config.field_error(
+        "vision_feature_select_strategy",
+        "must be 'default' with a class token (CLIP) and 'full' without one (SigLIP)"));
+  }
+  ESP_ASSIGN_OR_RETURN(const JsonObject text, read_text_config(config));
+  ESP_ASSIGN_OR_RETURN(const int32_t outputs, read_size(text, "hidden_size"));
+  ESP_ASSIGN_OR_RETURN(const bool bias, config.boolean_or("multimodal_projector_bias", true));
+  ProjectorSpec projector;
+  ESP_ASSIGN_OR_RETURN(projector.gelu, read_gelu(config, "projector_hidden_act", "gelu"));
+  const std::string name = "multi_modal_projector.";
+  projector.layers = {{name + "linear_1", outputs, bias}, {name + "linear_2", outputs, bias}};
+  spec.projector = std::move(projector);
+  spec.names.other_prefixes.emplace_back(name, "model." + name);
+  for (const char* prefix : {"language_model.", "model.language_model.", "lm_head."}) {
+    spec.names.unused_prefixes.emplace_back(prefix);
+  }
+  ESP_ASSIGN_OR_RETURN(spec.checkpoint_dtype, read_dtype(config));
+  return spec;
+}
+
+Result<DecoderSpec> make_llava_spec(const JsonObject& config) {
+  ESP_ASSIGN_OR_RETURN(const JsonObject text, read_text_config(config));
+  ESP_ASSIGN_OR_RETURN(DecoderSpec spec, make_text_spec(text));
+  spec.model_type = "llava";
+  ESP_ASSIGN_OR_RETURN(spec.checkpoint_dtype, read_dtype(config));
+  set_text_names(spec.names);
+  return spec;
+}
+
+}  // namespace espalier

@@ -1,0 +1,243 @@
+// Encoders of pictures against transformers, and broken on purpose: each part must be noticed.
+#include "models/image_encoder.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <filesystem>
+
+#include "checkpoint/checkpoint.h"
+#include "media/drawn.h"
+#include "models/families/family.h"
+#include "models/golden.h"
+#include "models/image_processor_config.h"
+#include "models/program/cpu_encoder.h"
+#include "models/program/lower.h"
+#include "models/program/print.h"
+#include "tensor/work_pool.h"
+
+namespace espalier {
+namespace {
+
+using testing::HasSubstr;
+
+std::filesystem::path folder_of(const std::string& name) { return "tests/golden/images/" + name; }
+
+struct Picture {
+  Image image;
+  std::vector<float> rows;
+};
+
+std::vector<Picture> read_pictures(const std::string& name) {
+  const auto reference = SafetensorsFile::open(folder_of(name) / "reference.safetensors");
+  std::vector<Picture> pictures;
+  if (!reference) return pictures;
+  const auto find = [&](const std::string& tensor) -> const CheckpointTensor* {
+    for (const CheckpointTensor& one : reference->tensors()) {
+      if (one.name == tensor) return &one;
+    }
+    return nullptr;
+  };
+  for (int i = 0;; ++i) {
+    const CheckpointTensor* size = find("size_" + std::to_string(i));
+    if (size == nullptr) return pictures;
+    const auto* sides = reinterpret_cast<const int32_t*>(size->bytes.data());
+    const CheckpointTensor* rows = find("rows_" + std::to_string(i));
+    const auto* data = reinterpret_cast<const float*>(rows->bytes.data());
+    pictures.push_back(
+        {test::drawn(sides[0], sides[1]), {data, data + rows->bytes.size() / sizeof(float)}});
+  }
+}
+
+// The largest error, in units of the reference's spread.
+float error_of(ImageEncoder& encoder, const std::string& name) {
+  float error = 0, low = 0, high = 0;
+  const std::vector<Picture> pictures = read_pictures(name);
+  EXPECT_EQ(pictures.size(), 4u);
+  for (const Picture& picture : pictures) {
+    const auto patches = encoder.prepare(picture.image);
+    EXPECT_TRUE(patches);
+    std::vector<float> rows(picture.rows.size());
+    encoder.encode(*patches, rows);
+    for (size_t i = 0; i < rows.size(); ++i) {
+      const float off = std::fabs(rows[i] - picture.rows[i]);
+      error = off <= error ? error : off;  // a NaN stays
+      low = std::min(low, picture.rows[i]);
+      high = std::max(high, picture.rows[i]);
+    }
+  }
+  return error / (high - low);
+}
+
+class ImageEncoderGolden : public testing::TestWithParam<const char*> {
+ protected:
+  Result<std::unique_ptr<program::CpuEncoder>> load(
+      const program::Rewrite& rewrite = {},
+      const std::function<void(DecoderSpec&, ImageProcessorSpec&)>& change = {}) {
+    const std::filesystem::path folder = folder_of(GetParam());
+    ESP_ASSIGN_OR_RETURN(const JsonObject config, read_model_config(folder));
+    ESP_ASSIGN_OR_RETURN(std::optional<DecoderSpec> spec, make_encoder_spec(config));
+    ESP_ASSIGN_OR_RETURN(ImageProcessorSpec processor,
+                         read_image_processor(folder, *spec->patches));
+    ESP_ASSIGN_OR_RETURN(const Checkpoint checkpoint, Checkpoint::open(folder));
+    if (change) change(*spec, processor);
+    CheckpointSource source(checkpoint, *spec, DType::kFloat32);
+    return program::CpuEncoder::create(*spec, processor, DType::kFloat32, source, pool_, rewrite);
+  }
+
+  WorkPool pool_{2};
+};
+
+TEST_P(ImageEncoderGolden, EqualsTransformers) {
+  auto encoder = load();
+  ASSERT_TRUE(encoder) << encoder.error().message();
+  EXPECT_EQ((*encoder)->info().num_rows, 16);
+  EXPECT_EQ((*encoder)->info().width, 32);
+  EXPECT_LT(error_of(**encoder, GetParam()), 1e-4f);
+}
+
+TEST_P(ImageEncoderGolden, IsFoundByItsFolder) {
+  auto encoder = load_image_encoder({.path = folder_of(GetParam()), .pool = &pool_});
+  ASSERT_TRUE(encoder) << encoder.error().message();
+  ASSERT_NE(*encoder, nullptr);
+  EXPECT_LT(error_of(**encoder, GetParam()), 1e-4f);
+}
+
+TEST_P(ImageEncoderGolden, OnePictureDoesNotChangeTheNext) {
+  auto encoder = load();
+  ASSERT_TRUE(encoder);
+  const auto a = (*encoder)->prepare(test::drawn(40, 31)).value();
+  const auto b = (*encoder)->prepare(test::drawn(9, 50)).value();
+  std::vector<float> first(16 * 32), other(16 * 32), again(16 * 32);
+  (*encoder)->encode(a, first);
+  (*encoder)->encode(b, other);
+  (*encoder)->encode(a, again);
+  EXPECT_EQ(first, again);
+  EXPECT_NE(first, other);
+}
+
+// A part broken on purpose.
+struct Fault {
+  const char* name;
+  program::Rewrite rewrite;
+  std::function<void(DecoderSpec&, ImageProcessorSpec&)> change;
+};
+
+program::Rewrite without(program::OpKind kind) {
+  return [kind](program::Program program) {
+    const auto last = std::find_if(program.ops.rbegin(), program.ops.rend(),
+                                   [&](const program::Op& op) { return op.kind == kind; });
+    if (last != program.ops.rend()) program.ops.erase(std::prev(last.base()));
+    return program;
+  };
+}
+
+program::Rewrite with_causal_attention() {
+  return [](program::Program program) {
+    for (program::Op& op : program.ops) {
+      if (op.kind == program::OpKind::kAttention) op.as<program::Attention>().causal = true;
+    }
+    return program;
+  };
+}
+
+program::Rewrite with_silu() {
+  return [](program::Program program) {
+    for (program::Op& op : program.ops) {
+      if (op.kind != program::OpKind::kActivation) continue;
+      auto& activation = op.as<program::Activation>();
+      activation.kind = kernels::Activation::kSilu;
+      activation.gelu.reset();
+    }
+    return program;
+  };
+}
+
+std::vector<Fault> faults() {
+  return {
+      {"no_positions",
+       [](program::Program program) {
+         std::erase_if(program.ops, [](const program::Op& op) {
+           return op.kind == program::OpKind::kResidualAdd && op.layer < 0;
+         });
+         return program;
+       },
+       {}},
+      {"causal", with_causal_attention(), {}},
+      {"silu", with_silu(), {}},
+      {"no_activation_of_projector", without(program::OpKind::kActivation), {}},
+      {"a_layer_less",
+       {},
+       [](DecoderSpec& spec, ImageProcessorSpec&) {
+         spec.names.unused_prefixes.emplace_back("vision_tower.");
+         spec.layers.pop_back();
+       }},
+      {"bilinear",
+       {},
+       [](DecoderSpec&, ImageProcessorSpec& processor) { processor.filter = Resample::kBilinear; }},
+      {"no_mean", {}, [](DecoderSpec&, ImageProcessorSpec& processor) { processor.mean = {}; }},
+  };
+}
+
+TEST_P(ImageEncoderGolden, FaultsAreNoticed) {
+  for (const Fault& fault : faults()) {
+    auto encoder = load(fault.rewrite, fault.change);
+    ASSERT_TRUE(encoder) << fault.name << ": " << encoder.error().message();
+    EXPECT_GT(error_of(**encoder, GetParam()), 2e-3f) << fault.name;
+  }
+}
+
+TEST_P(ImageEncoderGolden, ProgramStatesItsParts) {
+  const JsonObject config = read_model_config(folder_of(GetParam())).value();
+  const std::string text = program::to_string(program::lower(*make_encoder_spec(config).value()));
+  EXPECT_THAT(text, HasSubstr("patches, %patch_embedding"));
+  EXPECT_THAT(text, HasSubstr("causal=false"));
+  EXPECT_THAT(text, HasSubstr("%projector"));
+  const bool clip = std::string(GetParam()) == "llava_clip";
+  EXPECT_EQ(text.find("class_embed") != std::string::npos, clip);
+  EXPECT_EQ(text.find("quick_gelu") != std::string::npos, clip);
+}
+
+INSTANTIATE_TEST_SUITE_P(All, ImageEncoderGolden, testing::Values("llava_clip", "llava_siglip"),
+                         [](const auto& tested) { return std::string(tested.param); });
+
+// The decoder beside the encoder, on a text without pictures: names and sizes of text_config.
+TEST(LlavaDecoder, LogitsOfTextEqualTransformers) {
+  for (const char* name : {"llava_clip", "llava_siglip"}) {
+    WorkPool pool(2);
+    auto model = load_model({.path = folder_of(name), .dtype = "float32", .pool = &pool});
+    ASSERT_TRUE(model) << model.error().message();
+    const auto reference = SafetensorsFile::open(folder_of(name) / "reference.safetensors");
+    ASSERT_TRUE(reference);
+    std::vector<TokenId> prompt;
+    std::vector<float> logits;
+    for (const CheckpointTensor& tensor : reference->tensors()) {
+      if (tensor.name == "prompt") {
+        const auto* ids = reinterpret_cast<const int32_t*>(tensor.bytes.data());
+        prompt.assign(ids, ids + tensor.bytes.size() / sizeof(int32_t));
+      } else if (tensor.name == "logits") {
+        const auto* data = reinterpret_cast<const float*>(tensor.bytes.data());
+        logits.assign(data, data + tensor.bytes.size() / sizeof(float));
+      }
+    }
+    const std::vector<float> made =
+        golden::run_all(**model, {prompt}, KvType::kFloat32, 4, 5, true)[0];
+    ASSERT_EQ(made.size(), logits.size());
+    const auto [low, high] = std::minmax_element(logits.begin(), logits.end());
+    for (size_t i = 0; i < made.size(); ++i) {
+      ASSERT_NEAR(made[i], logits[i], 1e-4 * (*high - *low)) << name << " " << i;
+    }
+  }
+}
+
+TEST(ImageEncoder, TextModelsHaveNone) {
+  WorkPool pool(1);
+  const auto encoder = load_image_encoder({.path = "tests/golden/models/qwen2_f32", .pool = &pool});
+  ASSERT_TRUE(encoder) << encoder.error().message();
+  EXPECT_EQ(*encoder, nullptr);
+}
+
+}  // namespace
+}  // namespace espalier

@@ -1,0 +1,110 @@
+#include "models/image_processor_config.h"
+
+#include "checkpoint/json_object.h"
+
+namespace espalier {
+namespace {
+
+using Size = ImageProcessorSpec::Size;
+constexpr int64_t kSideMax = 8192;  // pixels that a processor may make of a side
+
+Result<JsonObject> read_config(const std::filesystem::path& folder) {
+  const std::filesystem::path own = folder / "preprocessor_config.json";
+  if (std::filesystem::exists(own)) return JsonObject::read(own);
+  auto shared = JsonObject::read(folder / "processor_config.json");
+  if (shared && shared->has("image_processor")) return shared->object("image_processor");
+  return fail(error(StatusCode::kNotFound,
+                    "{} is missing: the model reads pictures, and it states how they are resized",
+                    own.string()));
+}
+
+Result<int32_t> read_side(const JsonObject& config, std::string_view field) {
+  ESP_ASSIGN_OR_RETURN(const int64_t side, config.integer(field, 1, kSideMax));
+  return static_cast<int32_t>(side);
+}
+
+Result<Size> read_sides(const JsonObject& config, std::string_view field) {
+  // Old files have a number for both.
+  if (const auto both = read_side(config, field)) return Size{*both, *both};
+  ESP_ASSIGN_OR_RETURN(const JsonObject object, config.object(field));
+  Size size;
+  ESP_ASSIGN_OR_RETURN(size.width, read_side(object, "width"));
+  ESP_ASSIGN_OR_RETURN(size.height, read_side(object, "height"));
+  return size;
+}
+
+// size: {"shortest_edge": n}, {"height": n, "width": m}, or n as the shortest edge.
+Status read_resize(const JsonObject& config, ImageProcessorSpec& spec) {
+  // PIL's numbers: 2 bilinear, 3 bicubic.
+  ESP_ASSIGN_OR_RETURN(const int64_t filter, config.integer_or("resample", 3));
+  if (filter != 2 && filter != 3) {
+    return config.field_error("resample", "is neither 2 (bilinear) nor 3 (bicubic)");
+  }
+  spec.filter = filter == 2 ? Resample::kBilinear : Resample::kBicubic;
+  if (const auto edge = read_side(config, "size")) {
+    spec.shortest_edge = *edge;
+    return Status();
+  }
+  ESP_ASSIGN_OR_RETURN(const JsonObject size, config.object("size"));
+  if (size.has("shortest_edge") && !size.has("longest_edge")) {
+    ESP_ASSIGN_OR_RETURN(spec.shortest_edge, read_side(size, "shortest_edge"));
+    return Status();
+  }
+  ESP_ASSIGN_OR_RETURN(spec.size, read_sides(config, "size"));
+  return Status();
+}
+
+Status read_channels(const JsonObject& config, std::string_view field, std::array<float, 3>& out) {
+  ESP_ASSIGN_OR_RETURN(const std::vector<double> values, config.numbers(field));
+  if (values.size() != 3) return config.field_error(field, "must have three numbers");
+  for (size_t i = 0; i < 3; ++i) out[i] = static_cast<float>(values[i]);
+  return Status();
+}
+
+Status read_normalize(const JsonObject& config, ImageProcessorSpec& spec) {
+  ESP_RETURN_IF_ERROR(read_channels(config, "image_mean", spec.mean));
+  ESP_RETURN_IF_ERROR(read_channels(config, "image_std", spec.std));
+  for (const float value : spec.std) {
+    if (!(value > 0)) return config.field_error("image_std", "must be above 0");
+  }
+  return Status();
+}
+
+Status check_patches(const JsonObject& config, const PatchesSpec& patches,
+                     const ImageProcessorSpec& spec) {
+  const Size fixed = spec.crop ? *spec.crop : spec.size.value_or(Size{});
+  const int64_t made =
+      int64_t{fixed.width / patches.patch_size} * (fixed.height / patches.patch_size);
+  if (made == patches.num_patches) return Status();
+  return config.field_error(
+      spec.crop ? "crop_size" : "size",
+      fmt::format("makes pictures of {} x {} pixels, {} patches; the model's config.json has "
+                  "positions for {}",
+                  fixed.width, fixed.height, made, patches.num_patches));
+}
+
+}  // namespace
+
+Result<ImageProcessorSpec> read_image_processor(const std::filesystem::path& folder,
+                                                const PatchesSpec& patches) {
+  ESP_ASSIGN_OR_RETURN(const JsonObject config, read_config(folder));
+  ImageProcessorSpec spec;
+  ESP_ASSIGN_OR_RETURN(const bool resize, config.boolean_or("do_resize", true));
+  if (resize) ESP_RETURN_IF_ERROR(read_resize(config, spec));
+  ESP_ASSIGN_OR_RETURN(const bool crop,
+                       config.boolean_or("do_center_crop", config.has("crop_size")));
+  if (crop) {
+    ESP_ASSIGN_OR_RETURN(spec.crop, read_sides(config, "crop_size"));
+  }
+  ESP_ASSIGN_OR_RETURN(const bool pad, config.boolean_or("do_pad", false));
+  if (pad) return fail(config.field_error("do_pad", "is not supported: set it to false"));
+  ESP_ASSIGN_OR_RETURN(const bool rescale, config.boolean_or("do_rescale", true));
+  ESP_ASSIGN_OR_RETURN(const double factor, config.number_or("rescale_factor", 1.0 / 255));
+  spec.rescale = rescale ? static_cast<float>(factor) : 1.0f;
+  ESP_ASSIGN_OR_RETURN(const bool normalize, config.boolean_or("do_normalize", true));
+  if (normalize) ESP_RETURN_IF_ERROR(read_normalize(config, spec));
+  ESP_RETURN_IF_ERROR(check_patches(config, patches, spec));
+  return spec;
+}
+
+}  // namespace espalier

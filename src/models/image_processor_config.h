@@ -1,0 +1,18 @@
+// preprocessor_config.json: how a picture becomes an encoder's input.
+#pragma once
+
+#include <filesystem>
+
+#include "base/status.h"
+#include "media/processor.h"
+#include "models/decoder_spec.h"
+
+namespace espalier {
+
+// Reads the folder's preprocessor_config.json, or the image_processor in its processor_config.json.
+// Fails by the field's name where a step is not known, or where pictures would not become as many
+// patches as the encoder has positions.
+Result<ImageProcessorSpec> read_image_processor(const std::filesystem::path& folder,
+                                                const PatchesSpec& patches);
+
+}  // namespace espalier

@@ -1,0 +1,53 @@
+// An encoder of pictures on the CPU: the interpreter of its program. A picture is a batch entry
+// whose rows see each other; the keys and values of one layer lie in memory of the encoder, and the
+// next layer overwrites them.
+#pragma once
+
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "base/status.h"
+#include "kernels/cpu/backend.h"
+#include "models/decoder_weights.h"
+#include "models/image_encoder.h"
+#include "models/program/cpu_context.h"
+#include "models/program/cpu_model.h"
+#include "models/program/cpu_ops.h"
+#include "models/weight_source.h"
+#include "tensor/buffer.h"
+
+namespace espalier::program {
+
+class CpuEncoder final : public ImageEncoder {
+ public:
+  // pool: borrowed, outlives the encoder. rewrite: tests inject faults with it. Fails as
+  // CpuModel::create does.
+  static Result<std::unique_ptr<CpuEncoder>> create(const DecoderSpec& spec,
+                                                    const ImageProcessorSpec& processor,
+                                                    const WeightTypes& types, WeightSource& source,
+                                                    WorkPool& pool, const Rewrite& rewrite = {});
+
+  const ImageEncoderInfo& info() const override { return info_; }
+  void encode(std::span<const float> patches, std::span<float> rows) override;
+
+ private:
+  CpuEncoder(DecoderSpec spec, const ImageProcessorSpec& processor, Program program,
+             DecoderWeights weights, std::unique_ptr<kernels::CpuBackend> backend);
+  Status reserve();
+  void run(size_t first, size_t last);
+
+  const DecoderSpec spec_;
+  const Program program_;
+  const DecoderWeights weights_;
+  const std::unique_ptr<kernels::CpuBackend> backend_;
+  ImageEncoderInfo info_;
+  CpuContext context_;
+  const size_t output_begin_;  // of program_.ops
+  ForwardBatch batch_;         // one picture
+  espalier::Buffer keys_, values_;
+  KvView kv_;  // all layers in the same memory
+  std::vector<int32_t> result_rows_;
+};
+
+}  // namespace espalier::program
