@@ -193,8 +193,8 @@ HttpResponse limited_response(Tenant& tenant, Duration wait) {
   return response;
 }
 
-Status start(const ContextPtr& context, const ResponsePtr& response, ExactBody body,
-             const TenantPtr& tenant) {
+Status start_exact(const ContextPtr& context, const ResponsePtr& response, ExactBody body,
+                   const TenantPtr& tenant) {
   const Tokenizer* const tokenizer = context->engine.tokenizer();
   if (tokenizer == nullptr)
     return error(StatusCode::kFailedPrecondition,
@@ -224,7 +224,7 @@ void handle_exact_likelihood(const ContextPtr& context, HttpRequest&& request,
   if (!read.ok()) return response->send(malformed_response(read));
   // The first call makes the table of spellings: never on an I/O thread.
   const bool queued = context->workers->run([context, response, body, tenant] {
-    const Status started = start(context, response, std::move(*body), tenant);
+    const Status started = start_exact(context, response, std::move(*body), tenant);
     if (!started.ok()) response->send(error_response(Dialect::kNative, started));
   });
   if (!queued)

@@ -78,7 +78,7 @@ void handle_upload(const BatchCall& call) {
   call.response->send(kept ? file_response(*kept) : error_response(Dialect::kOpenAi, kept.error()));
 }
 
-void handle_list(const BatchCall& call) {
+void handle_list_files(const BatchCall& call) {
   const auto query = read_list_query(call.request, 10'000, 10'000);
   if (!query) return call.response->send(error_response(Dialect::kOpenAi, query.error()));
   const auto page = call.batches.files->list(call.request.query_param("purpose").value_or(""),
@@ -87,12 +87,12 @@ void handle_list(const BatchCall& call) {
   call.response->send(list_response(*page, write_file));
 }
 
-void handle_get(const BatchCall& call) {
+void handle_get_file(const BatchCall& call) {
   const auto file = call.batches.files->get(call.request.param("id"), call.filter);
   call.response->send(file ? file_response(*file) : error_response(Dialect::kOpenAi, file.error()));
 }
 
-void handle_delete(const BatchCall& call) {
+void handle_delete_file(const BatchCall& call) {
   const std::string id(call.request.param("id"));
   if (const Status erased = call.batches.files->erase(id, call.filter); !erased.ok())
     return call.response->send(error_response(Dialect::kOpenAi, erased));
@@ -151,15 +151,21 @@ const std::vector<Route>& own_routes() {
        on_worker(handle_upload),
        "",
        nullptr},
-      {{"GET"}, "/v1/files", kUser, "The files", on_worker(handle_list), "", nullptr},
+      {{"GET"}, "/v1/files", kUser, "The files", on_worker(handle_list_files), "", nullptr},
       {{"GET"},
        "/v1/files/{id}",
        kUser,
        "What is known of a file",
-       on_worker(handle_get),
+       on_worker(handle_get_file),
        "",
        nullptr},
-      {{"DELETE"}, "/v1/files/{id}", kUser, "Delete a file", on_worker(handle_delete), "", nullptr},
+      {{"DELETE"},
+       "/v1/files/{id}",
+       kUser,
+       "Delete a file",
+       on_worker(handle_delete_file),
+       "",
+       nullptr},
       {{"GET"},
        "/v1/files/{id}/content",
        kUser,

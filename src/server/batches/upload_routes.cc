@@ -63,7 +63,7 @@ Status read_bytes(const Json& value, std::string_view where, Upload& out) {
   return {};
 }
 
-const Fields<Upload>& create_fields() {
+const Fields<Upload>& create_upload_fields() {
   static const Fields<Upload> fields = [] {
     using U = Upload;
     Fields<U> f = {
@@ -82,11 +82,12 @@ const Fields<Upload>& create_fields() {
   }();
   return fields;
 }
-std::string create_schema() { return schema_of(create_fields()); }
+std::string create_upload_schema() { return schema_of(create_upload_fields()); }
 
 Result<std::string> create(const UploadCall& call) {
   bool malformed = false;
-  ESP_ASSIGN_OR_RETURN(Upload upload, parse_body(create_fields(), call.request.body, malformed));
+  ESP_ASSIGN_OR_RETURN(Upload upload,
+                       parse_body(create_upload_fields(), call.request.body, malformed));
   ESP_RETURN_IF_ERROR(check_purpose(upload.purpose));
   ESP_RETURN_IF_ERROR(check_filename(upload.filename));
   upload.owner = call.filter.owner;
@@ -156,7 +157,7 @@ const std::vector<Route>& upload_routes() {
        "Begin a file that is uploaded in parts",
        uploading(create),
        "UploadRequest",
-       create_schema},
+       create_upload_schema},
       {{"POST"},
        "/v1/uploads/{id}/parts",
        kUser,

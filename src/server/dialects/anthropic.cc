@@ -485,8 +485,9 @@ class MessagesGeneration final : public ChatDialectGeneration {
   std::string blank_;  // white space that may become the beginning of a text
 };
 
-std::shared_ptr<Generation> start(const ContextPtr& context, const net::ResponsePtr& response,
-                                  MessagesRequest&& request) {
+std::shared_ptr<Generation> start_messages(const ContextPtr& context,
+                                           const net::ResponsePtr& response,
+                                           MessagesRequest&& request) {
   auto plan = plan_chat(*context, request);
   if (!plan) {
     response->send(error_response(Dialect::kAnthropic, plan.error()));
@@ -500,10 +501,10 @@ std::shared_ptr<Generation> start(const ContextPtr& context, const net::Response
 void handle_messages(const ContextPtr& context, net::HttpRequest&& request,
                      net::ResponsePtr response) {
   start_generation(context, std::move(request), std::move(response), Dialect::kAnthropic,
-                   parse_messages, start);
+                   parse_messages, start_messages);
 }
 
-Result<size_t> count_tokens(const Context& context, MessagesRequest& request) {
+Result<size_t> count_message_tokens(const Context& context, MessagesRequest& request) {
   ESP_ASSIGN_OR_RETURN(const ChatPlan plan, plan_chat(context, request));
   return count_prompt_tokens(context, plan);
 }
@@ -513,7 +514,7 @@ void handle_count(const ContextPtr& context, net::HttpRequest&& request,
   start_generation(context, std::move(request), std::move(response), Dialect::kAnthropic, parse,
                    [](const ContextPtr& in, const net::ResponsePtr& to,
                       MessagesRequest&& parsed) -> std::shared_ptr<Generation> {
-                     const auto count = count_tokens(*in, parsed);
+                     const auto count = count_message_tokens(*in, parsed);
                      to->send(count ? net::HttpResponse::json(
                                           200, fmt::format(R"({{"input_tokens":{}}})", *count))
                                     : error_response(Dialect::kAnthropic, count.error()));

@@ -13,10 +13,9 @@
 #include "server/chat_plan.h"
 #include "server/generation.h"
 #include "server/json_fields.h"
+#include "server/json_view.h"
 
 namespace espalier::server {
-
-inline std::string_view view(const boost::json::string& text) { return {text.data(), text.size()}; }
 
 // The string member `name`; "" where there is none.
 std::string_view string_member(const boost::json::object& object, std::string_view name);

@@ -23,7 +23,7 @@ namespace {
 
 TimePoint now() { return std::chrono::steady_clock::now(); }
 
-StoredKey key_of(const Context& context, const HttpRequest& request) {
+StoredKey conversation_key(const Context& context, const HttpRequest& request) {
   return {StoredKey::Kind::kConversation, owner_of(context, request),
           std::string(request.param("id"))};
 }
@@ -60,11 +60,11 @@ Field<Body> metadata_field() {
   return f;
 }
 
-const Fields<Body>& create_fields() {
+const Fields<Body>& create_conversation_fields() {
   static const Fields<Body> fields = {items_field(false), metadata_field()};
   return fields;
 }
-const Fields<Body>& update_fields() {
+const Fields<Body>& update_conversation_fields() {
   static const Fields<Body> fields = {metadata_field()};
   return fields;
 }
@@ -72,8 +72,8 @@ const Fields<Body>& items_fields() {
   static const Fields<Body> fields = {items_field(true)};
   return fields;
 }
-std::string create_schema() { return schema_of(create_fields()); }
-std::string update_schema() { return schema_of(update_fields()); }
+std::string create_conversation_schema() { return schema_of(create_conversation_fields()); }
+std::string update_conversation_schema() { return schema_of(update_conversation_fields()); }
 std::string items_schema() { return schema_of(items_fields()); }
 
 // Reads the body, here or on a worker where it is large, and answers with what `done` makes of it.
@@ -126,14 +126,16 @@ Result<HttpResponse> create(Context& context, StoredKey key, Body&& body) {
   return answer;
 }
 
-void handle_create(const ContextPtr& context, HttpRequest&& request, ResponsePtr response) {
-  const StoredKey key = key_of(*context, request);
-  with_body(context, std::move(request), response, create_fields(),
+void handle_create_conversation(const ContextPtr& context, HttpRequest&& request,
+                                ResponsePtr response) {
+  const StoredKey key = conversation_key(*context, request);
+  with_body(context, std::move(request), response, create_conversation_fields(),
             [=](Body&& body) { return create(*context, key, std::move(body)); });
 }
 
-void handle_get(const ContextPtr& context, HttpRequest&& request, ResponsePtr response) {
-  const auto answer = answer_conversation(*context, key_of(*context, request));
+void handle_get_conversation(const ContextPtr& context, HttpRequest&& request,
+                             ResponsePtr response) {
+  const auto answer = answer_conversation(*context, conversation_key(*context, request));
   answer ? response->send(*answer) : refuse_stored(response, answer.error());
 }
 
@@ -144,14 +146,16 @@ Result<HttpResponse> update(const Context& context, const StoredKey& key, const 
   return answer_conversation(context, key);
 }
 
-void handle_update(const ContextPtr& context, HttpRequest&& request, ResponsePtr response) {
-  const StoredKey key = key_of(*context, request);
-  with_body(context, std::move(request), response, update_fields(),
+void handle_update_conversation(const ContextPtr& context, HttpRequest&& request,
+                                ResponsePtr response) {
+  const StoredKey key = conversation_key(*context, request);
+  with_body(context, std::move(request), response, update_conversation_fields(),
             [=](Body&& body) { return update(*context, key, body); });
 }
 
-void handle_delete(const ContextPtr& context, HttpRequest&& request, ResponsePtr response) {
-  const StoredKey key = key_of(*context, request);
+void handle_delete_conversation(const ContextPtr& context, HttpRequest&& request,
+                                ResponsePtr response) {
+  const StoredKey key = conversation_key(*context, request);
   if (!context->responses->erase(key)) return refuse_stored(response, no_such_conversation(key.id));
   std::string out;
   JsonWriter w(out);
@@ -177,7 +181,7 @@ std::vector<ListedItem> items_from(const json::array& items, size_t begin) {
 void write_listed(JsonWriter& w, const ListedItem& listed) { w.raw(json::serialize(*listed.item)); }
 
 void handle_items(const ContextPtr& context, HttpRequest&& request, ResponsePtr response) {
-  const StoredKey key = key_of(*context, request);
+  const StoredKey key = conversation_key(*context, request);
   const auto query = read_list_query(request, kStoredPage, kStoredPageMax);
   if (!query) return refuse_stored(response, query.error());
   const auto found = context->responses->get(key, now());
@@ -200,7 +204,7 @@ Result<HttpResponse> add_items(Context& context, const StoredKey& key, Body&& bo
 }
 
 void handle_add_items(const ContextPtr& context, HttpRequest&& request, ResponsePtr response) {
-  const StoredKey key = key_of(*context, request);
+  const StoredKey key = conversation_key(*context, request);
   with_body(context, std::move(request), response, items_fields(),
             [=](Body&& body) { return add_items(*context, key, std::move(body)); });
 }
@@ -210,7 +214,7 @@ Status no_such_item(const StoredKey& key, std::string_view id) {
 }
 
 void handle_item(const ContextPtr& context, HttpRequest&& request, ResponsePtr response) {
-  const StoredKey key = key_of(*context, request);
+  const StoredKey key = conversation_key(*context, request);
   const auto found = context->responses->get(key, now());
   if (found == nullptr) return refuse_stored(response, no_such_conversation(key.id));
   const std::string_view id = request.param("item");
@@ -221,7 +225,7 @@ void handle_item(const ContextPtr& context, HttpRequest&& request, ResponsePtr r
 
 // Answers with the conversation, as OpenAI does.
 void handle_delete_item(const ContextPtr& context, HttpRequest&& request, ResponsePtr response) {
-  const StoredKey key = key_of(*context, request);
+  const StoredKey key = conversation_key(*context, request);
   const std::string_view id = request.param("item");
   bool erased = false;
   const Status changed = change(*context, key, [&](StoredResponse& conversation) {
@@ -256,12 +260,13 @@ Route with_schema(Route made, std::string name, std::string (*schema)()) {
 const std::vector<Route>& conversation_routes() {
   static const std::string all = "/v1/conversations", one = all + "/{id}", items = one + "/items";
   static const std::vector<Route> table = {
-      with_schema(route("POST", all, "Make a conversation", handle_create), "ConversationCreate",
-                  create_schema),
-      route("GET", one, "A conversation", handle_get),
-      with_schema(route("POST", one, "Change a conversation's metadata", handle_update),
-                  "ConversationUpdate", update_schema),
-      route("DELETE", one, "Delete a conversation", handle_delete),
+      with_schema(route("POST", all, "Make a conversation", handle_create_conversation),
+                  "ConversationCreate", create_conversation_schema),
+      route("GET", one, "A conversation", handle_get_conversation),
+      with_schema(
+          route("POST", one, "Change a conversation's metadata", handle_update_conversation),
+          "ConversationUpdate", update_conversation_schema),
+      route("DELETE", one, "Delete a conversation", handle_delete_conversation),
       route("GET", items, "The items of a conversation", handle_items),
       with_schema(route("POST", items, "Add items to a conversation", handle_add_items),
                   "ConversationItems", items_schema),

@@ -70,11 +70,11 @@ std::string select_members(const std::string& body, const std::vector<std::strin
   return json::serialize(out);
 }
 
-class CompletionGeneration final : public Generation {
+class LlamaCompletionGeneration final : public Generation {
  public:
-  CompletionGeneration(const ContextPtr& context, net::ResponsePtr response,
-                       std::vector<GenerationItem> items, LlamaCppRequest&& request,
-                       std::vector<std::string> prompts)
+  LlamaCompletionGeneration(const ContextPtr& context, net::ResponsePtr response,
+                            std::vector<GenerationItem> items, LlamaCppRequest&& request,
+                            std::vector<std::string> prompts)
       : Generation(context, std::move(response), std::move(items), request.stream),
         request_(std::move(request)),
         prompts_(std::move(prompts)) {}
@@ -292,16 +292,17 @@ Result<std::vector<GenerationItem>> infill_items(const Context& context, LlamaCp
 }
 
 template <typename Items>
-std::shared_ptr<Generation> start(const ContextPtr& context, const net::ResponsePtr& response,
-                                  LlamaCppRequest&& request, Items make_items) {
+std::shared_ptr<Generation> start_llama_completion(const ContextPtr& context,
+                                                   const net::ResponsePtr& response,
+                                                   LlamaCppRequest&& request, Items make_items) {
   std::vector<std::string> shown;
   auto items = make_items(*context, request, shown);
   if (!items) {
     response->send(error_response(Dialect::kLlamaCpp, items.error()));
     return nullptr;
   }
-  return std::make_shared<CompletionGeneration>(context, response, std::move(*items),
-                                                std::move(request), std::move(shown));
+  return std::make_shared<LlamaCompletionGeneration>(context, response, std::move(*items),
+                                                     std::move(request), std::move(shown));
 }
 
 void handle_completion(const ContextPtr& context, net::HttpRequest&& request,
@@ -309,7 +310,7 @@ void handle_completion(const ContextPtr& context, net::HttpRequest&& request,
   start_generation(context, std::move(request), std::move(response), Dialect::kLlamaCpp,
                    parse_llama_cpp_completion,
                    [](const ContextPtr& c, const net::ResponsePtr& r, LlamaCppRequest&& body) {
-                     return start(c, r, std::move(body), completion_items);
+                     return start_llama_completion(c, r, std::move(body), completion_items);
                    });
 }
 
@@ -318,7 +319,7 @@ void handle_infill(const ContextPtr& context, net::HttpRequest&& request,
   start_generation(context, std::move(request), std::move(response), Dialect::kLlamaCpp,
                    parse_llama_cpp_infill,
                    [](const ContextPtr& c, const net::ResponsePtr& r, LlamaCppRequest&& body) {
-                     return start(c, r, std::move(body), infill_items);
+                     return start_llama_completion(c, r, std::move(body), infill_items);
                    });
 }
 

@@ -85,7 +85,7 @@ void handle_lora_adapters(const ContextPtr&, HttpRequest&&, ResponsePtr response
   send(response, std::string("[]"));
 }
 
-void handle_health(const ContextPtr& context, HttpRequest&&, ResponsePtr response) {
+void handle_llama_health(const ContextPtr& context, HttpRequest&&, ResponsePtr response) {
   if (context->stopping)
     return send(response, fail(error(StatusCode::kUnavailable, "the server is stopping")));
   send(response, std::string(R"({"status":"ok"})"));
@@ -111,7 +111,7 @@ struct TokenizeBody {
   bool add_special = false, parse_special = true, with_pieces = false;
 };
 
-const Fields<TokenizeBody>& tokenize_fields() {
+const Fields<TokenizeBody>& llama_tokenize_fields() {
   using T = TokenizeBody;
   static const Fields<T> fields = {
       custom<T>("content", "{}", "a text, or a list of texts and token ids",
@@ -124,7 +124,7 @@ const Fields<TokenizeBody>& tokenize_fields() {
   };
   return fields;
 }
-std::string tokenize_body_schema() { return schema_of(tokenize_fields()); }
+std::string tokenize_body_schema() { return schema_of(llama_tokenize_fields()); }
 
 // {"id": 5, "piece": "text"}; bytes where they are part of a character.
 void write_piece(JsonWriter& w, const Context& context, TokenId id) {
@@ -142,7 +142,7 @@ void write_piece(JsonWriter& w, const Context& context, TokenId id) {
   w.end_object();
 }
 
-Result<std::string> tokenize(const Context& context, const TokenizeBody& body) {
+Result<std::string> llama_tokenize(const Context& context, const TokenizeBody& body) {
   const Tokenizer* tokenizer = context.engine.tokenizer();
   if (tokenizer == nullptr) return fail(no_tokenizer());
   EncodeOptions options;
@@ -163,14 +163,14 @@ struct DetokenizeBody {
   std::vector<TokenId> tokens;
 };
 
-const Fields<DetokenizeBody>& detokenize_fields() {
+const Fields<DetokenizeBody>& llama_detokenize_fields() {
   using D = DetokenizeBody;
   static const Fields<D> fields = {field<D>("tokens", "token ids", &D::tokens)};
   return fields;
 }
-std::string detokenize_body_schema() { return schema_of(detokenize_fields()); }
+std::string detokenize_body_schema() { return schema_of(llama_detokenize_fields()); }
 
-Result<std::string> detokenize(const Context& context, const DetokenizeBody& body) {
+Result<std::string> llama_detokenize(const Context& context, const DetokenizeBody& body) {
   const Tokenizer* tokenizer = context.engine.tokenizer();
   if (tokenizer == nullptr) return fail(no_tokenizer());
   for (const TokenId id : body.tokens)
@@ -210,9 +210,9 @@ RouteHandler handler_of(const Fields<T>& fields, Answer answer) {
 std::optional<Result<std::string>> llama_cpp_tokenize(const Context& context,
                                                       std::string_view body) {
   bool malformed = false;
-  const auto parsed = parse_body(tokenize_fields(), body, malformed);
+  const auto parsed = parse_body(llama_tokenize_fields(), body, malformed);
   if (!parsed || !parsed->content) return std::nullopt;
-  return tokenize(context, *parsed);
+  return llama_tokenize(context, *parsed);
 }
 
 std::vector<Route> llama_cpp_info_routes() {
@@ -234,19 +234,19 @@ std::vector<Route> llama_cpp_info_routes() {
 std::vector<Route> llama_cpp_shared_routes() {
   using enum Access;
   return {
-      {{"GET"}, "/health", kOpen, "As /health, with a body (llama.cpp)", handle_health},
+      {{"GET"}, "/health", kOpen, "As /health, with a body (llama.cpp)", handle_llama_health},
       {{"POST"},
        "/tokenize",
        kUser,
        "Text to token ids (llama.cpp)",
-       handler_of(tokenize_fields(), tokenize),
+       handler_of(llama_tokenize_fields(), llama_tokenize),
        "LlamaCppTokenizeRequest",
        tokenize_body_schema},
       {{"POST"},
        "/detokenize",
        kUser,
        "Token ids to text (llama.cpp)",
-       handler_of(detokenize_fields(), detokenize),
+       handler_of(llama_detokenize_fields(), llama_detokenize),
        "LlamaCppDetokenizeRequest",
        detokenize_body_schema},
   };

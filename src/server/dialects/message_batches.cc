@@ -26,15 +26,17 @@ constexpr int64_t kDay = 86'400;
 constexpr int64_t kKeptSeconds = 29 * kDay;  // requests and results, as Anthropic keeps them
 constexpr size_t kMaxCustomIdBytes = 64;
 
-HttpResponse refused(const Status& status) { return error_response(Dialect::kAnthropic, status); }
+HttpResponse refused_messages(const Status& status) {
+  return error_response(Dialect::kAnthropic, status);
+}
 
-std::string_view text_member(const json::object& object, std::string_view name) {
+std::string_view batch_text_member(const json::object& object, std::string_view name) {
   const Json* value = object.if_contains(name);
   if (value == nullptr || !value->is_string()) return {};
   return {value->get_string().data(), value->get_string().size()};
 }
 
-std::string time_text(int64_t unix_seconds) {
+std::string batch_time_text(int64_t unix_seconds) {
   return fmt::format("{:%Y-%m-%dT%H:%M:%SZ}", fmt::gmtime(static_cast<std::time_t>(unix_seconds)));
 }
 
@@ -53,7 +55,7 @@ Status read_one(const Json& value, const std::string& where,
   const json::object* object = value.if_object();
   if (object == nullptr)
     return invalid_argument("{} must be an object with custom_id and params", where);
-  const std::string id(text_member(*object, "custom_id"));
+  const std::string id(batch_text_member(*object, "custom_id"));
   if (id.empty() || id.size() > kMaxCustomIdBytes || !std::ranges::all_of(id, is_id_byte))
     return invalid_argument("{}.custom_id must be 1 to {} letters, digits, '_' or '-'", where,
                             kMaxCustomIdBytes);
@@ -83,7 +85,7 @@ Status read_requests(const Json& value, std::string_view where, CreateBody& out)
   return {};
 }
 
-const Fields<CreateBody>& create_fields() {
+const Fields<CreateBody>& create_messages_fields() {
   static const Fields<CreateBody> fields = [] {
     Fields<CreateBody> f = {custom<CreateBody>(
         "requests",
@@ -96,7 +98,7 @@ const Fields<CreateBody>& create_fields() {
   return fields;
 }
 
-std::string create_schema() { return schema_of(create_fields()); }
+std::string create_messages_schema() { return schema_of(create_messages_fields()); }
 
 // Of a status of the store, as Anthropic names it.
 std::string_view processing_status(const Batch& batch) {
@@ -124,7 +126,7 @@ void for_each_line(FileStore& files, const std::string& id, Use use) {
 bool is_expired_record(const json::object& record) {
   const Json* error = record.if_contains("error");
   return error != nullptr && error->is_object() &&
-         text_member(error->get_object(), "code") == "batch_expired";
+         batch_text_member(error->get_object(), "code") == "batch_expired";
 }
 
 int64_t count_expired(FileStore& files, const Batch& batch) {
@@ -152,7 +154,7 @@ void write_counts(JsonWriter& w, FileStore& files, const Batch& batch) {
 void write_time(JsonWriter& w, std::string_view key, const Batch& batch, std::string_view name) {
   const auto at = batch.times.find(std::string(name));
   w.key(key);
-  at == batch.times.end() ? w.null() : w.value(time_text(at->second));
+  at == batch.times.end() ? w.null() : w.value(batch_time_text(at->second));
 }
 
 // The address that the client has used, so that the results are where it found the batch.
@@ -165,7 +167,7 @@ std::string results_url(const HttpRequest& request, const Batch& batch) {
                      path);
 }
 
-void write_batch(JsonWriter& w, const BatchCall& call, const Batch& batch) {
+void write_message_batch(JsonWriter& w, const BatchCall& call, const Batch& batch) {
   const bool archived = is_archived(batch);
   w.begin_object().member("id", batch.id).member("type", "message_batch");
   w.member("processing_status", processing_status(batch)).key("request_counts");
@@ -175,17 +177,17 @@ void write_batch(JsonWriter& w, const BatchCall& call, const Batch& batch) {
   write_time(w, "cancel_initiated_at", batch, "cancelling_at");
   write_time(w, "ended_at", batch, batch.ended() ? batch.status + "_at" : "");
   w.key("archived_at");
-  archived ? w.value(time_text(batch.times.at("created_at") + kKeptSeconds)) : w.null();
+  archived ? w.value(batch_time_text(batch.times.at("created_at") + kKeptSeconds)) : w.null();
   w.key("results_url");
   batch.ended() && !archived ? w.value(results_url(call.request, batch)) : w.null();
   w.end_object();
 }
 
 void send_batch(const BatchCall& call, const Result<Batch>& batch) {
-  if (!batch) return call.response->send(refused(batch.error()));
+  if (!batch) return call.response->send(refused_messages(batch.error()));
   std::string out;
   JsonWriter w(out);
-  write_batch(w, call, *batch);
+  write_message_batch(w, call, *batch);
   call.response->send(HttpResponse::json(200, std::move(out)));
 }
 
@@ -199,7 +201,7 @@ Result<Batch> find_batch(const BatchCall& call) {
   return find_batch(call, call.request.param("id"));
 }
 
-Result<Batch> make_batch(const BatchCall& call, const CreateBody& body) {
+Result<Batch> make_message_batch(const BatchCall& call, const CreateBody& body) {
   FileStore& files = *call.batches.files;
   Batch batch;
   batch.id = random_id(kMessageBatchPrefix);
@@ -222,18 +224,18 @@ Result<Batch> make_batch(const BatchCall& call, const CreateBody& body) {
   return added;
 }
 
-void handle_create(const BatchCall& call) {
+void handle_create_messages(const BatchCall& call) {
   bool malformed = false;
-  const auto body = parse_body(create_fields(), call.request.body, malformed);
-  if (!body) return call.response->send(refused(body.error()));
-  const auto batch = make_batch(call, *body);
+  const auto body = parse_body(create_messages_fields(), call.request.body, malformed);
+  if (!body) return call.response->send(refused_messages(body.error()));
+  const auto batch = make_message_batch(call, *body);
   if (batch) call.batches.runner.add(batch->id, batch->owner);
   send_batch(call, batch);
 }
 
-void handle_get(const BatchCall& call) { send_batch(call, find_batch(call)); }
+void handle_get_messages(const BatchCall& call) { send_batch(call, find_batch(call)); }
 
-Result<ListQuery> read_query(const BatchCall& call) {
+Result<ListQuery> read_batch_query(const BatchCall& call) {
   ListQuery query{.after = call.request.query_param("after_id").value_or(""),
                   .before = call.request.query_param("before_id").value_or("")};
   if (!query.after.empty() && !query.before.empty())
@@ -244,15 +246,15 @@ Result<ListQuery> read_query(const BatchCall& call) {
   return query;
 }
 
-void handle_list(const BatchCall& call) {
-  const auto query = read_query(call);
-  if (!query) return call.response->send(refused(query.error()));
+void handle_list_messages(const BatchCall& call) {
+  const auto query = read_batch_query(call);
+  if (!query) return call.response->send(refused_messages(query.error()));
   const auto page = call.batches.store.list(*query, call.filter, kMessageBatchPrefix);
-  if (!page) return call.response->send(refused(page.error()));
+  if (!page) return call.response->send(refused_messages(page.error()));
   std::string out;
   JsonWriter w(out);
   w.begin_object().key("data").begin_array();
-  for (const Batch& batch : page->records) write_batch(w, call, batch);
+  for (const Batch& batch : page->records) write_message_batch(w, call, batch);
   w.end_array().member("has_more", page->has_more);
   const bool empty = page->records.empty();
   w.key("first_id");
@@ -263,14 +265,14 @@ void handle_list(const BatchCall& call) {
   call.response->send(HttpResponse::json(200, std::move(out)));
 }
 
-void handle_cancel(const BatchCall& call) {
+void handle_cancel_messages(const BatchCall& call) {
   const auto batch = find_batch(call);
-  if (!batch) return call.response->send(refused(batch.error()));
+  if (!batch) return call.response->send(refused_messages(batch.error()));
   if (batch->ended())
-    return call.response->send(
-        refused(invalid_argument("message batch '{}' has ended: only one that is in progress can "
-                                 "be canceled",
-                                 batch->id)));
+    return call.response->send(refused_messages(
+        invalid_argument("message batch '{}' has ended: only one that is in progress can "
+                         "be canceled",
+                         batch->id)));
   // What the answer needs of the request; a task is copyable, a request is not.
   const auto request = std::make_shared<HttpRequest>();
   request->headers = call.request.headers;
@@ -280,14 +282,14 @@ void handle_cancel(const BatchCall& call) {
   });
 }
 
-void handle_delete(const BatchCall& call) {
+void handle_delete_messages(const BatchCall& call) {
   const auto batch = find_batch(call);
-  if (!batch) return call.response->send(refused(batch.error()));
+  if (!batch) return call.response->send(refused_messages(batch.error()));
   if (!batch->ended())
-    return call.response->send(refused(invalid_argument(
+    return call.response->send(refused_messages(invalid_argument(
         "message batch '{}' has not ended: cancel it before it is deleted", batch->id)));
   if (const Status erased = call.batches.store.erase(*batch); !erased.ok())
-    return call.response->send(refused(erased));
+    return call.response->send(refused_messages(erased));
   std::string out;
   JsonWriter w(out);
   w.begin_object().member("id", batch->id).member("type", "message_batch_deleted").end_object();
@@ -298,12 +300,12 @@ void append_error(std::string& out, std::string_view custom_id, const json::obje
   JsonWriter w(out);
   w.begin_object().member("custom_id", custom_id).key("result").begin_object();
   w.member("type", "errored").key("error");
-  if (body != nullptr && text_member(*body, "type") == "error") {
+  if (body != nullptr && batch_text_member(*body, "type") == "error") {
     w.raw(json::serialize(*body));
   } else {
     const Json* inner = body != nullptr ? body->if_contains("error") : nullptr;
     if (inner != nullptr && inner->is_object()) body = &inner->get_object();
-    const std::string_view said = body != nullptr ? text_member(*body, "message") : "";
+    const std::string_view said = body != nullptr ? batch_text_member(*body, "message") : "";
     w.begin_object().member("type", "error").key("error").begin_object();
     w.member("type", "api_error").member("message", said.empty() ? "the request failed" : said);
     w.end_object().key("request_id").null().end_object();
@@ -321,14 +323,14 @@ void append_ended(std::string& out, std::string_view custom_id, std::string_view
 
 // A record of the store's files, as a result of Anthropic's.
 void append_result(std::string& out, const json::object& record) {
-  const std::string_view id = text_member(record, "custom_id");
+  const std::string_view id = batch_text_member(record, "custom_id");
   if (is_expired_record(record)) return append_ended(out, id, "expired");
   const Json* response = record.if_contains("response");
   const Json* body = response != nullptr && response->is_object()
                          ? response->get_object().if_contains("body")
                          : nullptr;
   const json::object* object = body != nullptr ? body->if_object() : nullptr;
-  if (object == nullptr || text_member(*object, "type") != "message")
+  if (object == nullptr || batch_text_member(*object, "type") != "message")
     return append_error(out, id, object);
   JsonWriter w(out);
   w.begin_object().member("custom_id", id).key("result").begin_object();
@@ -383,7 +385,7 @@ class ResultStream : public std::enable_shared_from_this<ResultStream> {
     read_ += std::min(end + 1, text.size());
     const auto record = parse_json(text.substr(0, end));
     if (!record || !record->is_object()) return;
-    const std::string_view id = text_member(record->get_object(), "custom_id");
+    const std::string_view id = batch_text_member(record->get_object(), "custom_id");
     if (next_ < 2) {
       if (contents_[2]) answered_.emplace(id);
       append_result(out, record->get_object());
@@ -401,14 +403,14 @@ class ResultStream : public std::enable_shared_from_this<ResultStream> {
 
 void handle_results(const BatchCall& call) {
   const auto batch = find_batch(call);
-  if (!batch) return call.response->send(refused(batch.error()));
+  if (!batch) return call.response->send(refused_messages(batch.error()));
   if (!batch->ended())
-    return call.response->send(refused(invalid_argument(
+    return call.response->send(refused_messages(invalid_argument(
         "message batch '{}' has no results until its processing_status is ended", batch->id)));
   if (is_archived(*batch))
-    return call.response->send(
-        refused(error(StatusCode::kNotFound,
-                      "the results of message batch '{}' were kept for 29 days", batch->id)));
+    return call.response->send(refused_messages(
+        error(StatusCode::kNotFound, "the results of message batch '{}' were kept for 29 days",
+              batch->id)));
   std::make_shared<ResultStream>(*call.batches.files, *batch, call.response)->begin();
 }
 
@@ -423,18 +425,19 @@ const std::vector<Route>& message_batch_routes() {
   static const std::vector<Route> table = [] {
     std::vector<Route> routes = {
         route_of("POST", "/v1/messages/batches", "Run a list of requests (Anthropic)",
-                 handle_create),
-        route_of("GET", "/v1/messages/batches", "The batches of messages", handle_list),
-        route_of("GET", "/v1/messages/batches/{id}", "How far a batch of messages is", handle_get),
+                 handle_create_messages),
+        route_of("GET", "/v1/messages/batches", "The batches of messages", handle_list_messages),
+        route_of("GET", "/v1/messages/batches/{id}", "How far a batch of messages is",
+                 handle_get_messages),
         route_of("DELETE", "/v1/messages/batches/{id}", "Delete a batch of messages",
-                 handle_delete),
+                 handle_delete_messages),
         route_of("GET", "/v1/messages/batches/{id}/results", "Its results, as lines of JSON",
                  handle_results),
         route_of("POST", "/v1/messages/batches/{id}/cancel", "End a batch of messages early",
-                 handle_cancel),
+                 handle_cancel_messages),
     };
     routes[0].body_schema = "MessageBatchRequest";
-    routes[0].schema = create_schema;
+    routes[0].schema = create_messages_schema;
     return routes;
   }();
   return table;

@@ -40,7 +40,7 @@ Status read_parts(const json::array& parts, std::string_view where, std::string&
   return {};
 }
 
-Status read_input(const Json& value, std::string_view where, ModerationRequest& out) {
+Status read_moderation_input(const Json& value, std::string_view where, ModerationRequest& out) {
   const json::array* list = value.if_array();
   if (list != nullptr && !list->empty() && list->front().is_object())
     return read_parts(*list, where, out.inputs.emplace_back());
@@ -51,7 +51,7 @@ const Fields<ModerationRequest>& moderation_fields() {
   using M = ModerationRequest;
   static const Fields<M> fields = [] {
     Fields<M> f = {custom<M>("input", R"({"anyOf":[{"type":"string"},{"type":"array"}]})",
-                             "a text, a list of texts, or the parts of one", read_input),
+                             "a text, a list of texts, or the parts of one", read_moderation_input),
                    field<M>("model", "echoed; one model is served", &M::model)};
     f[0].required = true;
     return f;
@@ -141,8 +141,9 @@ class ModerationGeneration final : public Generation {
   const std::string model_;
 };
 
-std::shared_ptr<Generation> start(const ContextPtr& context, const net::ResponsePtr& response,
-                                  ModerationRequest&& request) {
+std::shared_ptr<Generation> start_moderation(const ContextPtr& context,
+                                             const net::ResponsePtr& response,
+                                             ModerationRequest&& request) {
   const ModelInfo& info = context->engine.model_info();
   if (!info.pooled || !info.pooled->is_scores ||
       info.pooled->labels.size() != static_cast<size_t>(info.pooled->size)) {
@@ -166,7 +167,7 @@ std::shared_ptr<Generation> start(const ContextPtr& context, const net::Response
 void handle_moderations(const ContextPtr& context, net::HttpRequest&& request,
                         net::ResponsePtr response) {
   start_generation(context, std::move(request), std::move(response), Dialect::kOpenAi,
-                   parse_moderation, start);
+                   parse_moderation, start_moderation);
 }
 
 }  // namespace

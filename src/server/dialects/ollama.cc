@@ -57,7 +57,7 @@ Status read_options(const Json& value, std::string_view where, OllamaRequest& ou
 }
 
 // "json", or a JSON Schema.
-Status read_format(const Json& value, std::string_view where, OllamaRequest& out) {
+Status read_ollama_format(const Json& value, std::string_view where, OllamaRequest& out) {
   if (value == "json") {
     out.sampling.json_schema = R"({"type":"object"})";
     return {};
@@ -94,7 +94,7 @@ Status read_calls(const Json& value, const std::string& where, json::array& out)
   return {};
 }
 
-Status read_turn(const Json& turn, const std::string& where, json::array& out) {
+Status read_ollama_turn(const Json& turn, const std::string& where, json::array& out) {
   const json::object* members = turn.if_object();
   if (members == nullptr) return wrong_type(where, "a message", turn);
   const std::string_view role = string_member(*members, "role");
@@ -119,11 +119,11 @@ Status read_turn(const Json& turn, const std::string& where, json::array& out) {
   return {};
 }
 
-Status read_turns(const Json& value, std::string_view where, OllamaRequest& out) {
+Status read_ollama_turns(const Json& value, std::string_view where, OllamaRequest& out) {
   if (!value.is_array()) return wrong_type(where, "a list of messages", value);
   for (size_t i = 0; i < value.get_array().size(); ++i)
     ESP_RETURN_IF_ERROR(
-        read_turn(value.get_array()[i], fmt::format("{}[{}]", where, i), out.turns));
+        read_ollama_turn(value.get_array()[i], fmt::format("{}[{}]", where, i), out.turns));
   return {};
 }
 
@@ -134,19 +134,19 @@ void append_shared(Fields<OllamaRequest>& fields) {
   fields.push_back(
       custom<O>("options", R"({"type":"object"})", "sampling parameters", read_options));
   fields.push_back(custom<O>("format", R"({"anyOf":[{"type":"string"},{"type":"object"}]})",
-                             "json, or a JSON Schema of the answer", read_format));
+                             "json, or a JSON Schema of the answer", read_ollama_format));
   fields.push_back(custom<O>("think", R"({"anyOf":[{"type":"boolean"},{"type":"string"}]})",
                              "whether the model thinks first", read_think));
   for (const char* name : {"keep_alive", "truncate", "shift", "logprobs", "top_logprobs"})
     fields.push_back(ignored<O>(name));
 }
 
-const Fields<OllamaRequest>& chat_fields() {
+const Fields<OllamaRequest>& ollama_chat_fields() {
   using O = OllamaRequest;
   static const Fields<O> fields = [] {
     const std::string list = R"({"type":"array","items":{"type":"object"}})";
     Fields<O> f = {
-        custom<O>("messages", list, "the conversation", read_turns),
+        custom<O>("messages", list, "the conversation", read_ollama_turns),
         custom<O>("tools", list, "functions that the answer may call",
                   [](const Json& value, std::string_view where, O& out) {
                     return read_tools(value, where, out.tools);
@@ -177,7 +177,7 @@ const Fields<OllamaRequest>& generate_fields() {
 }
 
 Result<OllamaRequest> parse_chat_body(std::string_view body, bool& malformed) {
-  ESP_ASSIGN_OR_RETURN(OllamaRequest request, parse_body(chat_fields(), body, malformed));
+  ESP_ASSIGN_OR_RETURN(OllamaRequest request, parse_body(ollama_chat_fields(), body, malformed));
   if (!request.empty()) ESP_RETURN_IF_ERROR(finish_chat(request.turns, request));
   return request;
 }
@@ -193,11 +193,11 @@ Result<OllamaRequest> parse_generate_body(std::string_view body, bool& malformed
   return request;
 }
 
-std::string chat_body_schema() { return schema_of(chat_fields()); }
+std::string chat_body_schema() { return schema_of(ollama_chat_fields()); }
 std::string generate_body_schema() { return schema_of(generate_fields()); }
 
 // "2026-11-23T07:00:00.123456Z"
-std::string time_text(std::chrono::system_clock::time_point time) {
+std::string ollama_time_text(std::chrono::system_clock::time_point time) {
   const auto micros =
       std::chrono::duration_cast<std::chrono::microseconds>(time.time_since_epoch()).count();
   const auto seconds = static_cast<std::time_t>(micros / 1'000'000);
@@ -270,7 +270,7 @@ class OllamaGeneration final : public ChatDialectGeneration {
              const Sample* ended) {
     JsonWriter w(out);
     w.begin_object().member("model", model());
-    w.member("created_at", time_text(std::chrono::system_clock::now()));
+    w.member("created_at", ollama_time_text(std::chrono::system_clock::now()));
     if (is_chat_) {
       w.key("message").begin_object().member("role", "assistant").member("content", text);
       if (!reasoning.empty()) w.member("thinking", reasoning);
@@ -311,7 +311,7 @@ void answer_loaded(const Context& context, const net::ResponsePtr& response,
   std::string out;
   JsonWriter w(out);
   w.begin_object().member("model", request.model.empty() ? context.model_name : request.model);
-  w.member("created_at", time_text(std::chrono::system_clock::now()));
+  w.member("created_at", ollama_time_text(std::chrono::system_clock::now()));
   if (request.is_chat) {
     w.key("message").begin_object().member("role", "assistant").member("content", "").end_object();
   } else {
@@ -321,20 +321,21 @@ void answer_loaded(const Context& context, const net::ResponsePtr& response,
   response->send(net::HttpResponse::json(200, std::move(out)));
 }
 
-Result<ChatPlan> plan_of(const Context& context, OllamaRequest& request) {
+Result<ChatPlan> ollama_plan(const Context& context, OllamaRequest& request) {
   if (!request.raw) return plan_chat(context, request);
   ChatPlan plan;
   plan.prompt = request.prompt;
   return plan;
 }
 
-std::shared_ptr<Generation> start(const ContextPtr& context, const net::ResponsePtr& response,
-                                  OllamaRequest&& request) {
+std::shared_ptr<Generation> start_ollama(const ContextPtr& context,
+                                         const net::ResponsePtr& response,
+                                         OllamaRequest&& request) {
   if (request.empty()) {
     answer_loaded(*context, response, request);
     return nullptr;
   }
-  auto plan = plan_of(*context, request);
+  auto plan = ollama_plan(*context, request);
   if (!plan) {
     response->send(error_response(Dialect::kOllama, plan.error()));
     return nullptr;
@@ -345,26 +346,27 @@ std::shared_ptr<Generation> start(const ContextPtr& context, const net::Response
                                             plan->answer);
 }
 
-void handle_chat(const ContextPtr& context, net::HttpRequest&& request, net::ResponsePtr response) {
+void handle_ollama_chat(const ContextPtr& context, net::HttpRequest&& request,
+                        net::ResponsePtr response) {
   start_generation(context, std::move(request), std::move(response), Dialect::kOllama,
-                   parse_chat_body, start);
+                   parse_chat_body, start_ollama);
 }
 
-void handle_generate(const ContextPtr& context, net::HttpRequest&& request,
-                     net::ResponsePtr response) {
+void handle_ollama_generate(const ContextPtr& context, net::HttpRequest&& request,
+                            net::ResponsePtr response) {
   start_generation(context, std::move(request), std::move(response), Dialect::kOllama,
-                   parse_generate_body, start);
+                   parse_generate_body, start_ollama);
 }
 
-struct EmbedRequest {
+struct OllamaEmbedRequest {
   std::string model;
   PerItem<std::string> input;
   std::optional<std::string> prompt;  // of /api/embeddings
   int32_t dimensions = 0;
 };
 
-const Fields<EmbedRequest>& embed_fields() {
-  using E = EmbedRequest;
+const Fields<OllamaEmbedRequest>& ollama_embed_fields() {
+  using E = OllamaEmbedRequest;
   static const Fields<E> fields = {
       field<E>("model", "echoed; one model is served", &E::model),
       field<E>("input", "a text, or a list of texts", &E::input),
@@ -376,12 +378,12 @@ const Fields<EmbedRequest>& embed_fields() {
   };
   return fields;
 }
-std::string embed_schema() { return schema_of(embed_fields()); }
+std::string ollama_embed_schema() { return schema_of(ollama_embed_fields()); }
 
-class EmbedGeneration final : public Generation {
+class OllamaEmbedGeneration final : public Generation {
  public:
-  EmbedGeneration(ContextPtr context, net::ResponsePtr response, std::vector<GenerationItem> items,
-                  const EmbedRequest& request)
+  OllamaEmbedGeneration(ContextPtr context, net::ResponsePtr response,
+                        std::vector<GenerationItem> items, const OllamaEmbedRequest& request)
       : Generation(context, std::move(response), std::move(items), false),
         model_(request.model.empty() ? context->model_name : request.model),
         single_(request.prompt.has_value()) {}
@@ -423,15 +425,17 @@ class EmbedGeneration final : public Generation {
   const bool single_;
 };
 
-Result<EmbedRequest> parse_embed(std::string_view body, bool& malformed) {
-  ESP_ASSIGN_OR_RETURN(EmbedRequest request, parse_body(embed_fields(), body, malformed));
+Result<OllamaEmbedRequest> parse_ollama_embed(std::string_view body, bool& malformed) {
+  ESP_ASSIGN_OR_RETURN(OllamaEmbedRequest request,
+                       parse_body(ollama_embed_fields(), body, malformed));
   if (request.prompt) request.input.values = {*request.prompt};
   if (request.input.values.empty()) return fail(invalid_argument("input is missing"));
   return request;
 }
 
-std::shared_ptr<Generation> start_embed(const ContextPtr& context, const net::ResponsePtr& response,
-                                        EmbedRequest&& request) {
+std::shared_ptr<Generation> start_ollama_embed(const ContextPtr& context,
+                                               const net::ResponsePtr& response,
+                                               OllamaEmbedRequest&& request) {
   std::vector<GenerationItem> items;
   for (std::string& text : request.input.values) {
     GenerationItem& item = items.emplace_back();
@@ -439,13 +443,13 @@ std::shared_ptr<Generation> start_embed(const ContextPtr& context, const net::Re
     item.request.dimensions = request.dimensions;
     item.request.text = std::move(text);
   }
-  return std::make_shared<EmbedGeneration>(context, response, std::move(items), request);
+  return std::make_shared<OllamaEmbedGeneration>(context, response, std::move(items), request);
 }
 
-void handle_embed(const ContextPtr& context, net::HttpRequest&& request,
-                  net::ResponsePtr response) {
-  start_generation(context, std::move(request), std::move(response), Dialect::kOllama, parse_embed,
-                   start_embed);
+void handle_ollama_embed(const ContextPtr& context, net::HttpRequest&& request,
+                         net::ResponsePtr response) {
+  start_generation(context, std::move(request), std::move(response), Dialect::kOllama,
+                   parse_ollama_embed, start_ollama_embed);
 }
 
 std::string size_text(int64_t parameters) {
@@ -465,16 +469,16 @@ void write_details(JsonWriter& w, const Context& context) {
   w.member("quantization_level", config.dtype).end_object();
 }
 
-void write_model(JsonWriter& w, const Context& context, bool running) {
+void write_ollama_model(JsonWriter& w, const Context& context, bool running) {
   const int64_t bytes = context.engine.model_info().weight_bytes;
   const auto started = std::chrono::system_clock::from_time_t(context.created_unix);
   w.begin_object().member("name", context.model_name).member("model", context.model_name);
   w.member("size", bytes).member("digest", "");
   if (running) {
     w.member("size_vram", 0).member("context_length", context.engine.context_length());
-    w.member("expires_at", time_text(started + std::chrono::hours(24 * 365 * 100)));
+    w.member("expires_at", ollama_time_text(started + std::chrono::hours(24 * 365 * 100)));
   } else {
-    w.member("modified_at", time_text(started));
+    w.member("modified_at", ollama_time_text(started));
   }
   write_details(w, context);
   w.end_object();
@@ -484,7 +488,7 @@ void answer_models(const Context& context, const net::ResponsePtr& response, boo
   std::string out;
   JsonWriter w(out);
   w.begin_object().key("models").begin_array();
-  write_model(w, context, running);
+  write_ollama_model(w, context, running);
   w.end_array().end_object();
   response->send(net::HttpResponse::json(200, std::move(out)));
 }
@@ -561,30 +565,30 @@ std::vector<Route> answers() {
        "/api/chat",
        kUser,
        "Chat (Ollama)",
-       handle_chat,
+       handle_ollama_chat,
        "OllamaChatRequest",
        chat_body_schema},
       {{"POST"},
        "/api/generate",
        kUser,
        "Complete (Ollama)",
-       handle_generate,
+       handle_ollama_generate,
        "OllamaGenerateRequest",
        generate_body_schema},
       {{"POST"},
        "/api/embed",
        kUser,
        "Vectors of texts (Ollama)",
-       handle_embed,
+       handle_ollama_embed,
        "OllamaEmbedRequest",
-       embed_schema},
+       ollama_embed_schema},
       {{"POST"},
        "/api/embeddings",
        kUser,
        "A text's vector (Ollama)",
-       handle_embed,
+       handle_ollama_embed,
        "OllamaEmbedRequest",
-       embed_schema},
+       ollama_embed_schema},
   };
 }
 

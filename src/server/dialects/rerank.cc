@@ -7,16 +7,17 @@
 namespace espalier::server {
 namespace {
 
-std::shared_ptr<Generation> start(const ContextPtr& context, const net::ResponsePtr& response,
-                                  RerankRequest&& request) {
+std::shared_ptr<Generation> start_jina_rerank(const ContextPtr& context,
+                                              const net::ResponsePtr& response,
+                                              RerankRequest&& request) {
   request.format = RerankRequest::Format::kJina;
   return make_rerank_generation(context, response, std::move(request));
 }
 
-void handle_rerank(const ContextPtr& context, net::HttpRequest&& request,
-                   net::ResponsePtr response) {
+void handle_rerank_dialects(const ContextPtr& context, net::HttpRequest&& request,
+                            net::ResponsePtr response) {
   start_generation(context, std::move(request), std::move(response), Dialect::kOpenAi, parse_rerank,
-                   start);
+                   start_jina_rerank);
 }
 
 }  // namespace
@@ -33,7 +34,7 @@ const std::vector<Route>& rerank_routes() {
                      path,
                      Access::kUser,
                      "Documents in order of their worth (Jina, Cohere, llama.cpp)",
-                     handle_rerank,
+                     handle_rerank_dialects,
                      "RerankRequest",
                      rerank_schema});
     return all;

@@ -114,7 +114,7 @@ class ItemReader {
   json::array& out_;
 };
 
-Status read_input(const Json& value, std::string_view where, ResponseRequest& out) {
+Status read_response_input(const Json& value, std::string_view where, ResponseRequest& out) {
   if (value.is_string()) {
     out.turns = {json::object{{"role", "user"}, {"content", value}}};
     out.input = json::serialize(json::array{json::object{
@@ -158,7 +158,7 @@ Status read_flat_tools(const Json& value, std::string_view where, ResponseReques
 
 // "auto", "none", "required", {"type": "function", "name"}, or {"type": "allowed_tools", "mode",
 // "tools"}.
-Status read_choice(const Json& value, std::string_view where, ResponseRequest& out) {
+Status read_response_choice(const Json& value, std::string_view where, ResponseRequest& out) {
   using Choice = ChatRequest::ToolChoice;
   out.choice_echo = json::serialize(value);
   for (const auto& [name, meant] :
@@ -237,7 +237,7 @@ Status read_include(const Json& value, std::string_view where, ResponseRequest& 
   return {};
 }
 
-Status read_metadata(const Json& value, std::string_view where, ResponseRequest& out) {
+Status read_response_metadata(const Json& value, std::string_view where, ResponseRequest& out) {
   if (!value.is_object()) return wrong_type(where, "an object", value);
   out.metadata_echo = json::serialize(value);
   return {};
@@ -250,7 +250,7 @@ const Fields<ResponseRequest>& response_fields() {
     const std::string list = R"({"type":"array","items":{"type":"object"}})";
     Fields<R> f = {
         custom<R>("input", R"({"anyOf":[{"type":"string"},{"type":"array"}]})",
-                  "a text, or a list of items", read_input),
+                  "a text, or a list of items", read_response_input),
         field<R>("model", "echoed; one model is served", &R::model),
         field<R>("instructions", "the system prompt of this request", &R::instructions),
         field<R>("previous_response_id", "the stored answer that this request continues",
@@ -269,12 +269,12 @@ const Fields<ResponseRequest>& response_fields() {
                  &R::store),
         custom<R>("tools", list, "functions that the answer may call", read_flat_tools),
         custom<R>("tool_choice", R"({"anyOf":[{"type":"string"},{"type":"object"}]})",
-                  "auto, none, required, a function or allowed_tools", read_choice),
+                  "auto, none, required, a function or allowed_tools", read_response_choice),
         field<R>("parallel_tool_calls", "whether an answer may call more than one; default true",
                  &R::parallel_tool_calls),
         custom<R>("text", object, "the format of the answer", read_text_config),
         custom<R>("reasoning", object, "effort", read_reasoning_config),
-        custom<R>("metadata", object, "echoed", read_metadata),
+        custom<R>("metadata", object, "echoed", read_response_metadata),
         field<R>("rid", "request id, for /abort_request", &R::rid),
         field<R>("priority", "larger is sooner, where the scheduler has priorities", &R::priority),
         custom<R>("conversation", R"({"anyOf":[{"type":"string"},{"type":"object"}]})",

@@ -24,7 +24,7 @@ void handle_compact(const ContextPtr&, net::HttpRequest&&, net::ResponsePtr resp
                  "/v1/responses, and continue with that as the input"));
 }
 
-StoredKey key_of(const ContextPtr& context, const net::HttpRequest& request) {
+StoredKey response_key(const ContextPtr& context, const net::HttpRequest& request) {
   return {StoredKey::Kind::kResponse, owner_of(*context, request),
           std::string(request.param("id"))};
 }
@@ -62,7 +62,7 @@ Status join_conversation(const Context& context, ResponseRequest& request) {
   return finish_chat(std::move(messages), request);
 }
 
-Result<ChatPlan> plan_of(const Context& context, ResponseRequest& request) {
+Result<ChatPlan> response_plan(const Context& context, ResponseRequest& request) {
   ESP_RETURN_IF_ERROR(join_conversation(context, request));
   return plan_chat(context, request);
 }
@@ -95,9 +95,10 @@ std::shared_ptr<Generation> start_in_background(const ContextPtr& context,
   return generation;
 }
 
-std::shared_ptr<Generation> start(const ContextPtr& context, const net::ResponsePtr& response,
-                                  ResponseRequest&& request) {
-  auto plan = plan_of(*context, request);
+std::shared_ptr<Generation> start_response(const ContextPtr& context,
+                                           const net::ResponsePtr& response,
+                                           ResponseRequest&& request) {
+  auto plan = response_plan(*context, request);
   if (plan && request.background && !request.store)
     plan = fail(invalid_argument("background needs store, since the answer is fetched later"));
   if (!plan) {
@@ -114,19 +115,19 @@ std::shared_ptr<Generation> start(const ContextPtr& context, const net::Response
       context, response, std::move(item), std::move(request), plan->answer, std::move(id), nullptr);
 }
 
-void handle_create(const ContextPtr& context, net::HttpRequest&& request,
-                   net::ResponsePtr response) {
+void handle_create_response(const ContextPtr& context, net::HttpRequest&& request,
+                            net::ResponsePtr response) {
   const std::string owner = owner_of(*context, request);
   start_generation(
       context, std::move(request), std::move(response), Dialect::kOpenAi, parse_response_request,
       [owner](const ContextPtr& server, const net::ResponsePtr& answer, ResponseRequest&& body) {
         body.owner = owner;
-        return start(server, answer, std::move(body));
+        return start_response(server, answer, std::move(body));
       });
 }
 
 Result<size_t> count_input(const Context& context, ResponseRequest& request) {
-  ESP_ASSIGN_OR_RETURN(const ChatPlan plan, plan_of(context, request));
+  ESP_ASSIGN_OR_RETURN(const ChatPlan plan, response_plan(context, request));
   return count_prompt_tokens(context, plan);
 }
 
@@ -156,7 +157,7 @@ std::shared_ptr<const StoredResponse> stored(const ContextPtr& context, const St
   return found;
 }
 
-void refuse(const net::ResponsePtr& response, const Status& status) {
+void refuse_response(const net::ResponsePtr& response, const Status& status) {
   response->send(error_response(Dialect::kOpenAi, status));
 }
 
@@ -168,7 +169,7 @@ struct Reading {
 };
 
 Result<Reading> read_query(const ContextPtr& context, const net::HttpRequest& request) {
-  Reading reading{.key = key_of(context, request)};
+  Reading reading{.key = response_key(context, request)};
   reading.stream = request.query_param("stream").value_or("false") == "true";
   const auto after = request.query_param("starting_after");
   if (!after) return reading;
@@ -192,7 +193,7 @@ void answer_stored(const ContextPtr& context, const Reading& reading,
   const auto found = stored(context, reading.key, response);
   if (found == nullptr) return;
   if (!reading.stream) return response->send(net::HttpResponse::json(200, found->body));
-  if (found->events.empty()) return refuse(response, no_events());
+  if (found->events.empty()) return refuse_response(response, no_events());
   response->start_stream(200, net::event_stream_headers());
   std::string events;
   for (size_t i = reading.from; i < found->events.size(); ++i) events += found->events[i];
@@ -200,21 +201,22 @@ void answer_stored(const ContextPtr& context, const Reading& reading,
   response->finish();
 }
 
-void handle_get(const ContextPtr& context, net::HttpRequest&& request, net::ResponsePtr response) {
+void handle_get_response(const ContextPtr& context, net::HttpRequest&& request,
+                         net::ResponsePtr response) {
   const auto reading = read_query(context, request);
-  if (!reading) return refuse(response, reading.error());
+  if (!reading) return refuse_response(response, reading.error());
   context->background->with(reading->key, [=, reading = *reading](BackgroundRun* run) {
     // Without a snapshot the run has just ended, and its outcome is stored.
     std::string now = run != nullptr ? run->snapshot() : "";
     if (now.empty()) return answer_stored(context, reading, response);
     if (!reading.stream) return response->send(net::HttpResponse::json(200, std::move(now)));
-    if (!run->subscribe(response, reading.from)) refuse(response, no_events());
+    if (!run->subscribe(response, reading.from)) refuse_response(response, no_events());
   });
 }
 
 void handle_input_items(const ContextPtr& context, net::HttpRequest&& request,
                         net::ResponsePtr response) {
-  const auto found = stored(context, key_of(context, request), response);
+  const auto found = stored(context, response_key(context, request), response);
   if (found == nullptr) return;
   std::string out;
   JsonWriter w(out);
@@ -223,12 +225,12 @@ void handle_input_items(const ContextPtr& context, net::HttpRequest&& request,
   response->send(net::HttpResponse::json(200, std::move(out)));
 }
 
-void handle_delete(const ContextPtr& context, net::HttpRequest&& request,
-                   net::ResponsePtr response) {
-  const StoredKey key = key_of(context, request);
+void handle_delete_response(const ContextPtr& context, net::HttpRequest&& request,
+                            net::ResponsePtr response) {
+  const StoredKey key = response_key(context, request);
   context->background->with(key, [=](BackgroundRun* run) {
     if (run != nullptr) run->cancel();
-    if (!context->responses->erase(key)) return refuse(response, no_such_response(key.id));
+    if (!context->responses->erase(key)) return refuse_response(response, no_such_response(key.id));
     std::string out;
     JsonWriter w(out);
     w.begin_object().member("id", key.id).member("object", "response").member("deleted", true);
@@ -238,16 +240,17 @@ void handle_delete(const ContextPtr& context, net::HttpRequest&& request,
 }
 
 // Of one that has ended it changes nothing.
-void handle_cancel(const ContextPtr& context, net::HttpRequest&& request,
-                   net::ResponsePtr response) {
-  const StoredKey key = key_of(context, request);
+void handle_cancel_response(const ContextPtr& context, net::HttpRequest&& request,
+                            net::ResponsePtr response) {
+  const StoredKey key = response_key(context, request);
   context->background->with(key, [=](BackgroundRun* run) {
     if (run != nullptr) run->cancel();
     const auto found = stored(context, key, response);
     if (found == nullptr) return;
     if (!found->background)
-      return refuse(response, invalid_argument("only responses that were made with background can "
-                                               "be cancelled"));
+      return refuse_response(response,
+                             invalid_argument("only responses that were made with background can "
+                                              "be cancelled"));
     response->send(net::HttpResponse::json(200, found->body));
   });
 }
@@ -261,7 +264,7 @@ const std::vector<Route>& responses_routes() {
        "/v1/responses",
        kUser,
        "Responses (OpenAI)",
-       handle_create,
+       handle_create_response,
        "ResponseRequest",
        response_schema},
       {{"POST"},
@@ -279,12 +282,12 @@ const std::vector<Route>& responses_routes() {
        "",
        nullptr,
        501},
-      {{"GET"}, "/v1/responses/{id}", kUser, "A stored response", handle_get, "", nullptr},
+      {{"GET"}, "/v1/responses/{id}", kUser, "A stored response", handle_get_response, "", nullptr},
       {{"DELETE"},
        "/v1/responses/{id}",
        kUser,
        "Delete a stored response",
-       handle_delete,
+       handle_delete_response,
        "",
        nullptr},
       {{"GET"},
@@ -298,7 +301,7 @@ const std::vector<Route>& responses_routes() {
        "/v1/responses/{id}/cancel",
        kUser,
        "Cancel a response",
-       handle_cancel,
+       handle_cancel_response,
        "",
        nullptr},
   };

@@ -23,7 +23,7 @@ using Listed = ResponseStore::Listed;
 
 TimePoint now() { return std::chrono::steady_clock::now(); }
 
-StoredKey key_of(const Context& context, const HttpRequest& request) {
+StoredKey chat_key(const Context& context, const HttpRequest& request) {
   return {StoredKey::Kind::kChat, owner_of(context, request), std::string(request.param("id"))};
 }
 
@@ -78,7 +78,7 @@ void write_completion(JsonWriter& w, const Listed& listed) {
   w.raw(completion_json(*listed.response));
 }
 
-void handle_list(const ContextPtr& context, HttpRequest&& request, ResponsePtr response) {
+void handle_list_chats(const ContextPtr& context, HttpRequest&& request, ResponsePtr response) {
   const auto query = read_page(request);
   if (!query) return refuse_stored(response, query.error());
   const auto model = request.query_param("model");
@@ -101,8 +101,8 @@ void send_completion(const ContextPtr& context, const StoredKey& key, const Resp
   response->send(HttpResponse::json(200, completion_json(*found)));
 }
 
-void handle_get(const ContextPtr& context, HttpRequest&& request, ResponsePtr response) {
-  send_completion(context, key_of(*context, request), response);
+void handle_get_chat(const ContextPtr& context, HttpRequest&& request, ResponsePtr response) {
+  send_completion(context, chat_key(*context, request), response);
 }
 
 struct Message {
@@ -119,8 +119,8 @@ void write_message(JsonWriter& w, const Message& message) {
   w.raw(json::serialize(out));
 }
 
-void handle_messages(const ContextPtr& context, HttpRequest&& request, ResponsePtr response) {
-  const StoredKey key = key_of(*context, request);
+void handle_chat_messages(const ContextPtr& context, HttpRequest&& request, ResponsePtr response) {
+  const StoredKey key = chat_key(*context, request);
   const auto query = read_page(request);
   if (!query) return refuse_stored(response, query.error());
   const auto found = context->responses->get(key, now());
@@ -137,7 +137,7 @@ struct UpdateBody {
   json::object metadata;
 };
 
-const Fields<UpdateBody>& update_fields() {
+const Fields<UpdateBody>& update_chat_fields() {
   static const Fields<UpdateBody> fields = [] {
     Fields<UpdateBody> f = {custom<UpdateBody>(
         "metadata", R"({"type":"object","additionalProperties":{"type":"string"}})",
@@ -153,15 +153,15 @@ const Fields<UpdateBody>& update_fields() {
   return fields;
 }
 
-std::string update_schema() { return schema_of(update_fields()); }
+std::string update_chat_schema() { return schema_of(update_chat_fields()); }
 
-void handle_update(const ContextPtr& context, HttpRequest&& request, ResponsePtr response) {
+void handle_update_chat(const ContextPtr& context, HttpRequest&& request, ResponsePtr response) {
   bool malformed = false;
-  const auto body = parse_body(update_fields(), request.body, malformed);
+  const auto body = parse_body(update_chat_fields(), request.body, malformed);
   if (!body)
     return response->send(malformed ? malformed_response(body.error())
                                     : error_response(Dialect::kOpenAi, body.error()));
-  const StoredKey key = key_of(*context, request);
+  const StoredKey key = chat_key(*context, request);
   if (context->responses->get(key, now()) == nullptr)
     return refuse_stored(response, no_such_completion(key.id));
   if (!context->responses->change(
@@ -170,8 +170,8 @@ void handle_update(const ContextPtr& context, HttpRequest&& request, ResponsePtr
   send_completion(context, key, response);
 }
 
-void handle_delete(const ContextPtr& context, HttpRequest&& request, ResponsePtr response) {
-  const StoredKey key = key_of(*context, request);
+void handle_delete_chat(const ContextPtr& context, HttpRequest&& request, ResponsePtr response) {
+  const StoredKey key = chat_key(*context, request);
   if (!context->responses->erase(key)) return refuse_stored(response, no_such_completion(key.id));
   std::string out;
   JsonWriter w(out);
@@ -185,27 +185,27 @@ void handle_delete(const ContextPtr& context, HttpRequest&& request, ResponsePtr
 const std::vector<Route>& stored_chat_routes() {
   using enum Access;
   static const std::vector<Route> table = {
-      {{"GET"}, "/v1/chat/completions", kUser, "The stored chats", handle_list, "", nullptr},
-      {{"GET"}, "/v1/chat/completions/{id}", kUser, "A stored chat", handle_get, "", nullptr},
+      {{"GET"}, "/v1/chat/completions", kUser, "The stored chats", handle_list_chats, "", nullptr},
+      {{"GET"}, "/v1/chat/completions/{id}", kUser, "A stored chat", handle_get_chat, "", nullptr},
       {{"POST"},
        "/v1/chat/completions/{id}",
        kUser,
        "Change the metadata of a stored chat",
-       handle_update,
+       handle_update_chat,
        "ChatCompletionUpdate",
-       update_schema},
+       update_chat_schema},
       {{"DELETE"},
        "/v1/chat/completions/{id}",
        kUser,
        "Delete a stored chat",
-       handle_delete,
+       handle_delete_chat,
        "",
        nullptr},
       {{"GET"},
        "/v1/chat/completions/{id}/messages",
        kUser,
        "The messages that a stored chat answered",
-       handle_messages,
+       handle_chat_messages,
        "",
        nullptr},
   };
