@@ -22,6 +22,9 @@ struct Row {
 
 constexpr int kTooManyRequests = 429;
 
+// Each code has one row, and every dialect is derived from it. What is no fault of the request and
+// may pass (a full queue, memory, a deadline) is 503 with Retry-After; what this build cannot do is
+// 400, since trying again does not help.
 constexpr Row kTable[] = {
     {StatusCode::kInvalidArgument, 400, "BadRequestError", false},
     {StatusCode::kNotFound, 404, "NotFoundError", false},
@@ -69,6 +72,7 @@ void write_openai(JsonWriter& w, std::string_view message, std::string_view type
 
 constexpr int kAnthropicOverloaded = 529;
 
+// Anthropic's clients retry by the type, so each error that may pass is an overload to them.
 std::string_view anthropic_type(const Row& row) {
   if (row.http == kTooManyRequests) return "rate_limit_error";
   if (row.retry) return "overloaded_error";
@@ -153,6 +157,7 @@ HttpResponse plain(int status, std::string_view message, std::string_view type) 
 
 }  // namespace
 
+// Whole words alone: `n` in a message is a field, and not the n of another word.
 std::string renamed(std::string text, std::string_view name, std::string_view other) {
   if (name == other) return text;
   const auto is_word = [&](size_t at) {

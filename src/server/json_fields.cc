@@ -37,6 +37,9 @@ std::optional<int64_t> as_integer(const Json& value) {
 
 }  // namespace
 
+// Boost's parser stops at the end of the first value; what follows it must be white space. It
+// throws only where memory runs out or a number is beyond its range, which is the sender's doing
+// too.
 Result<Json> parse_json(std::string_view text) {
   json::parse_options options;
   options.max_depth = kDepthMax;
@@ -59,6 +62,7 @@ Result<Json> parse_json(std::string_view text) {
   }
 }
 
+// Long values are cut at the beginning of a character, since the message goes into JSON itself.
 std::string describe(const Json& value) {
   const auto shown = [&] {
     std::string text = json::serialize(value);
@@ -91,6 +95,8 @@ std::string describe(const Json& value) {
 
 bool is_null(const Json& value) { return value.is_null(); }
 
+// Clients send the defaults of fields that they do not use (null, false, an empty list); those are
+// not a wish for a feature that is missing here, so they are accepted.
 bool is_set(const Json& value) {
   switch (value.kind()) {
     case json::kind::null:
@@ -122,6 +128,8 @@ Status read_value(const Json& value, std::string_view where, bool& out) {
   return {};
 }
 
+// A whole number may be written as 3.0, as some JSON libraries do; 3.5 is refused and never
+// rounded.
 Status read_value(const Json& value, std::string_view where, int32_t& out) {
   const auto integer = as_integer(value);
   if (!integer) return mismatch(where, "an integer", value);
@@ -166,6 +174,7 @@ Status read_value(const Json& value, std::string_view where, std::string& out) {
   return {};
 }
 
+// One string stands for a list of one, as in `stop`.
 Status read_value(const Json& value, std::string_view where, std::vector<std::string>& out) {
   out.clear();
   if (value.is_string()) {

@@ -76,6 +76,8 @@ int hex_digit(char c) {
   return lower >= 'a' && lower <= 'f' ? lower - 'a' + 10 : -1;
 }
 
+// Keys are kept and compared as digests, so a dump of the memory shows none, and the time that a
+// comparison takes says nothing about a key.
 std::array<unsigned char, 32> sha256(std::string_view text) {
   std::array<unsigned char, 32> digest;
   SHA256(reinterpret_cast<const unsigned char*>(text.data()), text.size(), digest.data());
@@ -109,12 +111,16 @@ std::string seconds_text(Duration duration) { return fmt::format("{:.3f}s", to_s
 
 }  // namespace
 
+// A token bucket that holds a minute's worth: it fills evenly, and a tenant that was idle may use a
+// minute at once. The level may be negative where more was taken than was there.
 void RateBucket::refill(TimePoint now) {
   const double gained = static_cast<double>(limit_) * to_seconds(now - filled_at_) / 60;
   level_ = std::min(static_cast<double>(limit_), level_ + gained);
   filled_at_ = now;
 }
 
+// Another limit keeps the share that is filled, so reloading the file neither refills a bucket that
+// was used up nor empties a full one.
 void RateBucket::set_limit(int64_t per_minute, TimePoint now) {
   const double filled = limit_ == 0 ? 1 : (refill(now), level_ / static_cast<double>(limit_));
   limit_ = per_minute;
@@ -127,6 +133,8 @@ int64_t RateBucket::remaining(TimePoint now) {
   return std::max<int64_t>(0, static_cast<int64_t>(std::floor(level_)));
 }
 
+// An amount beyond the limit waits for a full bucket and then leaves it below zero: a large request
+// is delayed, but it is never refused for ever.
 Duration RateBucket::wait_for(int64_t amount, TimePoint now) {
   if (limit_ == 0) return Duration::zero();
   refill(now);
@@ -155,6 +163,8 @@ void Tenant::set_limits(const TenantLimits& limits, TimePoint now) {
   tokens_.set_limit(limits.tokens_per_minute, now);
 }
 
+// Both buckets or none: a request that waits for tokens has not used up its place among the
+// requests.
 std::optional<Duration> Tenant::admit(int64_t tokens, TimePoint now) {
   std::lock_guard lock(mutex_);
   const Duration wait = std::max(requests_.wait_for(1, now), tokens_.wait_for(tokens, now));
@@ -169,6 +179,8 @@ void Tenant::count_refusal() {
   ++num_refused_;
 }
 
+// Tokens are charged by the most that a request may use, and what it did not use comes back at its
+// end.
 void Tenant::give_back(int64_t tokens, TimePoint now) {
   std::lock_guard lock(mutex_);
   tokens_.take(-tokens, now);

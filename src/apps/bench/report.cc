@@ -14,6 +14,8 @@ namespace {
 
 constexpr size_t kErrorsShown = 5;
 
+// The nearest rank: a value that was measured, never one between two. REQUIRES: not empty, 0 < part
+// <= 1.
 double percentile(const std::vector<double>& sorted, double part) {
   const auto rank = static_cast<size_t>(std::ceil(part * static_cast<double>(sorted.size())));
   return sorted[std::clamp<size_t>(rank, 1, sorted.size()) - 1];
@@ -57,6 +59,9 @@ Distribution distribution(std::vector<double> values) {
   return out;
 }
 
+// Requests that failed count as failed alone: their tokens and times would make the others look
+// better or worse. The mean concurrency follows from Little's law, the sum of latencies over the
+// time of the run.
 BenchReport summarize(const std::vector<RequestRecord>& records, double seconds) {
   BenchReport report;
   report.seconds = seconds;
@@ -114,6 +119,8 @@ std::string table(const BenchReport& report) {
   return out;
 }
 
+// Members are named as SGLang's bench_serving names them, so that scripts which read its results
+// read these.
 std::string to_json(const BenchReport& report) {
   const double s = std::max(report.seconds, 1e-9);
   boost::json::object out;
@@ -149,6 +156,8 @@ int FigureOutput::finish(const std::string& json) const {
   return status.ok() ? kExitOk : report(status, kExitFailure);
 }
 
+// A failed request fails the command, for figures of a run with failures are no figures; they are
+// printed and written all the same.
 int publish(const BenchReport& report, const FigureOutput& output,
             const std::filesystem::path& file) {
   output.print("{}", table(report));

@@ -23,6 +23,9 @@ int32_t scaled(int32_t length, double scale) {
   return std::max<int32_t>(1, static_cast<int32_t>(length * scale));
 }
 
+// Draws from one generator in a fixed order, so the same options and seed give the same requests
+// everywhere. Token ids keep to the middle three quarters of the vocabulary, for special and byte
+// tokens mostly lie at its ends.
 class Drawer {
  public:
   Drawer(const WorkloadOptions& options, int32_t vocab_size)
@@ -73,6 +76,8 @@ void add_workload_settings(SettingTable& table, WorkloadOptions& options) {
   table.integer("seed", options.seed, 0, int64_t{1} << 62, "of lengths, tokens and arrivals");
 }
 
+// A preset gives the lengths that were not given by themselves. A setting of another kind of
+// workload is refused instead of being without effect.
 Status resolve_workload(WorkloadOptions& options, const SettingTable& table) {
   if (!options.preset.empty()) {
     const auto* preset = std::find_if(kPresets.begin(), kPresets.end(),
@@ -96,6 +101,9 @@ Status resolve_workload(WorkloadOptions& options, const SettingTable& table) {
   return {};
 }
 
+// Groups take turns, so neighbours in time share no prefix and a cache must keep all groups at
+// once. The last conversation may make the number of requests exceed num_prompts by less than its
+// turns.
 std::vector<Conversation> make_workload(const WorkloadOptions& options, int32_t vocab_size) {
   Drawer drawer(options, vocab_size);
   const bool chat = options.kind == "chat", shared = options.kind == "shared-prefix";
@@ -124,6 +132,7 @@ std::vector<Conversation> make_workload(const WorkloadOptions& options, int32_t 
   return out;
 }
 
+// A later turn's prompt holds all turns before it and their answers.
 int32_t longest_request(const std::vector<Conversation>& workload) {
   int64_t longest = 0;
   for (const Conversation& conversation : workload) {
@@ -135,6 +144,8 @@ int32_t longest_request(const std::vector<Conversation>& workload) {
   return static_cast<int32_t>(std::min<int64_t>(longest, 1 << 30));
 }
 
+// A text for servers that take no ids: one common word for each id, so that most tokenizers make
+// about as many tokens of it.
 std::string words_of(const std::vector<int32_t>& ids) {
   static constexpr std::array kWords = {
       "the",  "a",      "and",   "of",     "to",   "in",   "is",    "was",  "it",   "day",

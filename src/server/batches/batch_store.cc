@@ -25,6 +25,9 @@ std::string text_of(const json::object& object, std::string_view name) {
 
 int64_t number_of(const json::value& value) { return value.is_int64() ? value.get_int64() : 0; }
 
+// The inverse of write_batch(): the row holds the object as clients see it, so that no schema of
+// the database changes when a member is added. Throws for other text, which write_batch() never
+// wrote.
 Batch parse_batch(const json::object& o, std::string owner) {
   Batch batch{text_of(o, "id"),
               std::move(owner),
@@ -52,6 +55,7 @@ Batch parse_batch(const json::object& o, std::string owner) {
 
 }  // namespace
 
+// Times that have not come are null, since clients' types expect every member.
 void write_batch(JsonWriter& w, const Batch& batch) {
   w.begin_object().member("id", batch.id).member("object", "batch");
   w.member("endpoint", batch.endpoint).key("errors").raw(batch.errors);
@@ -104,6 +108,8 @@ Result<Batch> BatchStore::read(const Statement& row) {
   return batch;
 }
 
+// Counts of a batch that runs come from its lines, which are stored one by one, so that they are
+// right after a crash in between.
 Status BatchStore::count(Batch& batch) {
   Statement counts = shared_.database.prepare(
       "SELECT COUNT(*), COALESCE(SUM(failed), 0) FROM results WHERE batch = ?");
@@ -123,6 +129,8 @@ Result<Batch> BatchStore::get(std::string_view id, const OwnerFilter& filter) {
   return fail(error(StatusCode::kNotFound, "there is no batch '{}'", id));
 }
 
+// Newest first. One row more than the page has shows whether there are more. With `before`, the
+// rows nearest to it are read upwards and then turned round.
 Result<ListPage<Batch>> BatchStore::list(const ListQuery& query, const OwnerFilter& filter,
                                          std::string_view prefix) {
   for (const std::string& id : {query.after, query.before})

@@ -17,6 +17,9 @@ namespace json = boost::json;
 
 constexpr int kDepthMax = 64;
 
+// Reads a call's keyword arguments as literals of Python, with JSON's true, false and null too,
+// since models mix them. Nothing for whatever else stands there: an expression, a positional
+// argument, a string without its end. Later arguments of one name replace earlier ones.
 class LiteralReader {
  public:
   explicit LiteralReader(std::string_view text) : text_(text) {}
@@ -69,6 +72,7 @@ class LiteralReader {
     return number();
   }
 
+  // Integers that fit 64 bits stay integers; others become doubles.
   std::optional<json::value> number() {
     size_t size = 0;
     while (size < text_.size() && (std::isalnum(static_cast<unsigned char>(text_[size])) ||
@@ -132,6 +136,7 @@ class LiteralReader {
       if (!key || !eat(":")) return std::nullopt;
       auto value = literal(depth + 1);
       if (!value) return std::nullopt;
+      // JSON's keys are strings, so a key that is a number or a list is written as its JSON.
       out[key->is_string() ? key->get_string() : json::string(json::serialize(*key))] =
           std::move(*value);
       skip_space();
@@ -153,6 +158,8 @@ class PythonicCalls final : public ToolCallParser {
         state_(is_marked_ ? State::kText : State::kStart) {}
 
  private:
+  // kStart: the opening bracket is awaited. `raw_` holds what may still turn out to be no call, and
+  // is emitted as text then.
   enum class State { kStart, kText, kName, kArguments };
 
   void take(char c) override {
@@ -188,6 +195,8 @@ class PythonicCalls final : public ToolCallParser {
     }
   }
 
+  // Without a mark in front, a '[' may begin ordinary text, so only names of the request's tools
+  // count as calls.
   void take_name(char c) {
     raw_ += c;
     if (c == '(' && !name_.empty() && (is_marked_ || is_tool(name_))) {
@@ -203,6 +212,7 @@ class PythonicCalls final : public ToolCallParser {
     }
   }
 
+  // Brackets within quotes do not count, so the call ends at the parenthesis that closes it.
   void take_arguments(char c) {
     raw_ += c;
     if (quote_ != '\0') {

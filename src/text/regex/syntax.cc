@@ -10,6 +10,8 @@ namespace espalier {
 
 namespace {
 
+// RE2's syntax and limits: what is accepted here matches in linear time. The depth bounds the
+// parser's own stack and that of whoever walks the tree; the size bounds the tree.
 constexpr int32_t kRepeatMax = 1000;  // RE2's
 constexpr int kDepthMax = 200;
 constexpr size_t kPatternBytesMax = 16 << 10;
@@ -88,6 +90,8 @@ class SyntaxParser {
   RegexTree tree_;
 };
 
+// Flags that are set within a group, as in (?i), hold until the group ends and for its later
+// alternatives too. The root of the tree is the node that is added last.
 SyntaxParser::Parsed SyntaxParser::alternatives() {
   if (++depth_ > kDepthMax) return refuse("it is nested more than 200 deep");
   const Flags outside = flags_;
@@ -115,6 +119,7 @@ SyntaxParser::Parsed SyntaxParser::sequence() {
   return add(std::move(node));
 }
 
+// One repetition at most for an atom: RE2 refuses a** and a{2}{3}, whose automata would multiply.
 SyntaxParser::Parsed SyntaxParser::repeated() {
   if (quoted_) {
     const uint32_t code = take_char();
@@ -176,17 +181,16 @@ SyntaxParser::Parsed SyntaxParser::atom() {
       return refuse("a repetition has nothing to repeat");
     case '.':
       ++at_;
-      return add({.kind = Kind::kChar,
-                  .set = flags_.dot_all ? CharSet{{0, kMaxCodePoint}}
-                                        : CharSet{{'\n', '\n'}}.negated()});
+      return add(
+          {.kind = Kind::kChar,
+           .set = flags_.dot_all ? CharSet{{0, kMaxCodePoint}} : CharSet{{'\n', '\n'}}.negated()});
     case '^':
       ++at_;
       return add_assertion(flags_.multi_line ? RegexAssertion::kLineBegin
                                              : RegexAssertion::kTextBegin);
     case '$':
       ++at_;
-      return add_assertion(flags_.multi_line ? RegexAssertion::kLineEnd
-                                             : RegexAssertion::kTextEnd);
+      return add_assertion(flags_.multi_line ? RegexAssertion::kLineEnd : RegexAssertion::kTextEnd);
     default: {
       const uint32_t code = take_char();
       return add_set({{code, code}});
@@ -194,6 +198,8 @@ SyntaxParser::Parsed SyntaxParser::atom() {
   }
 }
 
+// Groups capture nothing here, since a stop expression asks only where a match ends; names are
+// checked and then forgotten.
 SyntaxParser::Parsed SyntaxParser::group() {
   for (const std::string_view look : {"(?=", "(?!", "(?<=", "(?<!"})
     if (rest().starts_with(look))
@@ -213,6 +219,7 @@ SyntaxParser::Parsed SyntaxParser::group() {
   return child;
 }
 
+// U (lazy by default) is accepted without effect, for it does not change which texts match.
 Status SyntaxParser::group_flags() {
   bool on = true;
   for (; !at_end(); ++at_) {
@@ -273,7 +280,8 @@ Result<std::optional<CharSet>> SyntaxParser::class_escape() {
   if (braced) name = rest().substr(1, rest().find('}') - 1);
   const bool caret = name.starts_with('^');
   const auto set = category_class(name.substr(caret ? 1 : 0));
-  if (!set) return refuse("this class of characters is unknown: give a general category, as \\p{Lu}");
+  if (!set)
+    return refuse("this class of characters is unknown: give a general category, as \\p{Lu}");
   at_ += name.size() + (braced ? 2 : 0);
   return upper != caret ? set->negated() : *set;
 }
@@ -293,6 +301,9 @@ Result<uint32_t> SyntaxParser::hexadecimal() {
   return code;
 }
 
+// A digit from 1 to 7 that another octal digit follows is an octal number; alone it would be a
+// back-reference, which is refused. Letters without a meaning are refused too, as RE2 does, so that
+// a typing error is no literal.
 Result<uint32_t> SyntaxParser::char_escape() {
   constexpr std::pair<char, char> kControls[] = {{'a', '\a'}, {'f', '\f'}, {'n', '\n'},
                                                  {'r', '\r'}, {'t', '\t'}, {'v', '\v'}};
@@ -318,6 +329,8 @@ Result<uint32_t> SyntaxParser::char_escape() {
   return ++at_, uint32_t{code};
 }
 
+// A ']' that comes first is a literal. Letters are folded before the set is negated: (?i)[^a]
+// excludes A.
 SyntaxParser::Parsed SyntaxParser::bracket() {
   take("[");
   const bool negated = take("^");

@@ -6,6 +6,8 @@
 
 namespace espalier::jinja {
 
+// Every node costs one step of the budget and one level of depth while it is evaluated, which
+// bounds the time and the stack of a template that comes from a stranger's file.
 Result<Value> Evaluator::evaluate(const Expression& expression) {
   ESP_RETURN_IF_ERROR(budget_.charge(1));
   const RenderBudget::Level level(budget_);
@@ -37,6 +39,8 @@ Result<Value> Evaluator::evaluate_node(const Expression& node) {
     case ExpressionKind::kAnd:
     case ExpressionKind::kOr: {
       ESP_ASSIGN_OR_RETURN(Value left, evaluate(*node.children[0]));
+      // The value of `and` and `or` is that of the operand which decides, not a bool; the other is
+      // then not evaluated.
       if (left.truthy() == (node.kind == ExpressionKind::kOr)) return left;
       return evaluate(*node.children[1]);
     }
@@ -69,6 +73,8 @@ Result<Value> Evaluator::evaluate_node(const Expression& node) {
   return Value();
 }
 
+// A name that is nowhere is no error yet: the value is undefined, prints as nothing, and fails
+// where it is used for more.
 Result<Value> Evaluator::evaluate_name(const Expression& node) {
   if (const Value* value = interpreter_.find_variable(node.name)) return *value;
   if (std::optional<Value> global = find_global(node.name)) return *std::move(global);
@@ -113,6 +119,7 @@ Result<Value> Evaluator::evaluate_dict(const Expression& node) {
     if (key.is_dict() || (key.is_list() && !key.list().is_tuple)) {
       return fail(template_error(fmt::format("unhashable type: '{}'", key.type_name())));
     }
+    // Dict::set() scans its keys, so a long literal pays for its square.
     ESP_RETURN_IF_ERROR(budget_.charge(dict.entries.size() / 16));
     dict.set(std::move(key), std::move(value));
   }
@@ -124,12 +131,16 @@ Result<Value> Evaluator::evaluate_concatenate(const Expression& node) {
   for (const ExpressionPtr& child : node.children) {
     ESP_ASSIGN_OR_RETURN(const Value value, evaluate(*child));
     const std::string piece = value.str();
+    // The whole text so far is charged for each piece: doubling a text in a loop meets the budget
+    // before it meets the memory.
     ESP_RETURN_IF_ERROR(budget_.charge_bytes(text.size() + piece.size()));
     text += piece;
   }
   return Value(std::move(text));
 }
 
+// a < b < c holds when each neighbour does; the first that does not ends the evaluation, and later
+// operands are not evaluated.
 Result<Value> Evaluator::evaluate_compare(const Expression& node) {
   ESP_ASSIGN_OR_RETURN(Value left, evaluate(*node.children[0]));
   for (size_t i = 0; i < node.operators.size(); ++i) {
@@ -170,6 +181,7 @@ Result<Value> Evaluator::evaluate_item(const Expression& node) {
   return slice(object, parts[0], parts[1], parts[2]);
 }
 
+// In Python's order of evaluation: positional ones, *args, named ones, **kwargs.
 Result<Arguments> Evaluator::evaluate_arguments(const Call& call) {
   Arguments arguments;
   for (const ExpressionPtr& expression : call.positional) {

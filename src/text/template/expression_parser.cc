@@ -1,3 +1,8 @@
+// One function for each level of Jinja's precedence, the loosest first: conditional, or, and, not,
+// comparison, sum, ~, product, **, sign, then subscripts, calls, filters and tests. The order is
+// Jinja's, not Python's: ~ binds tighter than + and looser than *, and ** is tighter than * but
+// looser than a sign. Functions that call themselves count their depth in TokenCursor::enter(), so
+// a hostile template cannot exhaust the stack.
 #include "text/template/expression_parser.h"
 
 #include <charconv>
@@ -38,6 +43,8 @@ Result<ExpressionPtr> ExpressionParser::parse_expression(bool with_conditional) 
   return node;
 }
 
+// `a if b if c` is accepted as Jinja accepts it: the value so far becomes the first operand of the
+// next condition. Without `else` the node has two children.
 Result<ExpressionPtr> ExpressionParser::parse_conditional() {
   ESP_ASSIGN_OR_RETURN(ExpressionPtr value, parse_or());
   while (tokens_.skip_name("if")) {
@@ -91,6 +98,8 @@ Result<ExpressionPtr> ExpressionParser::parse_not() {
   return node;
 }
 
+// A chain a < b < c is one node, for its operands are evaluated once each; without an operator the
+// operand itself is returned, so that no node costs a step of the budget for nothing.
 Result<ExpressionPtr> ExpressionParser::parse_compare() {
   ESP_ASSIGN_OR_RETURN(ExpressionPtr first, parse_sum());
   ExpressionPtr node = make(ExpressionKind::kCompare);
@@ -150,6 +159,7 @@ Result<ExpressionPtr> ExpressionParser::parse_product() {
   return left;
 }
 
+// Left associative, as in Jinja, where Python's is right associative.
 Result<ExpressionPtr> ExpressionParser::parse_power() {
   ESP_ASSIGN_OR_RETURN(ExpressionPtr left, parse_unary());
   while (tokens_.skip_operator("**")) {
@@ -159,6 +169,8 @@ Result<ExpressionPtr> ExpressionParser::parse_power() {
   return left;
 }
 
+// A filter binds looser than a sign (-x|abs is (-x)|abs), so the operand of a sign is parsed
+// without filters and they are applied to the whole.
 Result<ExpressionPtr> ExpressionParser::parse_unary(bool with_filter) {
   ExpressionPtr node;
   if (tokens_.current().is_operator("-") || tokens_.current().is_operator("+")) {

@@ -13,6 +13,8 @@ Interpreter::Interpreter(Value variables, std::time_t now, Limits limits)
   scope_ = make_scope(scope_);
 }
 
+// Namespaces are the only values that can refer to themselves (ns.a = ns), so clearing them breaks
+// every cycle of shared pointers.
 Interpreter::~Interpreter() {
   for (const std::weak_ptr<Namespace>& weak : namespaces_) {
     if (const std::shared_ptr<Namespace> object = weak.lock()) object->clear();
@@ -134,6 +136,8 @@ Result<std::vector<Value>> Interpreter::loop_items(const Statement& statement,
   return kept;
 }
 
+// Each round has a scope of its own, so what the body sets is gone in the next round and behind the
+// loop, as in Jinja; only namespaces carry values out. `scope_` is restored on every way out.
 Status Interpreter::run_loop(const Statement& statement, const Value& iterable, int depth) {
   const RenderBudget::Level level(budget_);
   if (budget_.too_deep()) return template_error("loops are nested too deeply");
@@ -162,6 +166,8 @@ Status Interpreter::run_loop(const Statement& statement, const Value& iterable, 
   return status;
 }
 
+// What a block prints, as text. Output goes to a string of its own meanwhile; output and scope are
+// restored whether the block fails or not.
 Result<std::string> Interpreter::capture(const Block& block) {
   std::string text;
   std::string* const outer_out = std::exchange(out_, &text);
@@ -192,6 +198,8 @@ Status Interpreter::execute_filter(const Statement& statement) {
   return append(filtered.str());
 }
 
+// The body of {% call %} becomes the macro `caller` among the arguments of the macro that is
+// called.
 Status Interpreter::execute_call_block(const Statement& statement) {
   ESP_ASSIGN_OR_RETURN(const Value callee, evaluator_.evaluate(*statement.expression->children[0]));
   ESP_ASSIGN_OR_RETURN(Arguments arguments,
@@ -202,6 +210,7 @@ Status Interpreter::execute_call_block(const Statement& statement) {
   return append(value.str());
 }
 
+// The expressions of {% with %} are evaluated in the scope outside, so none sees another's target.
 Result<Interpreter::Flow> Interpreter::execute_scope(const Statement& statement) {
   auto scope = make_scope(scope_);
   for (const auto& [name, expression] : statement.with) {
@@ -241,6 +250,9 @@ Status Interpreter::assign(const Expression& target, const Value& value) {
   return {};
 }
 
+// As Jinja binds them: positional arguments first, then named ones, then defaults, which may use
+// parameters before them; what is left over is in `varargs` and `kwargs`, and a parameter without a
+// value is undefined rather than an error.
 Status Interpreter::bind_parameters(const Statement& macro, const Arguments& arguments,
                                     Scope& own) {
   const auto is_parameter = [&](std::string_view name) {
@@ -281,6 +293,8 @@ Status Interpreter::bind_parameters(const Statement& macro, const Arguments& arg
   return {};
 }
 
+// A macro sees the scope in which it was defined, not that of its caller; its value is what it
+// prints.
 Result<Value> Interpreter::call_macro(const Statement& macro, const std::shared_ptr<Scope>& scope,
                                       const Arguments& arguments) {
   const RenderBudget::Level level(budget_);

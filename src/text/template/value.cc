@@ -17,6 +17,8 @@ namespace {
 // Deeper values would exhaust the stack of recursive functions. Real documents nest less.
 constexpr int kNestingMax = 200;
 
+// repr() of a str: single quotes unless only double ones avoid escapes, and escapes for what Python
+// does not consider printable among controls and spaces.
 std::string python_literal(std::string_view text) {
   const bool has_single = text.find('\'') != std::string_view::npos;
   const bool has_double = text.find('"') != std::string_view::npos;
@@ -83,6 +85,8 @@ Value Value::tuple(std::vector<Value> items) {
 
 double Value::number() const { return is_float() ? std::get<double>(data_) : double(integer()); }
 
+// Lists and dictionaries are the same when they share their storage, as Python's objects are; a
+// copy of a value shares it.
 bool Value::same_as(const Value& other) const {
   if (data_.index() != other.data_.index()) return false;
   if (is_list()) return std::get<ListPtr>(data_) == std::get<ListPtr>(other.data_);
@@ -190,6 +194,8 @@ std::string Value::repr() const {
   return fmt::format("<{}>", object()->type_name());
 }
 
+// Numbers of all kinds compare by value (True == 1 == 1.0), as in Python; a list never equals a
+// tuple, and the order of a dictionary's keys does not matter.
 bool equal(const Value& a, const Value& b) {
   if (a.is_number() && b.is_number()) {
     if (a.is_float() || b.is_float()) return a.number() == b.number();
@@ -213,6 +219,8 @@ bool equal(const Value& a, const Value& b) {
   return (a.is_none() && b.is_none()) || (a.is_undefined() && b.is_undefined());
 }
 
+// The first items that differ decide between lists, then the lengths. A NaN compares as equal here,
+// so < and > of it are false and <= and >= true, unlike Python's.
 Result<int> compare(const Value& a, const Value& b) {
   const auto sign = [](const auto& x, const auto& y) { return x < y ? -1 : y < x ? 1 : 0; };
   if (a.is_number() && b.is_number()) {
@@ -234,6 +242,7 @@ Result<int> compare(const Value& a, const Value& b) {
                                          a.type_name(), b.type_name())));
 }
 
+// Recursive: whoever parsed the JSON has bounded its depth.
 Value from_json(const json::value& value) {
   switch (value.kind()) {
     case json::kind::null:
@@ -267,6 +276,8 @@ Value from_json(const json::value& value) {
 
 namespace {
 
+// Python's json.dumps: the same separators, escapes, float spelling and order of keys, for a model
+// was trained on prompts that Python made, byte for byte.
 class JsonWriter {
  public:
   explicit JsonWriter(const JsonStyle& style) : style_(style) {}
@@ -380,6 +391,8 @@ class JsonWriter {
     for (const auto& entry : dict.entries) entries.push_back(&entry);
     if (style_.sort_keys) {
       for (const auto* entry : entries) {
+        // Keys without an order among them are refused before sorting, since the comparison of a
+        // sort cannot return an error.
         if (Result<int> order = compare(entries[0]->first, entry->first); !order) {
           return order.error();
         }

@@ -15,8 +15,11 @@ namespace {
 namespace json = boost::json;
 using PieceType = SentencePieceModel::PieceType;
 
+// Types of tokens as GGUF numbers them.
 constexpr int32_t kControl = 3, kUserDefined = 4;
 
+// The expressions of the models' own tokenizer.json files; each cuts a text into the words within
+// which merges happen.
 constexpr const char* kGpt2 =
     R"('s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+)";
 constexpr const char* kLlama3 =
@@ -69,6 +72,8 @@ const std::vector<NamedSplit>& named_splits() {
   return all;
 }
 
+// An unknown name is refused rather than cut by a default: other words give other ids without any
+// sign of it.
 Result<const NamedSplit*> find_split(const std::string& name) {
   std::vector<std::string_view> known;
   for (const NamedSplit& split : named_splits()) {
@@ -102,6 +107,8 @@ Status check_id(std::optional<int32_t> id, std::string_view what, size_t size) {
                size);
 }
 
+// A file's arrays must agree before they are indexed by each other; kDataLoss, for the file is
+// wrong, not the request.
 Status check(const StoredVocabulary& vocabulary) {
   const size_t size = vocabulary.tokens.size();
   if (size == 0) return error(StatusCode::kDataLoss, "the vocabulary is empty");
@@ -131,6 +138,9 @@ int32_t type_of(const StoredVocabulary& vocabulary, size_t id) {
   return vocabulary.types.empty() ? 1 : vocabulary.types[id];
 }
 
+// Where the file does not say, the defaults are those of the library that wrote it: BPE models
+// (llama) add the first token, keep white space and fall back to bytes, Unigram ones (t5) add the
+// last token and collapse white space.
 Result<std::unique_ptr<Tokenizer>> make_sentencepiece(StoredVocabulary vocabulary,
                                                       SentencePieceModel::Type type) {
   SentencePieceModel model;
@@ -166,6 +176,8 @@ Result<std::unique_ptr<Tokenizer>> make_sentencepiece(StoredVocabulary vocabular
   return make_sentencepiece_tokenizer(std::move(model), frame);
 }
 
+// A line is two tokens with a space between. The search begins at the second byte, since the first
+// token may itself begin with one.
 Result<std::vector<BpeModel::Merge>> read_merges(const StoredVocabulary& stored,
                                                  const Vocabulary& vocabulary) {
   std::vector<BpeModel::Merge> merges;
