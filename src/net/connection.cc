@@ -9,6 +9,7 @@
 
 #include "base/log.h"
 #include "base/memory_reserve.h"
+#include "net/upstream.h"
 
 namespace espalier::net {
 
@@ -89,6 +90,7 @@ class Writer final : public ResponseWriter {
     io_->post_after(delay, guarded(std::move(task)));
   }
   bool closed() const override { return outcome_->load() != Outcome::kOpen; }
+  const std::shared_ptr<IoThread>& io() const { return io_; }
 
  private:
   template <typename F>
@@ -157,6 +159,13 @@ HttpResponse options_response(const HttpRequest& request, const RequestTraits& t
 }
 
 }  // namespace
+
+// Not a method of ResponseWriter: few handlers call other servers, and some answers go to no
+// connection.
+std::shared_ptr<IoThread> io_thread_of(const ResponseWriter& response) {
+  const auto* const writer = dynamic_cast<const Writer*>(&response);
+  return writer == nullptr ? nullptr : writer->io();
+}
 
 Connection::Connection(Transport transport, std::shared_ptr<IoThread> io,
                        std::shared_ptr<ServerShared> shared)

@@ -9,6 +9,7 @@
 #include "base/memory_reserve.h"
 #include "base/thread.h"
 #include "net/connection.h"
+#include "net/upstream.h"
 
 namespace espalier::net {
 
@@ -108,6 +109,7 @@ void IoThread::flush_later(std::shared_ptr<Connection> connection) {
 
 void IoThread::post_after(Duration delay, Task task) {
   run([this, delay, task = std::move(task)]() mutable {
+    if (finished_) return;
     auto timer = std::make_shared<asio::steady_timer>(context_, delay);
     timer->async_wait([this, timer, task = std::move(task)](boost::system::error_code ec) {
       timers_.erase(timer);
@@ -118,7 +120,9 @@ void IoThread::post_after(Duration delay, Task task) {
 }
 
 void IoThread::finish() {
+  finished_ = true;  // a timer that has fired already may set another
   for (const auto& connection : connections()) connection->close();
+  while (!calls_.empty()) (*calls_.begin())->cancel();  // which removes it
   for (const auto& timer : timers_) timer->cancel();
   work_.reset();
 }

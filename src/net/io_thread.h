@@ -20,6 +20,7 @@
 namespace espalier::net {
 
 class Connection;
+class UpstreamCall;
 
 // post() and in_thread() are thread-safe; the rest belongs to the thread itself. Shared by the
 // server, its connections and the handles of answers, which may outlive both.
@@ -49,8 +50,14 @@ class IoThread : public std::enable_shared_from_this<IoThread> {
     return {connections_.begin(), connections_.end()};
   }
 
-  void finish();                 // closes everything and lets the thread run out of work
-  std::string_view http_date();  // "Sun, 06 Nov 1994 08:49:37 GMT", of this second
+  // Calls to other servers that are under way; finish() cancels them.
+  void add(UpstreamCall* call) { calls_.insert(call); }
+  void remove(UpstreamCall* call) { calls_.erase(call); }
+
+  // Closes everything and lets the thread run out of work; what is delayed is dropped.
+  void finish();
+  bool is_finished() const { return finished_; }  // on the thread
+  std::string_view http_date();                   // "Sun, 06 Nov 1994 08:49:37 GMT", of this second
 
  private:
   void drain();
@@ -68,7 +75,9 @@ class IoThread : public std::enable_shared_from_this<IoThread> {
   std::vector<Task> running_;
   std::vector<std::shared_ptr<Connection>> to_flush_;
   bool draining_ = false;
+  bool finished_ = false;
   std::unordered_set<std::shared_ptr<Connection>> connections_;
+  std::unordered_set<UpstreamCall*> calls_;
   std::unordered_set<std::shared_ptr<boost::asio::steady_timer>> timers_;
   int64_t date_second_ = 0;
   char date_[40] = {};
