@@ -1,0 +1,181 @@
+#include "router/dispatcher.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "base/log.h"
+#include "net/client.h"
+
+namespace espalier::router {
+
+namespace {
+
+constexpr int64_t kTokensPerBlock = 16;
+
+}  // namespace
+
+std::string worker_url(const std::string& host, int port) {
+  const bool v6 = host.find(':') != std::string::npos;
+  return fmt::format("http://{}:{}", v6 ? "[" + host + "]" : host, port);
+}
+
+Result<std::string> normal_worker_url(std::string_view text) {
+  const Result<net::Url> url = net::Url::parse(text);
+  if (!url) return fail(url.error().with_context(fmt::format("worker '{}'", text)));
+  if (url->is_https)
+    return fail(
+        invalid_argument("worker '{}': workers are spoken to in plain HTTP: give "
+                         "http://HOST:PORT, on a network that is yours",
+                         text));
+  if (!url->path.empty() && url->path != "/")
+    return fail(invalid_argument("worker '{}': give http://HOST:PORT, without a path", text));
+  return worker_url(url->host, url->port);
+}
+
+Lease& Lease::operator=(Lease&& other) noexcept {
+  if (this == &other) return *this;
+  end(WorkerOutcome::kAbandoned);
+  dispatcher_ = std::exchange(other.dispatcher_, nullptr);
+  slot_ = other.slot_;
+  generation_ = other.generation_;
+  num_tokens_ = other.num_tokens_;
+  num_blocks_shared_ = other.num_blocks_shared_;
+  endpoint_ = std::move(other.endpoint_);
+  return *this;
+}
+
+void Lease::end(WorkerOutcome outcome) {
+  if (Dispatcher* const dispatcher = std::exchange(dispatcher_, nullptr); dispatcher != nullptr)
+    dispatcher->end(slot_, num_tokens_, outcome);
+}
+
+Result<std::unique_ptr<Dispatcher>> Dispatcher::create(const PolicyOptions& policy,
+                                                       const WorkerTableOptions& table,
+                                                       const Clock& clock) {
+  ESP_ASSIGN_OR_RETURN(auto made, make_policy(policy));
+  return std::unique_ptr<Dispatcher>(new Dispatcher(policy.name, std::move(made), table, clock));
+}
+
+Dispatcher::Dispatcher(std::string policy_name, std::unique_ptr<Policy> policy,
+                       const WorkerTableOptions& table, const Clock& clock)
+    : policy_name_(std::move(policy_name)),
+      clock_(clock),
+      table_(table, clock),
+      policy_(std::move(policy)) {}
+
+Result<Lease> Dispatcher::assign(const RoutedRequest& request, std::span<const WorkerSlot> tried) {
+  std::lock_guard lock(mutex_);
+  table_.candidates(request.model, tried, candidates_);
+  if (candidates_.empty() && !tried.empty()) table_.candidates(request.model, {}, candidates_);
+  if (candidates_.empty())
+    return fail(error(StatusCode::kUnavailable,
+                      "no worker can take the request now: each of {} is starting, draining, "
+                      "broken or of another model (GET /workers)",
+                      table_.slots().size()));
+  Choice choice;
+  if (request.session.empty()) {
+    choice = policy_->choose({request.key, request.name_space}, candidates_);
+  } else {
+    choice.slot = session_worker(request.session, candidates_);
+  }
+  const Worker& worker = *table_.worker(choice.slot);
+  table_.begin(choice.slot, request.num_tokens,
+               std::min(request.num_tokens, choice.num_blocks_shared * kTokensPerBlock));
+  Lease lease;
+  lease.dispatcher_ = this;
+  lease.slot_ = choice.slot;
+  lease.generation_ = worker.generation;
+  lease.num_tokens_ = request.num_tokens;
+  lease.num_blocks_shared_ = choice.num_blocks_shared;
+  lease.endpoint_ = worker.endpoint;
+  return lease;
+}
+
+void Dispatcher::end(WorkerSlot slot, int64_t num_tokens, WorkerOutcome outcome) {
+  std::lock_guard lock(mutex_);
+  table_.end(slot, num_tokens, outcome);
+  forget_removed();
+}
+
+void Dispatcher::forget_removed() {
+  for (const WorkerSlot slot : table_.take_removed()) policy_->forget_worker(slot);
+}
+
+Result<WorkerSlot> Dispatcher::add_worker(const std::string& url, net::Endpoint endpoint) {
+  std::lock_guard lock(mutex_);
+  ESP_ASSIGN_OR_RETURN(const WorkerSlot slot, table_.add(url));
+  table_.set_endpoint(slot, std::move(endpoint));
+  log_info("worker added url={}", url);
+  return slot;
+}
+
+Status Dispatcher::drain_worker(std::string_view url, bool leaves) {
+  std::lock_guard lock(mutex_);
+  ESP_ASSIGN_OR_RETURN(const WorkerSlot slot, table_.find(url));
+  table_.drain(slot, leaves);
+  forget_removed();
+  log_info("worker {} url={}", leaves ? "leaves" : "drains", url);
+  return {};
+}
+
+Status Dispatcher::resume_worker(std::string_view url) {
+  std::lock_guard lock(mutex_);
+  ESP_ASSIGN_OR_RETURN(const WorkerSlot slot, table_.find(url));
+  table_.resume(slot);
+  return {};
+}
+
+std::vector<WorkerInfo> Dispatcher::workers() const {
+  std::lock_guard lock(mutex_);
+  std::vector<WorkerInfo> out;
+  const TimePoint now = clock_.now();
+  for (const WorkerSlot slot : table_.slots()) {
+    const Worker& w = *table_.worker(slot);
+    out.push_back({slot, w.id, w.generation, w.url, w.endpoint, w.models, w.state,
+                   w.breaker.state(now), w.requests_in_flight, w.tokens_in_flight, w.counts});
+  }
+  return out;
+}
+
+const Worker* Dispatcher::find(WorkerSlot slot, uint64_t generation) const {
+  const Worker* const worker = table_.worker(slot);
+  return worker != nullptr && worker->generation == generation ? worker : nullptr;
+}
+
+void Dispatcher::report_check(WorkerSlot slot, uint64_t generation, bool healthy) {
+  {
+    std::lock_guard lock(mutex_);
+    const Worker* const worker = find(slot, generation);
+    if (worker == nullptr || !table_.report_check(slot, healthy)) return;
+    const WorkerState state = worker->state;
+    log_info("worker {} url={}", worker_state_name(state), worker->url);
+    if (state != WorkerState::kBroken) return;
+    policy_->forget_worker(slot);  // a worker that comes back has an empty cache, as a rule
+  }
+  if (on_broken_) on_broken_(generation);
+}
+
+void Dispatcher::set_models(WorkerSlot slot, uint64_t generation, std::vector<std::string> models) {
+  std::lock_guard lock(mutex_);
+  if (find(slot, generation) != nullptr) table_.set_models(slot, std::move(models));
+}
+
+void Dispatcher::set_endpoint(WorkerSlot slot, uint64_t generation, net::Endpoint endpoint) {
+  std::lock_guard lock(mutex_);
+  if (find(slot, generation) != nullptr) table_.set_endpoint(slot, std::move(endpoint));
+}
+
+std::optional<TreeStats> Dispatcher::tree_stats() const {
+  std::lock_guard lock(mutex_);
+  const PrefixTree* const tree = policy_->tree();
+  if (tree == nullptr) return std::nullopt;
+  return TreeStats{tree->num_nodes(), tree->num_blocks(), tree->num_evicted_total()};
+}
+
+void Dispatcher::check_invariants() const {
+  std::lock_guard lock(mutex_);
+  table_.check_invariants();
+  if (policy_->tree() != nullptr) policy_->tree()->check_invariants();
+}
+
+}  // namespace espalier::router

@@ -1,0 +1,206 @@
+#include "router/policy.h"
+
+#include <gtest/gtest.h>
+
+#include <map>
+#include <set>
+
+#include "base/rng.h"
+
+namespace espalier::router {
+namespace {
+
+std::unique_ptr<Policy> policy(const std::string& name) {
+  PolicyOptions options;
+  options.name = name;
+  auto made = make_policy(options);
+  EXPECT_TRUE(made) << name;
+  return std::move(*made);
+}
+
+std::vector<Candidate> idle(size_t n) {
+  std::vector<Candidate> out(n);
+  for (size_t i = 0; i < n; ++i)
+    out[i] = {.slot = static_cast<WorkerSlot>(i), .id = mix64(i), .requests = 0, .tokens = 0};
+  return out;
+}
+
+WorkerSlot choose(Policy& policy, std::string_view text, std::span<const Candidate> candidates) {
+  const PrefixKey key = text_key(text, 0);
+  return policy.choose({key, 0}, candidates).slot;
+}
+
+std::string words(Rng& rng, size_t num_blocks) {
+  std::string out;
+  while (out.size() < num_blocks * kBlockBytes) out += fmt::format("{:016x}", rng());
+  return out;
+}
+
+TEST(Policy, NamesAndOptionsAreChecked) {
+  for (const std::string& name : policy_names()) EXPECT_NE(policy(name), nullptr);
+  PolicyOptions options;
+  options.name = "cache_awar";
+  EXPECT_NE(make_policy(options).error().message().find("cache_aware"), std::string::npos);
+  for (const auto& spoil : std::vector<void (*)(PolicyOptions&)>{
+           [](PolicyOptions& o) { o.cache_threshold = 1.5; },
+           [](PolicyOptions& o) { o.balance_rel_threshold = 0.5; },
+           [](PolicyOptions& o) { o.prefix_hash_load_factor = 1; }}) {
+    PolicyOptions bad;
+    spoil(bad);
+    EXPECT_EQ(make_policy(bad).error().code(), StatusCode::kInvalidArgument);
+  }
+}
+
+TEST(Policy, AllChooseAmongTheCandidatesAlone) {
+  for (const std::string& name : policy_names()) {
+    SCOPED_TRACE(name);
+    Rng rng(3);
+    const auto p = policy(name);
+    std::vector<std::string> prompts;
+    for (int i = 0; i < 20; ++i) prompts.push_back(words(rng, rng.below(20)));
+    for (int i = 0; i < 500; ++i) {
+      std::vector<Candidate> candidates = idle(10);
+      std::erase_if(candidates, [&](const Candidate&) { return rng.below(2) == 0; });
+      if (candidates.empty()) continue;
+      for (Candidate& c : candidates) c.requests = static_cast<int32_t>(rng.below(40));
+      const WorkerSlot slot = choose(*p, prompts[rng.below(prompts.size())], candidates);
+      ASSERT_EQ(std::ranges::count(candidates, slot, &Candidate::slot), 1);
+      if (rng.below(20) == 0) p->forget_worker(static_cast<WorkerSlot>(rng.below(10)));
+    }
+  }
+}
+
+TEST(Policy, RoundRobinTakesTurns) {
+  const auto p = policy("round_robin");
+  auto candidates = idle(3);
+  std::string order;
+  for (int i = 0; i < 4; ++i) order += std::to_string(choose(*p, "", candidates));
+  candidates.erase(candidates.begin() + 1);
+  for (int i = 0; i < 3; ++i) order += std::to_string(choose(*p, "", candidates));
+  EXPECT_EQ(order, "0120202");
+}
+
+TEST(Policy, PowerOfTwoAvoidsTheLoaded) {
+  const auto p = policy("power_of_two");
+  auto candidates = idle(4);
+  candidates[2].requests = 100;
+  std::map<WorkerSlot, int> counts;
+  for (int i = 0; i < 1000; ++i) ++counts[choose(*p, "", candidates)];
+  EXPECT_LT(counts[2], 120) << "only where both draws are that one: 1 in 16";
+  EXPECT_GT(counts[0], 200);
+}
+
+TEST(Policy, LeastTokensCountsTokensByWeight) {
+  const auto p = policy("least_tokens");
+  auto candidates = idle(3);
+  candidates[0].tokens = 500;
+  candidates[1].tokens = 400;
+  candidates[2].tokens = 100;
+  candidates[2].weight = 0.1f;
+  EXPECT_EQ(choose(*p, "", candidates), 1);
+}
+
+TEST(Policy, SessionsStayAndOnlyThoseOfAWorkerThatLeavesMove) {
+  auto candidates = idle(8);
+  std::map<std::string, WorkerSlot> before;
+  std::set<WorkerSlot> used;
+  for (int i = 0; i < 200; ++i) {
+    const std::string session = fmt::format("session-{}", i);
+    before[session] = session_worker(session, candidates);
+    used.insert(before[session]);
+  }
+  EXPECT_EQ(used.size(), 8u);
+  candidates.erase(candidates.begin() + 5);
+  for (const auto& [session, slot] : before)
+    if (slot != 5) {
+      EXPECT_EQ(session_worker(session, candidates), slot);
+    }
+}
+
+TEST(PrefixHash, GroupsByTheBeginAndBoundsTheLoad) {
+  const auto p = policy("prefix_hash");
+  Rng rng(1);
+  auto candidates = idle(8);
+  const std::string begin = words(rng, 20);
+  const WorkerSlot home = choose(*p, begin + words(rng, 3), candidates);
+  for (int i = 0; i < 20; ++i) EXPECT_EQ(choose(*p, begin + words(rng, 3), candidates), home);
+  candidates[home].requests = 50;  // above 1.25 of the mean
+  const WorkerSlot next = choose(*p, begin + words(rng, 3), candidates);
+  EXPECT_NE(next, home);
+  candidates[home].requests = 0;
+  candidates.erase(candidates.begin() + next);
+  EXPECT_EQ(choose(*p, begin, candidates), home) << "others that leave move nothing";
+
+  // Whatever is sent, no load passes the bound.
+  auto loads = idle(8);
+  for (int i = 0; i < 800; ++i) {
+    const WorkerSlot slot = choose(*p, rng.below(2) == 0 ? begin : words(rng, 8), loads);
+    ++loads[slot].requests;
+    ASSERT_LE(loads[slot].requests, std::ceil(1.25 * (i + 1) / 8));
+  }
+}
+
+TEST(CacheAware, ConversationsStay) {
+  const auto p = policy("cache_aware");
+  Rng rng(5);
+  auto candidates = idle(8);
+  const std::string system = words(rng, 10);
+  std::vector<std::string> prompts;
+  std::vector<WorkerSlot> home;
+  for (int i = 0; i < 32; ++i) {
+    prompts.push_back(words(rng, 4));
+    home.push_back(choose(*p, prompts.back(), candidates));
+  }
+  EXPECT_EQ(std::set(home.begin(), home.end()).size(), 8u) << "new ones are spread";
+  for (int turn = 0; turn < 5; ++turn) {
+    for (size_t i = 0; i < prompts.size(); ++i) {
+      // The answer is long: the earlier prompt is less than the threshold's part of the new one.
+      prompts[i] += words(rng, 20);
+      ASSERT_EQ(choose(*p, prompts[i], candidates), home[i]);
+    }
+  }
+}
+
+TEST(CacheAware, ReportsWhatIsShared) {
+  const auto p = policy("cache_aware");
+  Rng rng(6);
+  const auto candidates = idle(2);
+  const std::string begin = words(rng, 10);
+  const PrefixKey first = text_key(begin + words(rng, 5), 0),
+                  second = text_key(begin + words(rng, 5), 0);
+  EXPECT_EQ(p->choose({first, 0}, candidates).num_blocks_shared, 0u);
+  EXPECT_EQ(p->choose({second, 0}, candidates).num_blocks_shared, 10u);
+  EXPECT_EQ(p->choose({second, 0}, candidates).num_blocks_shared, 15u);
+}
+
+TEST(CacheAware, AShortSharedBeginDecidesNothing) {
+  const auto p = policy("cache_aware");
+  Rng rng(7);
+  const auto candidates = idle(8);
+  const std::string begin = words(rng, 2);
+  std::set<WorkerSlot> used;
+  for (int i = 0; i < 16; ++i) used.insert(choose(*p, begin + words(rng, 30), candidates));
+  EXPECT_EQ(used.size(), 8u);
+}
+
+TEST(CacheAware, PassesOverTheOverloadedAndTakesTheNextBest) {
+  const auto p = policy("cache_aware");
+  Rng rng(8);
+  auto candidates = idle(4);
+  const std::string prompt = words(rng, 10);
+  const WorkerSlot home = choose(*p, prompt, candidates);
+  candidates[home].requests = 8;
+  EXPECT_EQ(choose(*p, prompt, candidates), home) << "within the threshold";
+  candidates[home].requests = 9;
+  const WorkerSlot second = choose(*p, prompt, candidates);
+  EXPECT_NE(second, home);
+  for (Candidate& c : candidates)
+    if (c.slot != home && c.slot != second) c.requests = 0;
+  candidates[second].requests = 2;
+  EXPECT_EQ(choose(*p, prompt, candidates), second) << "which has the prefix now, too";
+  p->forget_worker(second);
+  EXPECT_NE(choose(*p, prompt, candidates), second);
+}
+
+}  // namespace
+}  // namespace espalier::router
