@@ -1,0 +1,28 @@
+// What a router answers itself: its workers, its health, its metrics. Internal to the room.
+#pragma once
+
+#include <string>
+
+#include "net/http.h"
+#include "net/router.h"
+#include "router/dispatcher.h"
+#include "router/proxy.h"
+#include "router/worker_sources.h"
+
+namespace espalier::router {
+
+// What the handlers use; all of it outlives the server.
+struct AdminContext {
+  Dispatcher& dispatcher;
+  WorkerSources& sources;
+  Proxy& proxy;
+};
+
+// `admin`: admits administrators alone; `client`: everyone with a key.
+Status add_admin_routes(net::Router& router, const AdminContext& context,
+                        const net::Admission& admin, const net::Admission& client);
+
+std::string metrics_text(const AdminContext& context);  // Prometheus' text format
+std::string worker_id(const WorkerInfo& worker);        // 16 hexadecimal digits, of its url
+
+}  // namespace espalier::router

@@ -1,0 +1,279 @@
+#include "router/forwarding.h"
+
+#include <algorithm>
+#include <array>
+#include <boost/beast/core/string.hpp>
+#include <random>
+#include <utility>
+
+#include "base/log.h"
+#include "base/rng.h"
+#include "router/error_bodies.h"
+
+namespace espalier::router {
+
+using boost::beast::iequals;
+
+namespace {
+
+constexpr size_t kMessageBytesMax = 1 << 20;    // of a stream's message that is not complete
+constexpr size_t kWholeBytesMax = 256 << 10;    // an answer up to here is sent in one piece
+constexpr size_t kPendingBytesMax = 512 << 10;  // unread by the client: the worker is not read
+constexpr Duration kPauseStep = std::chrono::milliseconds(5);
+
+// Of one connection (RFC 9110, 7.6.1), and what each side writes itself.
+constexpr std::array<std::string_view, 10> kOwnHeaders = {
+    "Connection",        "Keep-Alive", "Proxy-Connection", "TE",   "Trailer",
+    "Transfer-Encoding", "Upgrade",    "Content-Length",   "Host", "Expect"};
+
+bool is_own(std::string_view name) {
+  return std::ranges::any_of(kOwnHeaders, [&](std::string_view own) {
+    return iequals({own.data(), own.size()}, {name.data(), name.size()});
+  });
+}
+
+std::string new_request_id() {
+  thread_local Rng rng(std::random_device{}() | uint64_t{std::random_device{}()} << 32);
+  return fmt::format("{:016x}{:016x}", rng(), rng());
+}
+
+std::string request_id_of(const net::HttpRequest& request) {
+  const std::string* const given = request.header("X-Request-Id");
+  return given != nullptr && !given->empty() ? *given : new_request_id();
+}
+
+// The path with what may not stand in a request line as %XX.
+std::string encode_path(std::string_view path) {
+  std::string out;
+  for (const char c : path) {
+    const bool plain = (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') ||
+                       std::string_view("-._~!$&'()*+,;=:@/").find(c) != std::string_view::npos;
+    if (plain) {
+      out += c;
+    } else {
+      out += fmt::format("%{:02X}", static_cast<unsigned char>(c));
+    }
+  }
+  return out;
+}
+
+std::string_view tenant_of(const net::HttpRequest& request) {
+  for (const char* name : {"Authorization", "X-Api-Key"})
+    if (const std::string* const key = request.header(name); key != nullptr) return *key;
+  return "";
+}
+
+RoutedRequest facts_of(const PassedRoute& route, const net::HttpRequest& request,
+                       bool tenant_isolation) {
+  RequestFacts facts = read_facts(request.body, route.prompt_fields);
+  if (const std::string* const session = request.header("X-Session-Id"); session != nullptr)
+    facts.session = *session;
+  return routed_request(std::move(facts), tenant_isolation ? tenant_of(request) : "");
+}
+
+}  // namespace
+
+net::UpstreamRequest worker_request(const net::HttpRequest& request, std::string_view request_id,
+                                    const std::string& worker_api_key) {
+  net::UpstreamRequest out;
+  out.method = request.method;
+  out.target = encode_path(request.path);
+  if (!request.query.empty()) out.target += "?" + request.query;
+  for (const auto& [name, value] : request.headers) {
+    if (is_own(name) || iequals(name, "X-Request-Id")) continue;
+    const bool is_key = iequals(name, "Authorization") || iequals(name, "X-Api-Key");
+    if (is_key && !worker_api_key.empty()) continue;
+    out.headers.emplace_back(name, value);
+  }
+  if (!worker_api_key.empty())
+    out.headers.emplace_back("Authorization", "Bearer " + worker_api_key);
+  out.headers.emplace_back("X-Request-Id", request_id);
+  return out;
+}
+
+net::Headers client_headers(const net::Headers& headers, std::string_view request_id) {
+  net::Headers out;
+  bool has_id = false;
+  for (const auto& [name, value] : headers) {
+    const bool is_cors = name.size() > 15 && iequals({name.data(), 15}, "Access-Control-");
+    if (is_own(name) || is_cors || iequals(name, "Date")) continue;
+    has_id = has_id || iequals(name, "X-Request-Id");
+    out.emplace_back(name, value);
+  }
+  if (!has_id) out.emplace_back("X-Request-Id", request_id);
+  return out;
+}
+
+Forwarding::Forwarding(Proxy& proxy, const PassedRoute& route, net::HttpRequest&& request,
+                       net::ResponsePtr response)
+    : proxy_(proxy),
+      route_(route),
+      request_(std::move(request)),
+      response_(std::move(response)),
+      io_(net::io_thread_of(*response_)),
+      request_id_(request_id_of(request_)),
+      to_worker_(worker_request(request_, request_id_, proxy.config_.worker_api_key)),
+      routed_(facts_of(route, request_, proxy.config_.tenant_isolation)),
+      plan_(proxy.config_.max_retries, proxy.budget_),
+      backoff_(proxy.config_.retry_backoff) {
+  if (request_.method != "GET" && request_.method != "HEAD")
+    to_worker_.body = std::make_shared<const std::string>(std::move(request_.body));
+  ++proxy_.open_;
+}
+
+Forwarding::~Forwarding() { --proxy_.open_; }
+
+void Forwarding::begin() {
+  response_->on_disconnect([self = shared_from_this()] { self->client_gone(); });
+  attempt();
+}
+
+void Forwarding::attempt() {
+  if (response_ == nullptr) return;
+  Result<Lease> lease = proxy_.dispatcher_.assign(routed_, tried_);
+  if (!lease) {
+    if (plan_.on_failure() == ForwardPlan::Action::kRetry) return retry();
+    return fail(503, lease.error());
+  }
+  lease_ = std::move(*lease);
+  status_ = 0;
+  headers_.clear();
+  body_.clear();
+  proxy_.enter(lease_.generation(), shared_from_this());
+  call_ = proxy_.upstream_.call(io_, lease_.endpoint(), to_worker_, shared_from_this());
+}
+
+// The first retry goes out at once, to another worker; later ones wait longer and longer.
+void Forwarding::retry() {
+  ++proxy_.retries_;
+  const Duration wait = plan_.num_retries() == 1 && !tried_.empty() ? Duration::zero() : backoff_;
+  if (wait > Duration::zero()) backoff_ = std::min(backoff_ * 2, proxy_.config_.retry_backoff_max);
+  response_->post_after(wait, [self = shared_from_this()] { self->attempt(); });
+}
+
+void Forwarding::end_attempt(WorkerOutcome outcome) {
+  if (!lease_.active()) return;
+  if (call_ != nullptr) std::exchange(call_, nullptr)->cancel();
+  proxy_.leave(lease_.generation(), shared_from_this());
+  lease_.end(outcome);
+}
+
+void Forwarding::on_head(int status, net::Headers headers, std::optional<size_t> length) {
+  switch (plan_.on_status(status)) {
+    case ForwardPlan::Action::kRetry:
+      tried_.push_back(lease_.slot());
+      end_attempt(status == 429 || status == 503 ? WorkerOutcome::kBusy : WorkerOutcome::kFailure);
+      return retry();
+    case ForwardPlan::Action::kPass:
+      break;
+    default:
+      return;
+  }
+  status_ = status;
+  headers_ = client_headers(headers, request_id_);
+  const std::string* const type = net::find_header(headers_, "Content-Type");
+  type_ = type == nullptr ? "" : *type;
+  whole_ = request_.method == "HEAD" || status == 204 || status == 304 ||
+           (length && *length <= kWholeBytesMax);
+}
+
+void Forwarding::start_stream() {
+  if (std::exchange(streaming_, true)) return;
+  response_->start_stream(status_, headers_);
+}
+
+void Forwarding::on_body(std::string bytes) {
+  if (whole_) {
+    body_ += bytes;
+    return;
+  }
+  // A client gets whole events, so that an error may stand behind the last one.
+  if (!body_.empty()) bytes.insert(0, std::exchange(body_, {}));
+  const size_t num_whole = num_whole_bytes(type_, bytes);
+  if (num_whole < bytes.size() && bytes.size() - num_whole <= kMessageBytesMax) {
+    body_ = bytes.substr(num_whole);
+    bytes.resize(num_whole);
+  }
+  if (bytes.empty() || plan_.on_bytes() != ForwardPlan::Action::kPass) return;
+  start_stream();
+  response_->write(std::move(bytes));
+  slow_down();
+}
+
+void Forwarding::slow_down() {
+  if (call_ == nullptr || response_ == nullptr) return;
+  if (response_->pending_output() <= kPendingBytesMax) return call_->resume();
+  call_->pause();
+  response_->post_after(kPauseStep, [self = shared_from_this()] { self->slow_down(); });
+}
+
+void Forwarding::on_end() {
+  if (plan_.on_end() != ForwardPlan::Action::kPass) return;
+  call_ = nullptr;
+  end_attempt(status_ == 429 || status_ == 503 ? WorkerOutcome::kBusy
+              : status_ >= 500                 ? WorkerOutcome::kFailure
+                                               : WorkerOutcome::kSuccess);
+  if (whole_) {
+    response_->send({status_, std::move(headers_), std::move(body_)});
+  } else {
+    start_stream();
+    response_->write(std::move(body_));
+    response_->finish();
+  }
+  finish();
+}
+
+void Forwarding::on_failure(Status why) {
+  const ForwardPlan::Action action = plan_.on_failure();
+  if (action == ForwardPlan::Action::kNothing) return;
+  log_warning("worker failed request_id={} why=\"{}\" retry={}", request_id_, why.message(),
+              action == ForwardPlan::Action::kRetry);
+  call_ = nullptr;
+  tried_.push_back(lease_.slot());
+  end_attempt(WorkerOutcome::kFailure);
+  if (action == ForwardPlan::Action::kRetry) return retry();
+  if (action == ForwardPlan::Action::kCut) return cut(why);
+  fail(why.code() == StatusCode::kDeadlineExceeded ? 504 : 502, why);
+}
+
+void Forwarding::fail(int status, const Status& why) {
+  ++proxy_.refused_;
+  net::HttpResponse answer = error_answer(route_.errors, status, why.message());
+  answer.headers.emplace_back("X-Request-Id", request_id_);
+  response_->send(std::move(answer));
+  finish();
+}
+
+// A stream gets an error of its kind. Another answer is cut off, so that it does not look complete.
+void Forwarding::cut(const Status& why) {
+  ++proxy_.cut_;
+  const std::string error = stream_error(
+      route_.errors, type_,
+      "the worker failed while it answered (" + why.message() + "): send the request again");
+  if (!error.empty()) {
+    response_->write(error);
+    response_->finish();
+  }
+  finish();
+}
+
+void Forwarding::abandon(uint64_t generation) {
+  net::post_on(io_, [self = shared_from_this(), generation] {
+    if (!self->lease_.active() || self->lease_.generation() != generation) return;
+    if (self->call_ != nullptr) std::exchange(self->call_, nullptr)->cancel();
+    self->on_failure({StatusCode::kUnavailable, "the worker does not answer its health checks"});
+  });
+}
+
+void Forwarding::client_gone() {
+  ++proxy_.clients_gone_;
+  plan_.on_client_gone();
+  end_attempt(WorkerOutcome::kAbandoned);
+  finish();
+}
+
+void Forwarding::finish() {
+  response_ = nullptr;  // which holds this by its callback
+}
+
+}  // namespace espalier::router

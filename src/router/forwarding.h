@@ -1,0 +1,73 @@
+// One request on its way through the proxy. Internal to the room.
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "net/http.h"
+#include "net/upstream.h"
+#include "router/forward_plan.h"
+#include "router/proxy.h"
+
+namespace espalier::router {
+
+// The head of the request to the worker: the client's without what belongs to its connection.
+net::UpstreamRequest worker_request(const net::HttpRequest& request, std::string_view request_id,
+                                    const std::string& worker_api_key);
+// The head of the answer to the client: the worker's without what the server adds itself.
+net::Headers client_headers(const net::Headers& headers, std::string_view request_id);
+
+// Belongs to the I/O thread of its client's connection. Alive as long as a call or a callback of
+// the connection holds it.
+class Forwarding final : public net::UpstreamHandler,
+                         public std::enable_shared_from_this<Forwarding> {
+ public:
+  Forwarding(Proxy& proxy, const PassedRoute& route, net::HttpRequest&& request,
+             net::ResponsePtr response);
+  ~Forwarding() override;
+
+  void begin();
+  // The worker of the attempt under way is broken. From any thread.
+  void abandon(uint64_t generation);
+
+  void on_head(int status, net::Headers headers, std::optional<size_t> length) override;
+  void on_body(std::string bytes) override;
+  void on_end() override;
+  void on_failure(Status why) override;
+
+ private:
+  void attempt();
+  void retry();
+  void fail(int status, const Status& why);
+  void cut(const Status& why);
+  void end_attempt(WorkerOutcome outcome);
+  void client_gone();
+  void start_stream();
+  void slow_down();  // where the client does not read
+  void finish();     // nothing will come any more
+
+  Proxy& proxy_;
+  const PassedRoute& route_;
+  net::HttpRequest request_;   // without its body, whose charge it holds
+  net::ResponsePtr response_;  // null when it is over
+  const std::shared_ptr<net::IoThread> io_;
+  const std::string request_id_;
+  net::UpstreamRequest to_worker_;
+  RoutedRequest routed_;
+  ForwardPlan plan_;
+  std::vector<WorkerSlot> tried_;
+  Lease lease_;
+  std::shared_ptr<net::UpstreamCall> call_;
+  Duration backoff_;
+
+  int status_ = 0;
+  net::Headers headers_;
+  bool whole_ = false;  // the answer is short: it is sent when it is complete
+  bool streaming_ = false;
+  std::string type_;  // Content-Type
+  std::string body_;  // of a whole answer, or what there is of a stream's next message
+};
+
+}  // namespace espalier::router

@@ -1,0 +1,100 @@
+#include "router/health.h"
+
+#include <boost/json/parse.hpp>
+#include <boost/json/value.hpp>
+#include <utility>
+
+namespace espalier::router {
+
+namespace json = boost::json;
+
+namespace {
+
+constexpr int64_t kModelsEvery = 10;  // checks: adapters come and go while a worker runs
+constexpr size_t kBodyBytesMax = 4 << 20;
+
+net::UpstreamConfig upstream_config(const HealthConfig& config) {
+  return {.connect_timeout = config.timeout,
+          .head_timeout = config.timeout,
+          .idle_timeout = config.timeout,
+          .keep_alive = config.interval * 4,
+          .max_idle_per_endpoint = 2};
+}
+
+}  // namespace
+
+// One answer, whole. A failure has status 0.
+class HealthChecker::Check final : public net::UpstreamHandler {
+ public:
+  explicit Check(std::function<void(int, std::string)> done) : done_(std::move(done)) {}
+  void on_head(int status, net::Headers, std::optional<size_t>) override { status_ = status; }
+  void on_body(std::string bytes) override {
+    if (body_.size() < kBodyBytesMax) body_ += bytes;
+  }
+  void on_end() override { done_(status_, std::move(body_)); }
+  void on_failure(Status) override { done_(0, ""); }
+
+ private:
+  const std::function<void(int, std::string)> done_;
+  int status_ = 0;
+  std::string body_;
+};
+
+HealthChecker::HealthChecker(HealthConfig config, Dispatcher& dispatcher)
+    : config_(std::move(config)),
+      dispatcher_(dispatcher),
+      upstream_(upstream_config(config_)),
+      io_("esp-health") {
+  io_.post([this] { check_all(); });
+}
+HealthChecker::~HealthChecker() = default;
+
+void HealthChecker::check_all() {
+  for (const WorkerInfo& worker : dispatcher_.workers()) {
+    if (worker.endpoint.address.empty() || !being_checked_.insert(worker.generation).second)
+      continue;
+    check(worker);
+  }
+  ++round_;
+  io_.post_after(config_.interval, [this] { check_all(); });
+}
+
+void HealthChecker::check(const WorkerInfo& worker) {
+  call(worker, config_.path, [this, worker](int status, const std::string&) {
+    being_checked_.erase(worker.generation);
+    const bool healthy = status / 100 == 2 || status == 429;
+    if (healthy && (worker.models.empty() || round_ % kModelsEvery == 0)) read_models(worker);
+    dispatcher_.report_check(worker.slot, worker.generation, healthy);
+  });
+}
+
+void HealthChecker::read_models(const WorkerInfo& worker) {
+  call(worker, "/v1/models", [this, worker](int status, const std::string& body) {
+    if (status == 200) dispatcher_.set_models(worker.slot, worker.generation, model_ids(body));
+  });
+}
+
+void HealthChecker::call(const WorkerInfo& worker, std::string target,
+                         std::function<void(int, std::string)> done) {
+  net::UpstreamRequest request{"GET", std::move(target), {}, nullptr};
+  if (!config_.api_key.empty())
+    request.headers.emplace_back("Authorization", "Bearer " + config_.api_key);
+  upstream_.call(io_.io(), worker.endpoint, std::move(request),
+                 std::make_shared<Check>(std::move(done)));
+}
+
+std::vector<std::string> model_ids(std::string_view body) {
+  std::vector<std::string> out;
+  boost::system::error_code failed;
+  const json::value value = json::parse({body.data(), body.size()}, failed);
+  const json::value* const data =
+      !failed && value.is_object() ? value.as_object().if_contains("data") : nullptr;
+  if (data == nullptr || !data->is_array()) return out;
+  for (const json::value& model : data->as_array()) {
+    const json::value* const id = model.is_object() ? model.as_object().if_contains("id") : nullptr;
+    if (id != nullptr && id->is_string()) out.emplace_back(id->as_string());
+  }
+  return out;
+}
+
+}  // namespace espalier::router

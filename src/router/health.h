@@ -1,0 +1,50 @@
+// Asks the workers, again and again, whether they are well, and what models they serve.
+#pragma once
+
+#include <memory>
+#include <mutex>
+#include <string>
+#include <unordered_set>
+
+#include "base/clock.h"
+#include "net/upstream.h"
+#include "router/dispatcher.h"
+
+namespace espalier::router {
+
+struct HealthConfig {
+  Duration interval = std::chrono::seconds(1);
+  // A worker that computes as much as it can still answers this: its I/O threads do.
+  Duration timeout = std::chrono::seconds(2);
+  std::string path = "/health";
+  std::string api_key;  // sent to workers; empty: none
+};
+
+// A check that is answered with 2xx or 429 passes; a worker that has too much to do is not dead. A
+// worker gets one check at a time. Checks run on a thread of their own until the checker is
+// destroyed. `dispatcher` outlives it.
+class HealthChecker {
+ public:
+  HealthChecker(HealthConfig config, Dispatcher& dispatcher);
+  ~HealthChecker();
+
+ private:
+  class Check;
+  void check_all();
+  void check(const WorkerInfo& worker);
+  void read_models(const WorkerInfo& worker);
+  void call(const WorkerInfo& worker, std::string target,
+            std::function<void(int status, std::string body)> done);
+
+  const HealthConfig config_;
+  Dispatcher& dispatcher_;
+  int64_t round_ = 0;
+  std::unordered_set<uint64_t> being_checked_;  // generations; on the thread alone
+  net::Upstream upstream_;
+  net::BackgroundIo io_;  // last: it is stopped first
+};
+
+// The ids that GET /v1/models lists; none where the body is not what OpenAI's is.
+std::vector<std::string> model_ids(std::string_view body);
+
+}  // namespace espalier::router

@@ -1,0 +1,75 @@
+// Passes requests on to workers and their answers back, without keeping either: streams go through
+// as they come, a client that leaves ends its worker's work, and a worker that fails before the
+// client has seen anything is replaced by another.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <unordered_set>
+
+#include "base/clock.h"
+#include "net/http.h"
+#include "net/upstream.h"
+#include "router/dispatcher.h"
+#include "router/forward_plan.h"
+#include "router/route_table.h"
+
+namespace espalier::router {
+
+struct ProxyConfig {
+  int max_retries = 5;                                     // of one request
+  Duration retry_backoff = std::chrono::milliseconds(50);  // doubles with each retry of a request
+  Duration retry_backoff_max = std::chrono::seconds(1);
+  double retry_ratio = 0.2;  // retries that a request earns for all
+  int retry_reserve = 100;
+  std::string worker_api_key;     // sent to workers in place of the client's; empty: the client's
+  bool tenant_isolation = false;  // prompts of different API keys are not taken for shared
+  net::UpstreamConfig upstream;
+};
+
+struct ProxyStats {
+  int64_t requests = 0, retries = 0;
+  int64_t refused = 0;       // answered with an error of the router's own
+  int64_t cut = 0;           // answers that had begun and ended with an error
+  int64_t clients_gone = 0;  // before their answers were complete
+  int64_t streams_open = 0;  // requests under way
+  int64_t connects = 0;      // connections that were made to workers
+};
+
+class Forwarding;
+
+// Thread-safe. Outlives the requests: the server is stopped before.
+class Proxy {
+ public:
+  Proxy(ProxyConfig config, Dispatcher& dispatcher);
+  ~Proxy();
+
+  // On the response's I/O thread, as a handler. `route` outlives the request.
+  void forward(const PassedRoute& route, net::HttpRequest&& request, net::ResponsePtr response);
+
+  // A worker does not answer any more: what it was to answer is tried elsewhere, or ends.
+  void abandon_worker(uint64_t generation);
+
+  ProxyStats stats() const;
+  net::Upstream& upstream() { return upstream_; }
+
+ private:
+  friend class Forwarding;
+  // Requests under way by worker generation, for abandon_worker().
+  void enter(uint64_t generation, const std::shared_ptr<Forwarding>& forwarding);
+  void leave(uint64_t generation, const std::shared_ptr<Forwarding>& forwarding);
+
+  const ProxyConfig config_;
+  Dispatcher& dispatcher_;
+  net::Upstream upstream_;
+  RetryBudget budget_;
+  std::atomic<int64_t> requests_{0}, retries_{0}, refused_{0}, cut_{0}, clients_gone_{0}, open_{0};
+  std::mutex mutex_;  // guards the next
+  std::map<uint64_t, std::unordered_set<std::shared_ptr<Forwarding>>> under_way_;
+};
+
+}  // namespace espalier::router

@@ -1,0 +1,158 @@
+#include "router/request_facts.h"
+
+#include <algorithm>
+#include <boost/json/basic_parser_impl.hpp>
+#include <cstring>
+#include <utility>
+#include <vector>
+
+namespace espalier::router {
+
+namespace json = boost::json;
+using boost::system::error_code;
+
+namespace {
+
+constexpr size_t kDepthMax = 128;
+constexpr int64_t kTextBytesPerToken = 4;  // of text, about
+constexpr char kBoundary = '\x1f';         // between strings: "ab" "c" is not "a" "bc"
+
+// The callbacks that Boost.JSON's parser makes.
+class FactsHandler {
+ public:
+  static constexpr size_t max_object_size = static_cast<size_t>(-1);
+  static constexpr size_t max_array_size = static_cast<size_t>(-1);
+  static constexpr size_t max_key_size = static_cast<size_t>(-1);
+  static constexpr size_t max_string_size = static_cast<size_t>(-1);
+
+  explicit FactsHandler(std::span<const std::string_view> fields)
+      : fields_(fields), prompts_(fields.size()) {}
+
+  RequestFacts take() {
+    for (std::string& prompt : prompts_) {
+      if (facts_.prompt.empty()) {
+        facts_.prompt = std::move(prompt);
+      } else {
+        facts_.prompt += prompt;
+      }
+    }
+    return std::move(facts_);
+  }
+
+  bool on_document_begin(error_code&) { return true; }
+  bool on_document_end(error_code&) { return true; }
+  bool on_object_begin(error_code&) { return enter(); }
+  bool on_object_end(size_t, error_code&) { return leave(); }
+  bool on_array_begin(error_code&) { return enter(); }
+  bool on_array_end(size_t, error_code&) { return leave(); }
+
+  bool on_key_part(json::string_view part, size_t, error_code&) {
+    if (depth_ <= 2) key_.append(part.data(), part.size());
+    return true;
+  }
+  bool on_key(json::string_view part, size_t, error_code&) {
+    if (depth_ > 2) return true;
+    key_.append(part.data(), part.size());
+    if (depth_ == 1) {
+      const auto field = std::ranges::find(fields_, std::string_view(key_));
+      prompt_ = field == fields_.end() ? nullptr
+                                       : &prompts_[static_cast<size_t>(field - fields_.begin())];
+      name_ = field_named(key_);
+      in_session_ = key_ == "session_params";
+    } else {
+      name_ = in_session_ && key_ == "id" ? &facts_.session : nullptr;
+    }
+    key_.clear();
+    return true;
+  }
+
+  bool on_string_part(json::string_view part, size_t, error_code&) {
+    add(part);
+    return true;
+  }
+  bool on_string(json::string_view part, size_t, error_code&) {
+    add(part);
+    if (prompt_ != nullptr) *prompt_ += kBoundary;
+    return true;
+  }
+  bool on_number_part(json::string_view, error_code&) { return true; }
+  bool on_int64(int64_t number, json::string_view, error_code&) { return add_id(number); }
+  bool on_uint64(uint64_t number, json::string_view, error_code&) {
+    return add_id(static_cast<int64_t>(number));
+  }
+  bool on_double(double, json::string_view, error_code&) { return true; }
+  bool on_bool(bool, error_code&) { return true; }
+  bool on_null(error_code&) { return true; }
+  bool on_comment_part(json::string_view, error_code&) { return true; }
+  bool on_comment(json::string_view, error_code&) { return true; }
+
+ private:
+  std::string* field_named(std::string_view key) {
+    if (key == "model") return &facts_.model;
+    if (key == "lora_path") return &facts_.adapter;
+    if (key == "session_id") return &facts_.session;
+    return nullptr;
+  }
+  bool enter() {
+    ++depth_;
+    if (depth_ > 1 && !(depth_ == 2 && in_session_)) name_ = nullptr;  // names are plain strings
+    return true;
+  }
+  bool leave() {
+    --depth_;
+    name_ = nullptr;
+    return true;
+  }
+  void add(json::string_view part) {
+    if (name_ != nullptr) name_->append(part.data(), part.size());
+    if (prompt_ != nullptr) prompt_->append(part.data(), part.size());
+  }
+  bool add_id(int64_t number) {
+    if (prompt_ == nullptr) return true;
+    const auto id = static_cast<int32_t>(number);
+    char bytes[sizeof id];
+    std::memcpy(bytes, &id, sizeof id);
+    prompt_->append(bytes, sizeof bytes);
+    facts_.has_ids = true;
+    return true;
+  }
+
+  const std::span<const std::string_view> fields_;
+  std::vector<std::string> prompts_;  // by field
+  RequestFacts facts_;
+  std::string key_;
+  std::string* prompt_ = nullptr;  // of the top member under way, where it is a prompt's field
+  std::string* name_ = nullptr;    // where the next string belongs, where it is a name
+  bool in_session_ = false;
+  int depth_ = 0;
+};
+
+}  // namespace
+
+RequestFacts read_facts(std::string_view body, std::span<const std::string_view> fields) {
+  json::parse_options options;
+  options.max_depth = kDepthMax;
+  json::basic_parser<FactsHandler> parser(options, fields);
+  error_code ec;
+  const size_t n = parser.write_some(false, body.data(), body.size(), ec);
+  const bool is_all = body.find_first_not_of(" \t\r\n", n) == std::string_view::npos;
+  return ec || !is_all ? RequestFacts{} : parser.handler().take();
+}
+
+RoutedRequest routed_request(RequestFacts facts, std::string_view tenant) {
+  RoutedRequest out;
+  std::string name_space;
+  for (const std::string_view part :
+       {std::string_view(facts.model), std::string_view(facts.adapter), tenant}) {
+    name_space += part;
+    name_space += kBoundary;
+  }
+  out.name_space = name_space_hash(name_space);
+  out.key = text_key(facts.prompt, out.name_space);
+  out.num_tokens = static_cast<int64_t>(facts.prompt.size()) / kTextBytesPerToken;
+  out.model = std::move(facts.model);
+  out.session = std::move(facts.session);
+  return out;
+}
+
+}  // namespace espalier::router

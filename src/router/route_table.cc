@@ -1,0 +1,47 @@
+#include "router/route_table.h"
+
+namespace espalier::router {
+
+std::span<const PassedRoute> passed_routes() {
+  using enum ErrorStyle;
+  static const std::vector<PassedRoute> table = {
+      {"POST", "/generate", kOpenAi, {"text", "input_ids"}},
+      {"POST", "/v1/completions", kOpenAi, {"prompt"}},
+      {"POST", "/v1/chat/completions", kOpenAi, {"tools", "messages", "input_ids"}},
+      {"POST", "/v1/responses", kOpenAi, {"tools", "instructions", "input"}},
+      {"POST", "/v1/messages", kAnthropic, {"tools", "system", "messages"}},
+      {"POST", "/v1/messages/count_tokens", kAnthropic, {"tools", "system", "messages"}},
+      {"POST", "/api/chat", kOllama, {"tools", "messages"}},
+      {"POST", "/api/generate", kOllama, {"system", "prompt"}},
+      {"POST", "/api/embed", kOllama, {"input"}},
+      {"POST", "/api/embeddings", kOllama, {"prompt"}},
+      {"POST", "/api/show", kOllama, {}},
+      {"GET", "/api/tags", kOllama, {}},
+      {"GET", "/api/version", kOllama, {}},
+      {"POST", "/completion", kOpenAi, {"prompt"}},
+      {"POST", "/completions", kOpenAi, {"prompt"}},
+      {"POST", "/chat/completions", kOpenAi, {"tools", "messages"}},
+      {"POST", "/infill", kOpenAi, {"input_prefix", "prompt"}},
+      {"POST", "/encode", kOpenAi, {"text", "input_ids"}},
+      {"POST", "/classify", kOpenAi, {"text", "input_ids"}},
+      {"POST", "/v1/embeddings", kOpenAi, {"input"}},
+      {"POST", "/v1/classify", kOpenAi, {"input"}},
+      {"POST", "/v1/moderations", kOpenAi, {"input"}},
+      {"POST", "/v1/score", kOpenAi, {"query", "items"}},
+      {"POST", "/v1/rerank", kOpenAi, {"query", "documents"}},
+      {"POST", "/v2/rerank", kOpenAi, {"query", "documents"}},
+      {"POST", "/rerank", kOpenAi, {"query", "documents"}},
+      {"POST", "/reranking", kOpenAi, {"query", "documents"}},
+      {"POST", "/tokenize", kOpenAi, {}},
+      {"POST", "/v1/tokenize", kOpenAi, {}},
+      {"POST", "/detokenize", kOpenAi, {}},
+      {"POST", "/v1/detokenize", kOpenAi, {}},
+      {"GET", "/get_model_info", kOpenAi, {}},
+      {"GET", "/model_info", kOpenAi, {}},
+      {"GET", "/get_server_info", kOpenAi, {}},
+      {"GET", "/server_info", kOpenAi, {}},
+  };
+  return table;
+}
+
+}  // namespace espalier::router
