@@ -9,6 +9,7 @@
 namespace espalier::apps {
 
 int run_serve(const std::vector<std::string>& args);
+int run_route(const std::vector<std::string>& args);
 int run_generate(const std::vector<std::string>& args);
 int run_program(const std::vector<std::string>& args);
 int run_chat(const std::vector<std::string>& args);
@@ -17,6 +18,7 @@ int run_tokenize(const std::vector<std::string>& args);
 int run_template(const std::vector<std::string>& args);
 int run_bench_serving(const std::vector<std::string>& args);
 int run_bench_offline(const std::vector<std::string>& args);
+int run_bench_fleet(const std::vector<std::string>& args);
 int run_grammar_check(const std::vector<std::string>& args);
 int run_grammar_mask(const std::vector<std::string>& args);
 int run_grammar_explain(const std::vector<std::string>& args);

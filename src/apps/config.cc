@@ -567,12 +567,16 @@ Status check_contradictions(const SettingTable& table, const AppConfig& config) 
   return {};
 }
 
+std::string url_host(const std::string& host) {
+  return host.find(':') == std::string::npos ? host : "[" + host + "]";
+}
+
 std::string settings_markdown() {
   AppConfig config;
   SettingTable table;
   add_server_settings(table, config);
   add_engine_settings(table, config);
-  std::string out =
+  const std::string out =
       "# Settings\n\n"
       "Every setting is a flag of `espalier serve`; those of the engine are flags of the other "
       "commands too.\n"
@@ -582,7 +586,11 @@ std::string settings_markdown() {
       "over the\n"
       "file, the file over the default. What makes another setting that was given mean nothing is "
       "an error.\n";
-  std::string heading;
+  return out + rows_markdown(table);
+}
+
+std::string rows_markdown(const SettingTable& table) {
+  std::string out, heading;
   for (const Setting& row : table.rows()) {
     if (row.group != heading) {
       heading = row.group;

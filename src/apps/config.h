@@ -39,7 +39,12 @@ Status check_contradictions(const SettingTable& table, const AppConfig& config);
 Result<std::filesystem::path> resolve_model_path(const std::filesystem::path& given,
                                                  const HubSettings& hub = {});
 
+// A host as a URL has it: an IPv6 address stands in brackets there.
+std::string url_host(const std::string& host);
+
 // Documentation of all settings, as docs/flags.md holds it.
 std::string settings_markdown();
+// Of the rows of a table, by heading.
+std::string rows_markdown(const SettingTable& table);
 
 }  // namespace espalier::apps

@@ -20,6 +20,7 @@ int run_grammar(const std::vector<std::string>& args);
 const std::vector<Command>& commands() {
   static const std::vector<Command> all = {
       {"serve", "serve a model over HTTP", run_serve},
+      {"route", "pass requests on to several servers", run_route},
       {"generate", "continue a prompt", run_generate},
       {"chat", "talk with a model on the terminal", run_chat},
       {"run", "run a compiled program of the frontend language", run_program},
@@ -36,6 +37,7 @@ const std::vector<Command>& benches() {
   static const std::vector<Command> all = {
       {"serving", "send a workload to a running server", run_bench_serving},
       {"offline", "run a workload in an engine in this process", run_bench_offline},
+      {"fleet", "simulate the router over a fleet of workers", run_bench_fleet},
   };
   return all;
 }

@@ -10,6 +10,7 @@
 
 #include "apps/command_line.h"
 #include "apps/config.h"
+#include "apps/route_settings.h"
 
 namespace espalier::apps {
 namespace {
@@ -379,6 +380,16 @@ TEST(DocumentationTest, FlagsPageIsCurrent) {
   std::stringstream there;
   there << std::ifstream(path).rdbuf();
   EXPECT_EQ(there.str(), settings_markdown())
+      << "make it anew: ESPALIER_WRITE_DOCS=1 build/release/apps_test";
+}
+
+TEST(DocumentationTest, FlagsPageOfTheRouterIsCurrent) {
+  const std::string path = "docs/router_flags.md";
+  if (std::getenv("ESPALIER_WRITE_DOCS") != nullptr)
+    std::ofstream(path) << route_settings_markdown();
+  std::stringstream there;
+  there << std::ifstream(path).rdbuf();
+  EXPECT_EQ(there.str(), route_settings_markdown())
       << "make it anew: ESPALIER_WRITE_DOCS=1 build/release/apps_test";
 }
 
