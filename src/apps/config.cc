@@ -391,8 +391,7 @@ void add_answer_rows(SettingTable& table, ServerConfig& server) {
   shown_default(table.custom("tool-call-parser", "NAME",
                              "format of tool calls: " + joined(tool_call_format_names()), "",
                              [&server](std::string_view value) -> Status {
-                               ESP_ASSIGN_OR_RETURN([[maybe_unused]] const auto parser,
-                                                    make_tool_call_parser(value, {}));
+                               ESP_RETURN_IF_ERROR(check_tool_call_format(value));
                                server.tool_call_parser = value;
                                return {};
                              }),

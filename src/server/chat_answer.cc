@@ -8,7 +8,8 @@ ChatAnswer::ChatAnswer(const AnswerFormat& format) : format_(format) {
   if (format.reasoning) reasoning_parser_.emplace(*format.reasoning);
   if (format.tool_format.empty()) return;
   // The format was checked when the server or the request was.
-  if (auto parser = make_tool_call_parser(format.tool_format, format.tool_names, format.tools))
+  if (auto parser = make_tool_call_parser(format.tool_format, format.tool_names, format.tools,
+                                          format.response_template))
     tool_parser_ = std::move(*parser);
 }
 

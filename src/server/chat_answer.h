@@ -22,6 +22,7 @@ struct AnswerFormat {
   std::vector<std::string> tool_names;
   std::shared_ptr<const boost::json::value> tools;  // the same with their schemas, or null
   bool parallel = true;                             // else calls behind the first are dropped
+  std::shared_ptr<const ResponseTemplate> response_template = nullptr;  // the model's, or null
 };
 
 // One sample's. Not thread-safe.

@@ -4,9 +4,9 @@
 #include <boost/json/serialize.hpp>
 #include <boost/json/value.hpp>
 
+#include "base/log.h"
 #include "base/mapped_file.h"
 #include "server/json_view.h"
-#include "text/parse/reasoning_parser.h"
 #include "text/parse/tool_call_parser.h"
 
 namespace espalier::server {
@@ -143,11 +143,44 @@ Result<ChatFormat> ChatFormat::load(const std::string& stated, const std::filesy
   format.knows_developer_ = source.find("developer") != std::string::npos;
   format.knows_tools_ = source.find("tools") != std::string::npos;
   format.reranks_ = source.find(kYesOrNo) != std::string::npos;
-  format.reasoning_format_ = detect_reasoning_format(source);
-  format.tool_call_format_ =
-      format.knows_tools_ ? detect_tool_call_format(source) : std::string("json");
   format.source_ = std::move(source);
+  format.detect_formats(found.response_template);
   return format;
+}
+
+ChatFormat::ChatFormat(ChatTemplate compiled)
+    : template_(std::move(compiled)),
+      response_template_(
+          fail(error(StatusCode::kFailedPrecondition,
+                     "the model's tokenizer_config.json has no response_template"))) {}
+
+// What the chat template shows goes before the response template, as in SGLang.
+void ChatFormat::detect_formats(const std::string& response_template) {
+  reasoning_format_ = detect_reasoning_format(source_);
+  tool_call_format_ = knows_tools_ ? detect_tool_call_format(source_) : std::string("json");
+  if (response_template.empty()) return;
+  json::error_code code;
+  const json::value spec = json::parse(response_template, code);
+  response_template_ = ResponseTemplate::parse(spec);
+  if (!response_template_) {
+    log_warning("the model's response template is not used: {}",
+                response_template_.error().message());
+    return;
+  }
+  using Role = ResponseField::Role;
+  const auto has = [&](Role role) { return (*response_template_)->find(role) != nullptr; };
+  if (reasoning_format_.empty() && has(Role::kReasoning)) reasoning_format_ = "response_template";
+  if (knows_tools_ && tool_call_format_ == "json" && has(Role::kCalls))
+    tool_call_format_ = "response_template";
+}
+
+Result<ReasoningFormat> named_reasoning_format(std::string_view name, const ChatFormat* chat) {
+  if (name != "response_template") return find_reasoning_format(name);
+  if (chat == nullptr || !chat->response_template())
+    return fail(error(StatusCode::kFailedPrecondition,
+                      "reasoning_parser: response_template needs a model whose "
+                      "tokenizer_config.json has a response_template"));
+  return reasoning_format_of(*chat->response_template());
 }
 
 Result<std::string> ChatFormat::render(const json::value& messages, const Options& options) const {

@@ -7,6 +7,8 @@
 #include <string>
 
 #include "base/status.h"
+#include "text/parse/reasoning_parser.h"
+#include "text/parse/response_template.h"
 #include "text/template/chat_template.h"
 #include "text/tokenizer/tokenizer.h"
 
@@ -47,9 +49,14 @@ class ChatFormat {
   const std::string& reasoning_format() const { return reasoning_format_; }  // "": none
   const std::string& source() const { return source_; }                      // the template's text
   bool knows_tools() const { return knows_tools_; }
+  // Of the model's tokenizer_config.json; kFailedPrecondition where it has none that can be used.
+  const Result<std::shared_ptr<const ResponseTemplate>>& response_template() const {
+    return response_template_;
+  }
 
  private:
-  explicit ChatFormat(ChatTemplate compiled) : template_(std::move(compiled)) {}
+  explicit ChatFormat(ChatTemplate compiled);
+  void detect_formats(const std::string& response_template);
   ChatTemplate template_;
   std::string source_;
   std::string bos_token_, eos_token_;
@@ -58,6 +65,10 @@ class ChatFormat {
   bool knows_tools_ = false;
   bool reranks_ = false;  // the template itself asks for "yes" or "no"
   std::string tool_call_format_, reasoning_format_;
+  Result<std::shared_ptr<const ResponseTemplate>> response_template_;
 };
+
+// By name, with the response template of `chat` (which may be null) where that is the format.
+Result<ReasoningFormat> named_reasoning_format(std::string_view name, const ChatFormat* chat);
 
 }  // namespace espalier::server

@@ -61,6 +61,7 @@ Status plan_tools(const Context& context, ChatRequest& request, AnswerFormat& an
   answer.parallel = request.parallel_tool_calls && request.tool_choice != Choice::kNamed;
   for (const json::value& tool : tools.get_array()) answer.tool_names.push_back(name_of(tool));
   answer.tools = std::make_shared<const json::value>(tools);
+  answer.response_template = response_template_of(context);
   SamplingParams& sampling = request.sampling;
   sampling.skip_special_tokens = false;  // the marks of calls may be special tokens
   if (has_grammar(sampling)) {
@@ -80,12 +81,19 @@ Status plan_tools(const Context& context, ChatRequest& request, AnswerFormat& an
 
 void plan_reasoning(const Context& context, ChatRequest& request, std::string_view prompt,
                     AnswerFormat& answer) {
-  if (!context.reasoning_format || switched_off(request.template_kwargs.get())) return;
+  if (!context.reasoning_format) return;
   ReasoningFormat format = *context.reasoning_format;
-  if (ends_with_mark(prompt, format.end)) return;  // the template has left it out
-  if (ends_with_mark(prompt, format.begin)) format.begun_by_template = true;
-  request.sampling.reasoning_begin = format.begun_by_template ? "" : format.begin;
-  request.sampling.reasoning_end = format.end;
+  // A response template reads the answer's text too.
+  const bool reads_all = format.response_template != nullptr;
+  const bool left_out = switched_off(request.template_kwargs.get()) ||
+                        (!format.end.empty() && ends_with_mark(prompt, format.end));
+  if (left_out && !reads_all) return;
+  if (!left_out && !format.end.empty()) {
+    if (ends_with_mark(prompt, format.begin)) format.begun_by_template = true;
+    request.sampling.reasoning_begin = format.begun_by_template ? "" : format.begin;
+    request.sampling.reasoning_end = format.end;
+  }
+  if (reads_all) format.begun_answer = format.response_template->begun_answer(prompt);
   if (!request.separate_reasoning) return;
   request.sampling.skip_special_tokens = false;
   answer.reasoning = std::move(format);
@@ -124,6 +132,11 @@ Result<ChatPlan> plan_chat(const Context& context, ChatRequest& request) {
   }
   plan_reasoning(context, request, plan.prompt, plan.answer);
   return plan;
+}
+
+std::shared_ptr<const ResponseTemplate> response_template_of(const Context& context) {
+  if (!context.chat || !context.chat->response_template()) return nullptr;
+  return *context.chat->response_template();
 }
 
 Result<size_t> count_prompt_tokens(const Context& context, const ChatPlan& plan) {

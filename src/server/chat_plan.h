@@ -20,6 +20,9 @@ struct ChatPlan {
 };
 Result<ChatPlan> plan_chat(const Context& context, ChatRequest& request);
 
+// The model's response template; null: it has none.
+std::shared_ptr<const ResponseTemplate> response_template_of(const Context& context);
+
 // Tokens of a rendered prompt, as a generation counts them. kFailedPrecondition: this server has no
 // tokenizer.
 Result<size_t> count_prompt_tokens(const Context& context, const ChatPlan& plan);

@@ -10,6 +10,7 @@
 #include "net/http_server.h"
 #include "server/authorize.h"
 #include "server/batches/batches.h"
+#include "server/chat_plan.h"
 #include "server/context.h"
 #include "server/dialects/background_responses.h"
 #include "server/dialects/response_store.h"
@@ -184,13 +185,16 @@ Status choose_parsers(server::Context& context) {
   if (context.chat) context.tool_call_format = context.chat->tool_call_format();
   if (!c.tool_call_parser.empty()) {
     ESP_ASSIGN_OR_RETURN([[maybe_unused]] const auto parser,
-                         make_tool_call_parser(c.tool_call_parser, {}));
+                         make_tool_call_parser(c.tool_call_parser, {}, nullptr,
+                                               server::response_template_of(context)));
     context.tool_call_format = c.tool_call_parser;
   }
   std::string reasoning = c.reasoning_parser;
   if (reasoning.empty() && context.chat) reasoning = context.chat->reasoning_format();
   if (!reasoning.empty() && reasoning != "none") {
-    ESP_ASSIGN_OR_RETURN(context.reasoning_format, find_reasoning_format(reasoning));
+    ESP_ASSIGN_OR_RETURN(
+        context.reasoning_format,
+        server::named_reasoning_format(reasoning, context.chat ? &*context.chat : nullptr));
   }
   return {};
 }

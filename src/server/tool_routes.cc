@@ -2,6 +2,7 @@
 #include <boost/json/value.hpp>
 
 #include "server/chat_answer.h"
+#include "server/chat_plan.h"
 #include "server/errors.h"
 #include "server/json_fields.h"
 #include "server/json_writer.h"
@@ -75,11 +76,14 @@ void handle_parse_function_call(const ContextPtr& context, HttpRequest&& request
   AnswerFormat format{.reasoning = std::nullopt,
                       .tool_format = body.parser.value_or(context->tool_call_format),
                       .tool_names = {},
-                      .tools = body.tools};
+                      .tools = body.tools,
+                      .response_template = response_template_of(*context)};
   if (body.tools != nullptr)
     for (const Json& tool : body.tools->get_array())
       format.tool_names.emplace_back(tool.at("function").at("name").get_string().c_str());
-  if (const auto known = make_tool_call_parser(format.tool_format, {}); !known)
+  if (const auto known =
+          make_tool_call_parser(format.tool_format, {}, nullptr, format.response_template);
+      !known)
     return response->send(error_response(Dialect::kNative, known.error()));
   ChatAnswer answer(format);
   answer.read(body.text, true);
@@ -101,7 +105,7 @@ void handle_separate_reasoning(const ContextPtr& context, HttpRequest&& request,
   AnswerFormat format{
       .reasoning = context->reasoning_format, .tool_format = {}, .tool_names = {}, .tools = {}};
   if (body.parser) {
-    auto named = find_reasoning_format(*body.parser);
+    auto named = named_reasoning_format(*body.parser, context->chat ? &*context->chat : nullptr);
     if (!named) return response->send(error_response(Dialect::kNative, named.error()));
     format.reasoning = std::move(*named);
   }

@@ -40,6 +40,7 @@ class SchemaTypes {
 
  private:
   static void add_type(const json::string& name, ParameterTypes& out) {
+    out.typed = true;
     out.string |= name == "string";
     out.null |= name == "null";
     out.boolean |= name == "boolean";
@@ -54,6 +55,7 @@ class SchemaTypes {
     }
   }
   static void add_value(const json::value& value, ParameterTypes& out) {
+    out.typed = true;
     out.string |= value.is_string();
     out.null |= value.is_null();
     out.boolean |= value.is_bool();

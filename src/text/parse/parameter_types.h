@@ -12,6 +12,7 @@ namespace espalier {
 // alternatives are those of all its parts together.
 struct ParameterTypes {
   bool known = false;  // the tool declares the parameter
+  bool typed = false;  // its schema names a type, or values
   bool string = false, null = false, boolean = false;
   // The values of enumerations that mix strings with others, as JSON: these are written as JSON,
   // since 2.5 and "2.5" would look alike. They do not count for `string`.

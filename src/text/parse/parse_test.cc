@@ -8,6 +8,7 @@
 #include "base/rng.h"
 #include "text/parse/pythonic_calls.h"
 #include "text/parse/reasoning_parser.h"
+#include "text/parse/response_template.h"
 #include "text/parse/tool_call_parser.h"
 
 namespace espalier {
@@ -45,7 +46,10 @@ Answer parsed(const std::string& format, const std::string& text, uint64_t cuts)
           "properties":{"city":{"type":"string"},"days":{"type":"integer"},"any":{},
           "list":{"type":"array"},"on":{"type":"boolean"},"ref":{"$ref":"#/$defs/name"},
           "none":{"anyOf":[{"type":"string"},{"type":"null"}]}}}}}])"));
-  auto parser = make_tool_call_parser(format, {"f", "get_time"}, tools);
+  static const auto spec = ResponseTemplate::parse(boost::json::parse(R"({"start_anchor": "x",
+      "fields": {"thinking": {"open": "<think>", "close": "</think>"}, "content": {}, "tool_calls":
+      {"open_pattern": "<tool_call>\\s*", "close": "</tool_call>", "content": "json"}}})"));
+  auto parser = make_tool_call_parser(format, {"f", "get_time"}, tools, spec.value());
   EXPECT_TRUE(parser) << parser.error().to_string();
   Answer answer;
   size_t begin = 0;

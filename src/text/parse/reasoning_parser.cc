@@ -46,6 +46,7 @@ const std::vector<ReasoningFormat>& reasoning_formats() {
       {"poolside_v1", kBegin, kEnd},
       {"qwen3", kBegin, kEnd, false, kToolCall},
       {"qwen3-thinking", kBegin, kEnd, true},
+      {"response_template", "", ""},
       {"step3", kBegin, kEnd, true},
       {"step3p5", kBegin, kEnd, true},
   };
@@ -95,16 +96,43 @@ Result<ReasoningFormat> find_reasoning_format(std::string_view name) {
       "reasoning_parser: '{}' is no reasoning parser; it must be one of {}", name, all));
 }
 
+Result<ReasoningFormat> reasoning_format_of(std::shared_ptr<const ResponseTemplate> spec) {
+  ESP_ASSIGN_OR_RETURN(ReasoningFormat format, find_reasoning_format("response_template"));
+  const ResponseField* const field = spec->find(ResponseField::Role::kReasoning);
+  if (field == nullptr)
+    return fail(invalid_argument("the model's response_template has no field for reasoning"));
+  if (field->open && field->close && !field->open->literal.empty() &&
+      !field->close->literal.empty()) {
+    format.begin = field->open->literal;
+    format.end = field->close->literal;
+  }
+  format.response_template = std::move(spec);
+  return format;
+}
+
 ReasoningParser::ReasoningParser(const ReasoningFormat& format)
     : format_(format),
       state_(format.in_answer           ? State::kAnswer
              : format.begun_by_template ? State::kReasoning
                                         : State::kBefore) {
   if (format.is_harmony) harmony_.emplace(*find_harmony_syntax(format.name));
+  if (format.response_template == nullptr) return;
+  regions_.emplace(format.response_template);
+  Parts ignored;
+  for (const ResponseRegions::Part& part : regions_->begin_behind(format.begun_answer))
+    take_region(part, ignored);
+  begun_ = std::move(ignored.answer);
 }
 
 ReasoningParser::Parts ReasoningParser::push(std::string_view text) {
   Parts out;
+  if (regions_) {
+    out.answer = std::exchange(begun_, {});
+    std::vector<ResponseRegions::Part> parts;
+    regions_->push(text, parts);
+    for (const ResponseRegions::Part& part : parts) take_region(part, out);
+    return out;
+  }
   if (format_.in_answer && !text.empty()) {
     if (!std::exchange(seen_, true)) out.answer = format_.begin;
     out.answer += text;
@@ -206,8 +234,53 @@ void ReasoningParser::take_harmony(const HarmonyReader::Output& part, Parts& out
   }
 }
 
+// Calls keep their delimiters, which the tool call parser reads. White space around reasoning and
+// around text is dropped where the field strips it. Without a field for it all text is text.
+void ReasoningParser::take_region(const ResponseRegions::Part& part, Parts& out) {
+  using Kind = ResponseRegions::Part::Kind;
+  using Role = ResponseField::Role;
+  if (part.field != nullptr && part.field->role == Role::kReasoning) {
+    seen_ = true;
+    state_ = part.kind == Kind::kClose ? State::kBehind : State::kReasoning;
+    if (part.kind != Kind::kText) return space_.clear();
+    for (const char c : part.text) add_reasoning(c, out);
+    return;
+  }
+  if (part.field != nullptr && part.field->role == Role::kCalls) {
+    state_ = part.kind == Kind::kClose ? State::kBehind : State::kAnswer;
+    space_.clear();
+    out.answer += part.text;
+    return;
+  }
+  if (part.kind != Kind::kText) {
+    space_.clear();
+    state_ = State::kBehind;
+    return;
+  }
+  const ResponseField* const text = format_.response_template->find(Role::kText);
+  if (part.field == nullptr && text != nullptr) return;  // between messages
+  for (const char c : part.text) {
+    if (text == nullptr || !text->content.strip) {
+      state_ = State::kAnswer;
+      out.answer += c;
+    } else if (!is_json_space(c)) {
+      state_ = State::kAnswer;
+      out.answer += std::exchange(space_, {}) + c;
+    } else if (state_ == State::kAnswer) {
+      space_ += c;
+    }
+  }
+}
+
 ReasoningParser::Parts ReasoningParser::finish() {
   Parts out;
+  if (regions_) {
+    out.answer = std::exchange(begun_, {});
+    std::vector<ResponseRegions::Part> parts;
+    regions_->finish(parts);
+    for (const ResponseRegions::Part& part : parts) take_region(part, out);
+    return out;
+  }
   if (harmony_) {
     take_harmony(harmony_->finish(), out);
   } else if (state_ == State::kReasoning) {

@@ -1,6 +1,7 @@
 // Splits generated text into the reasoning ("<think>...</think>") and the answer, while it arrives.
 #pragma once
 
+#include <memory>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -8,6 +9,7 @@
 
 #include "base/status.h"
 #include "text/parse/harmony.h"
+#include "text/parse/response_regions.h"
 
 namespace espalier {
 
@@ -19,7 +21,15 @@ struct ReasoningFormat {
   std::string tool_begin = {};     // the mark of a tool call, which ends the reasoning too
   bool is_harmony = false;         // messages as harmony.h has them; `end` begins the answer
   bool in_answer = false;          // it stays in the answer, with `begin` in front and its end
+  // Of "response_template", which whoever has found the format sets: the checkpoint's, and what the
+  // prompt has written of the answer (ResponseTemplate::begun_answer).
+  std::shared_ptr<const ResponseTemplate> response_template = nullptr;
+  std::string begun_answer = {};
 };
+
+// The format "response_template" of a checkpoint's template. `begin` and `end` are the field's
+// delimiters where each is one text, else empty. kInvalidArgument: it has no field for reasoning.
+Result<ReasoningFormat> reasoning_format_of(std::shared_ptr<const ResponseTemplate> spec);
 
 // By the names that SGLang's --reasoning-parser has. kInvalidArgument lists them.
 Result<ReasoningFormat> find_reasoning_format(std::string_view name);
@@ -31,7 +41,7 @@ std::string detect_reasoning_format(std::string_view chat_template);
 // Not thread-safe; one parser for each answer. The concatenated parts do not depend on how the text
 // is cut into pieces: a mark that a piece cuts stays pending until it is complete or refuted. White
 // space next to the marks is dropped. An answer without reasoning is returned unchanged. Calls in
-// the harmony format stay in the answer with their marks.
+// the harmony format and of response templates stay in the answer with their marks.
 class ReasoningParser {
  public:
   struct Parts {
@@ -51,6 +61,7 @@ class ReasoningParser {
   void take_reasoning(char c, Parts& out);
   void add_reasoning(char c, Parts& out);
   void take_harmony(const HarmonyReader::Output& part, Parts& out);
+  void take_region(const ResponseRegions::Part& part, Parts& out);
   bool may_be_mark() const;
 
   const ReasoningFormat format_;
@@ -60,6 +71,8 @@ class ReasoningParser {
   std::string space_;    // white space of the reasoning that is not its end yet
   bool has_reasoning_ = false;
   std::optional<HarmonyReader> harmony_;
+  std::optional<ResponseRegions> regions_;
+  std::string begun_;  // a call that the prompt has begun, until the answer's first text
 };
 
 }  // namespace espalier

@@ -274,6 +274,7 @@ std::vector<ToolCallFormat> make_formats() {
       std::move(llama3),
       pythonic("lfm2", "<|tool_call_start|>", "<|tool_call_end|>"),
       pythonic("pythonic", {}, {}),
+      other("response_template", Kind::kResponseTemplate, {}),
       std::move(plain),
   };
 }

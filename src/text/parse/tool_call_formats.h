@@ -22,7 +22,16 @@ struct ToolCallWriting {
 };
 
 struct ToolCallFormat {
-  enum class Kind { kJson, kNamed, kMarkup, kPythonic, kHarmony, kGemma, kNested };
+  enum class Kind {
+    kJson,
+    kNamed,
+    kMarkup,
+    kPythonic,
+    kHarmony,
+    kGemma,
+    kNested,
+    kResponseTemplate
+  };
   std::string name;
   Kind kind = Kind::kJson;
   std::string begin, end;                 // marks around a call, or around all of them

@@ -14,6 +14,7 @@
 #include "text/parse/named_calls.h"
 #include "text/parse/nested_calls.h"
 #include "text/parse/pythonic_calls.h"
+#include "text/parse/response_regions.h"
 #include "text/parse/tool_call_formats.h"
 
 namespace espalier {
@@ -238,17 +239,20 @@ void ToolCallParser::emit_arguments(std::string_view json) {
   out_.pieces.back().arguments += json;
 }
 
+Status check_tool_call_format(std::string_view name) {
+  if (find_tool_call_format(name) != nullptr) return {};
+  std::string all;
+  for (const std::string& known : tool_call_format_names())
+    all += (all.empty() ? "" : ", ") + known;
+  return invalid_argument("tool_call_parser: '{}' is no tool call parser; it must be one of {}",
+                          name, all);
+}
+
 Result<std::unique_ptr<ToolCallParser>> make_tool_call_parser(
     std::string_view name, std::vector<std::string> tool_names,
-    std::shared_ptr<const boost::json::value> tools) {
+    std::shared_ptr<const boost::json::value> tools, std::shared_ptr<const ResponseTemplate> spec) {
+  ESP_RETURN_IF_ERROR(check_tool_call_format(name));
   const ToolCallFormat* const format = find_tool_call_format(name);
-  if (format == nullptr) {
-    std::string all;
-    for (const std::string& known : tool_call_format_names())
-      all += (all.empty() ? "" : ", ") + known;
-    return fail(invalid_argument(
-        "tool_call_parser: '{}' is no tool call parser; it must be one of {}", name, all));
-  }
   switch (format->kind) {
     case ToolCallFormat::Kind::kJson:
       return std::make_unique<JsonCalls>(*format, std::move(tool_names));
@@ -264,6 +268,12 @@ Result<std::unique_ptr<ToolCallParser>> make_tool_call_parser(
       return make_gemma_calls();
     case ToolCallFormat::Kind::kNested:
       return make_nested_calls(std::move(tools));
+    case ToolCallFormat::Kind::kResponseTemplate:
+      if (spec == nullptr)
+        return fail(error(StatusCode::kFailedPrecondition,
+                          "tool_call_parser: response_template needs a model whose "
+                          "tokenizer_config.json has a response_template"));
+      return make_response_template_calls(std::move(spec), std::move(tools));
   }
   return fail(error(StatusCode::kInternal, "tool call format '{}' has no parser", name));
 }

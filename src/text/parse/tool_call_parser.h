@@ -13,6 +13,8 @@
 
 namespace espalier {
 
+struct ResponseTemplate;  // response_template.h
+
 // The new output of a parser: text that belongs to no call, and pieces of calls in their order. The
 // first piece of a call has its name. The pieces' arguments, concatenated, are JSON.
 struct ToolCallParts {
@@ -54,10 +56,13 @@ class ToolCallParser {
 // a list of {"name", "parameters"}. kInvalidArgument lists them. `tool_names`: the tools that may
 // be called, by which formats without marks distinguish a call from text. `tools`: a checked list
 // of them, or null; formats that write strings without quotes take the types of arguments from
-// their schemas.
+// their schemas. `spec`: the checkpoint's, which the format response_template needs;
+// kFailedPrecondition without it.
 Result<std::unique_ptr<ToolCallParser>> make_tool_call_parser(
     std::string_view format, std::vector<std::string> tool_names,
-    std::shared_ptr<const boost::json::value> tools = nullptr);
+    std::shared_ptr<const boost::json::value> tools = nullptr,
+    std::shared_ptr<const ResponseTemplate> spec = nullptr);
+Status check_tool_call_format(std::string_view format);  // whether there is one of this name
 std::vector<std::string> tool_call_format_names();
 
 // The format of a chat template, by the marks in it; "json" for a template without marks.

@@ -60,7 +60,8 @@ Result<PcreRegex> PcreRegex::compile(std::string_view pattern, Limits limits) {
                                  pattern, offset, error_text(code)));
   }
   // Without machine code (no JIT on this processor) matching falls back to the interpreter.
-  pcre2_jit_compile(compiled.get(), PCRE2_JIT_COMPLETE);
+  pcre2_jit_compile(compiled.get(),
+                    PCRE2_JIT_COMPLETE | (limits.growing ? PCRE2_JIT_PARTIAL_HARD : 0));
   auto impl = std::make_unique<Impl>();
   impl->code = std::move(compiled);
   impl->limits = limits;
@@ -93,6 +94,38 @@ std::optional<PcreRegex::Match> PcreRegex::Search::find(size_t position) {
   // \K in a lookahead can move the start behind the end; such a match is ignored.
   if (offsets[0] > offsets[1] || offsets[0] < position) return std::nullopt;
   return Match{offsets[0], offsets[1]};
+}
+
+// PCRE2_PARTIAL_HARD: a search that reads past the text's end stops there.
+std::optional<PcreRegex::Search::Growing> PcreRegex::Search::find_growing(size_t position) {
+  const int rc = pcre2_match(impl_->code, reinterpret_cast<PCRE2_SPTR>(impl_->text.data()),
+                             impl_->text.size(), position, PCRE2_NO_UTF_CHECK | PCRE2_PARTIAL_HARD,
+                             impl_->data.get(), impl_->context.get());
+  limit_hit_ |= rc < 0 && rc != PCRE2_ERROR_NOMATCH && rc != PCRE2_ERROR_PARTIAL;
+  if (rc < 0 && rc != PCRE2_ERROR_PARTIAL) return std::nullopt;
+  const size_t* offsets = pcre2_get_ovector_pointer(impl_->data.get());
+  if (offsets[0] > offsets[1] || offsets[0] < position) return std::nullopt;
+  return Growing{{offsets[0], offsets[1]}, rc == PCRE2_ERROR_PARTIAL};
+}
+
+void PcreRegex::Search::set_text(std::string_view text) { impl_->text = text; }
+
+std::vector<std::pair<std::string, std::string>> PcreRegex::Search::named_groups() const {
+  uint32_t num_names = 0, entry_size = 0;
+  PCRE2_SPTR table = nullptr;
+  pcre2_pattern_info(impl_->code, PCRE2_INFO_NAMECOUNT, &num_names);
+  pcre2_pattern_info(impl_->code, PCRE2_INFO_NAMEENTRYSIZE, &entry_size);
+  pcre2_pattern_info(impl_->code, PCRE2_INFO_NAMETABLE, &table);
+  const size_t* offsets = pcre2_get_ovector_pointer(impl_->data.get());
+  std::vector<std::pair<std::string, std::string>> groups;
+  for (uint32_t i = 0; i < num_names; ++i, table += entry_size) {  // two bytes of number, the name
+    const size_t group = static_cast<size_t>(table[0]) << 8 | table[1];
+    const size_t begin = offsets[2 * group], end = offsets[2 * group + 1];
+    if (begin == PCRE2_UNSET || begin > end) continue;
+    groups.emplace_back(reinterpret_cast<const char*>(table + 2),
+                        impl_->text.substr(begin, end - begin));
+  }
+  return groups;
 }
 
 std::string escape_regex(std::string_view text) {

@@ -9,6 +9,8 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <utility>
+#include <vector>
 
 #include "base/status.h"
 
@@ -20,6 +22,7 @@ class PcreRegex {
   struct Limits {
     uint32_t match_steps_max = 10'000'000;  // PCRE2's match limit
     uint32_t heap_kib_max = 64 * 1024;
+    bool growing = false;  // find_growing() is to be fast too
   };
   // PCRE2 syntax, UTF-8, \w and the like by Unicode. kInvalidArgument states where and why.
   static Result<PcreRegex> compile(std::string_view pattern) { return compile(pattern, Limits()); }
@@ -41,6 +44,16 @@ class PcreRegex {
     // The first match at or after `position` (a character's start). None also when a limit is hit;
     // limit_hit() is true then.
     std::optional<Match> find(size_t position);
+    // The same in a text that may go on: with `may_change`, what follows could make another match
+    // of it, none, or one that begins at `begin` and is not complete yet.
+    struct Growing {
+      Match match;
+      bool may_change = false;
+    };
+    std::optional<Growing> find_growing(size_t position);
+    void set_text(std::string_view text);
+    // The named groups that took part in the last match, and their texts.
+    std::vector<std::pair<std::string, std::string>> named_groups() const;
     bool limit_hit() const { return limit_hit_; }
 
    private:

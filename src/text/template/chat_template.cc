@@ -96,6 +96,8 @@ Result<ChatTemplateSource> find_chat_template(const std::filesystem::path& folde
   ChatTemplateSource result;
   result.bos_token = token_text(config, "bos_token");
   result.eos_token = token_text(config, "eos_token");
+  if (const json::value* const spec = config.if_contains("response_template"))
+    if (!spec->is_null()) result.response_template = json::serialize(*spec);
   if (const auto file = folder / "chat_template.jinja"; std::filesystem::exists(file)) {
     ESP_ASSIGN_OR_RETURN(result.source, read_text_file(file));
     return result;
@@ -114,7 +116,8 @@ Result<ChatTemplateSource> find_chat_template(const std::filesystem::path& folde
 }
 
 ChatTemplateSource stored_chat_template(const Tokenizer& tokenizer) {
-  ChatTemplateSource result{std::string(tokenizer.chat_template()), "", ""};
+  ChatTemplateSource result;
+  result.source = tokenizer.chat_template();
   if (const auto bos = tokenizer.bos_id()) result.bos_token = tokenizer.id_to_token(*bos);
   const auto& eos = tokenizer.vocab().eos_ids;
   if (!eos.empty()) result.eos_token = tokenizer.id_to_token(eos[0]);

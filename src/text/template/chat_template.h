@@ -47,6 +47,7 @@ class ChatTemplate {
 struct ChatTemplateSource {
   std::string source;
   std::string bos_token, eos_token;  // "" when there is none
+  std::string response_template;     // tokenizer_config.json's, as JSON; "" when there is none
 };
 Result<ChatTemplateSource> find_chat_template(const std::filesystem::path& folder);
 // The template in the tokenizer's own file, such as a GGUF; `source` is "" for a file without one.
