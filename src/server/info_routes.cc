@@ -311,6 +311,15 @@ void handle_model_info(const ContextPtr& context, HttpRequest&&, ResponsePtr res
   send_json(response, std::move(out));
 }
 
+void handle_weight_version(const ContextPtr& context, HttpRequest&&, ResponsePtr response) {
+  std::string out;
+  JsonWriter(out)
+      .begin_object()
+      .member("weight_version", context->config.weight_version)
+      .end_object();
+  send_json(response, std::move(out));
+}
+
 void handle_server_info(const ContextPtr& context, HttpRequest&& request, ResponsePtr response) {
   const Engine& engine = context->engine;
   const EngineStats s = engine.stats();
@@ -415,6 +424,8 @@ const std::vector<Route>& info_routes() {
        handle_health_generate},
       {{"GET"}, "/model_info", kUser, "The model", handle_model_info},
       {{"GET"}, "/get_model_info", kUser, "The model", handle_model_info},
+      {{"GET"}, "/weight_version", kUser, "The weights' version", handle_weight_version},
+      {{"GET"}, "/get_weight_version", kUser, "The weights' version", handle_weight_version},
       {{"GET"}, "/server_info", kUser, "Settings and state", handle_server_info},
       {{"GET"}, "/get_server_info", kUser, "Settings and state", handle_server_info},
       {{"GET"}, "/v1/loads", kUser, "Load", handle_loads},

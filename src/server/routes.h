@@ -48,11 +48,12 @@ const std::vector<Route>& file_routes();         // /v1/files
 const std::vector<Route>& generate_routes();     // answers of the model, in every dialect
 const std::vector<Route>& grammar_routes();      // /v1/grammar/compile
 const std::vector<Route>& lora_routes();
-const std::vector<Route>& info_routes();         // models, health, state, metrics
-const std::vector<Route>& session_routes();      // open, close
-const std::vector<Route>& sglang_routes();       // of SGLang alone: 501 with advice
-const std::vector<Route>& text_routes();         // tokenize, detokenize
-const std::vector<Route>& tool_routes();         // texts to tool calls and reasoning
+const std::vector<Route>& info_routes();     // models, health, state, metrics
+const std::vector<Route>& session_routes();  // open, close
+const std::vector<Route>& sglang_routes();   // of SGLang alone: 501 with advice
+const std::vector<Route>& text_routes();     // tokenize, detokenize
+const std::vector<Route>& tool_routes();     // texts to tool calls and reasoning
+const std::vector<Route>& vertex_routes();   // /vertex_generate
 
 const std::vector<Route>& conversation_routes();  // /v1/conversations
 

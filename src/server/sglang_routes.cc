@@ -16,8 +16,6 @@ struct LackingRoutes {
 };
 
 constexpr LackingRoutes kLacking[] = {
-    {"/weight_version /get_weight_version", "read weight_version from GET /model_info"},
-    {"/invocations /vertex_generate", "send the body to /v1/chat/completions or /generate"},
     {"/v1/audio/transcriptions /v1/realtime", "requests hold text alone; transcribe elsewhere"},
     {"/update_weights_from_disk /update_weights_from_tensor /update_weights_from_distributed "
      "/update_weights_from_ipc /update_weight_version",
@@ -30,7 +28,8 @@ constexpr LackingRoutes kLacking[] = {
     {"/get_weights_by_name /weights_checker", "read the weights from the files of --model-path"},
     {"/release_memory_occupation /resume_memory_occupation",
      "a server keeps its memory until it ends: end it and start it again"},
-    {"/load_lora_adapter_from_tensors", "save the adapter as PEFT does and POST /load_lora_adapter"},
+    {"/load_lora_adapter_from_tensors",
+     "save the adapter as PEFT does and POST /load_lora_adapter"},
     {"/add_external_corpus /remove_external_corpus /list_external_corpora",
      "no corpus of draft tokens is kept: leave the call out"},
     {"/clear_hicache_storage_backend /hicache/storage-backend /hicache/storage-backend/clear",

@@ -32,6 +32,26 @@ TEST_F(SglangRoutesTest, WhatIsNotServedAnswersWithAdvice) {
   EXPECT_THAT(call("GET", "/openapi.json", "", key).body, HasSubstr("Not served (501): "));
 }
 
+TEST_F(SglangRoutesTest, HostsOfModelsGetTheirShapes) {
+  config_.weight_version = "v7";
+  start();
+  for (const char* path : {"/weight_version", "/get_weight_version"})
+    EXPECT_EQ(call("GET", path).body, R"({"weight_version":"v7"})");
+  const char* const chat = R"({"messages":[{"role":"user","content":"x"}],"max_tokens":2})";
+  EXPECT_THAT(post("/invocations", chat).body, HasSubstr(R"("object":"chat.completion")"));
+
+  const Answer two =
+      post("/vertex_generate", R"({"instances":[{"text":"a"},{"text":"b"}],)"
+                               R"("parameters":{"sampling_params":{"max_new_tokens":2}}})");
+  EXPECT_EQ(two.status, 200);
+  EXPECT_THAT(two.body, ::testing::StartsWith(R"({"predictions":[{"text":)"));
+  EXPECT_EQ(post("/vertex_generate", R"({"instances":[]})").body, "[]");
+  EXPECT_EQ(post("/vertex_generate", R"({"instances":[{"prompt":"a"}]})").status, 400);
+  const Answer wrong = post("/vertex_generate", R"({"instances":{}})");
+  EXPECT_EQ(wrong.status, 400);
+  EXPECT_THAT(wrong.body, HasSubstr("instances must be a list"));
+}
+
 // A row is "| `/path` | same |" for a route that is served and "| `/path` | 501 |" for one that is
 // not, each with a remark behind it.
 TEST(SglangRoutesPage, ListsWhatTheServerDoes) {
