@@ -2,6 +2,7 @@
 // that Open WebUI and its kin connect. One model is served: names of models are echoed, and pulling
 // any other one is refused. Streams are lines of JSON; they are the default.
 #include <ctime>
+#include <filesystem>
 
 #include "server/dialects/chat_dialect.h"
 #include "server/openai_generation.h"
@@ -508,7 +509,8 @@ void handle_show(const ContextPtr& context, net::HttpRequest&&, net::ResponsePtr
   const ModelInfo& info = context->engine.model_info();
   std::string out;
   JsonWriter w(out);
-  w.begin_object().member("modelfile", "").member("parameters", "").member("template", "");
+  w.begin_object().member("modelfile", "").member("parameters", "");
+  w.member("template", context->chat ? std::string_view(context->chat->source()) : "");
   write_details(w, *context);
   w.key("model_info").begin_object().member("general.architecture", info.model_type);
   w.member("general.parameter_count", info.num_parameters);
@@ -533,7 +535,8 @@ struct PullRequest {
 const Fields<PullRequest>& pull_fields() {
   using P = PullRequest;
   static const Fields<P> fields = {
-      field<P>("model", "the model that is served", &P::model),
+      field<P>("model", "the model that is served, or the local folder or file that it is in",
+               &P::model),
       field<P>("name", "as model", &P::model),
       field<P>("stream", "default true; there is one line in either case", &P::stream),
       ignored<P>("insecure"),
@@ -542,13 +545,25 @@ const Fields<PullRequest>& pull_fields() {
 }
 std::string pull_schema() { return schema_of(pull_fields()); }
 
-// The model that is served, with or without a tag, is there already.
+// Whether a name means the model that is served: its name, with or without a tag, or the folder or
+// file that it was loaded from.
+bool is_served(const Context& context, const std::string& model) {
+  if (model == context.model_name || model.substr(0, model.rfind(':')) == context.model_name)
+    return true;
+  const auto normal = [](std::string path) {
+    while (path.size() > 1 && path.ends_with('/')) path.pop_back();
+    return std::filesystem::path(path).lexically_normal();
+  };
+  const std::string path = context.engine.config().model_path.string();
+  return !path.empty() && normal(model) == normal(path);
+}
+
+// The model that is served is there already.
 void handle_pull(const ContextPtr& context, net::HttpRequest&& request, net::ResponsePtr response) {
   bool malformed = false;
   const auto parsed = parse_body(pull_fields(), request.body, malformed);
   if (!parsed) return response->send(error_response(Dialect::kOllama, parsed.error()));
-  const std::string_view name = std::string_view(parsed->model).substr(0, parsed->model.find(':'));
-  if (name != context->model_name && parsed->model != context->model_name)
+  if (!is_served(*context, parsed->model))
     return response->send(error_response(
         Dialect::kOllama,
         error(StatusCode::kNotFound,

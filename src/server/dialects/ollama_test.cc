@@ -76,6 +76,7 @@ TEST_F(OllamaTest, SaysWhatItServes) {
   EXPECT_THAT(call("GET", "/api/version").body, HasSubstr("version"));
   EXPECT_THAT(post("/api/show", R"({"model":"tiny"})").body, HasSubstr("completion"));
   EXPECT_THAT(post("/api/pull", R"({"model":"tiny:latest"})").body, HasSubstr("success"));
+  EXPECT_EQ(post("/api/pull", R"({"model":"/no/such/folder"})").status, 404);
   const Answer other = post("/api/pull", R"({"model":"llama3"})");
   EXPECT_EQ(other.status, 404);
   EXPECT_THAT(other.body, HasSubstr(R"({"error":"model 'llama3' is not served here)"));
