@@ -198,6 +198,9 @@ Status read_value(const Json& value, std::string_view where, std::vector<TokenId
       out.push_back(static_cast<TokenId>(element.get_int64()));
       continue;
     }
+    if (element.is_int64())
+      return invalid_argument("{}[{}] is {}, an out-of-vocabulary token id", where, out.size(),
+                              element.get_int64());
     return mismatch(fmt::format("{}[{}]", where, out.size()), "a token id", element);
   }
   return {};

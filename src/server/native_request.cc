@@ -158,7 +158,10 @@ NativeItem make_item(const NativeBody& body, size_t i, size_t n) {
 }
 
 Status check_logprob_sizes(const NativeBody& body, size_t n) {
+  const bool is_batch = body.has_input_ids ? body.input_ids_is_list : body.text.is_list;
   Status status;
+  if (!is_batch && body.token_ids_logprob.is_list)
+    return invalid_argument("token_ids_logprob of one prompt must be a flat list of integers");
   for_each_logprob_field([&](const auto& row) {
     if constexpr (requires { row.param(body).check_size(row.name, n); })
       if (status.ok()) status = row.param(body).check_size(row.name, n);

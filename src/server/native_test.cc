@@ -84,6 +84,14 @@ TEST_F(NativeTest, EveryFieldReachesTheEngine) {
   EXPECT_EQ(s.regex, "[ab]");
 }
 
+TEST_F(NativeTest, IdsOfOnePromptAreAFlatList) {
+  start();
+  const Answer nested = post("/generate", R"({"text":"Hi","token_ids_logprob":[[0]]})");
+  EXPECT_EQ(nested.status, 400);
+  EXPECT_THAT(nested.body, HasSubstr("flat list of integers"));
+  EXPECT_EQ(post("/generate", R"({"text":["Hi"],"token_ids_logprob":[[0]]})").status, 200);
+}
+
 TEST_F(NativeTest, NullsAndEmptyListsAreDefaults) {
   start();
   // What the frontend sends, word for word but for its prompt.
@@ -395,7 +403,7 @@ TEST_F(NativeTest, Errors) {
            {R"({"input_ids":["a"]})",
             malformed(R"(input_ids[0] must be a token id, but it is the string \"a\")")},
            {R"({"input_ids":[-1]})",
-            malformed("input_ids[0] must be a token id, but it is the number -1")},
+            malformed("input_ids[0] is -1, an out-of-vocabulary token id")},
            {R"({"input_ids":[[1],2]})",
             malformed("input_ids[1] must be a list of token ids, but it is the number 2")},
            {R"({"text":"a","stream":"yes"})",

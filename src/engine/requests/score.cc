@@ -14,8 +14,9 @@ Status check_list(const std::vector<TokenId>& labels, int32_t vocab_size) {
         "label_token_ids is missing: which tokens' probabilities are the scores?");
   for (const TokenId id : labels)
     if (id < 0 || id >= vocab_size)
-      return invalid_argument("label_token_ids holds {}, but the model's tokens are in [0, {})", id,
-                              vocab_size);
+      return invalid_argument(
+          "label_token_ids: Token ID {} is out of vocabulary, whose tokens are in [0, {})", id,
+          vocab_size);
   if (std::set(labels.begin(), labels.end()).size() != labels.size())
     return invalid_argument("label_token_ids names a token twice: name each once");
   return {};

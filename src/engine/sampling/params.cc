@@ -43,8 +43,9 @@ Status check_ranges(const SamplingParams& p) {
 Status check_ids(std::string_view field, std::span<const TokenId> ids, int32_t vocab_size) {
   for (TokenId id : ids)
     if (id < 0 || id >= vocab_size)
-      return invalid_argument("{} holds {}, but token ids must be in [0, {})", field, id,
-                              vocab_size);
+      return invalid_argument(
+          "{} holds the out-of-vocabulary token id {}: token ids must be in [0, {})", field, id,
+          vocab_size);
   return {};
 }
 

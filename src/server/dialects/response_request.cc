@@ -311,6 +311,10 @@ Result<ResponseRequest> parse_response_request(std::string_view body, bool& malf
   if (!request.conversation.empty() && !request.previous_response_id.empty())
     return fail(invalid_argument(
         "conversation and previous_response_id both continue something: send one of them"));
+  if (!request.previous_response_id.empty() && !request.previous_response_id.starts_with("resp_"))
+    return fail(invalid_argument(
+        "previous_response_id is '{}', but must be the id of a response, which begins with resp_",
+        request.previous_response_id));
   return request;
 }
 std::string response_schema() { return schema_of(response_fields()); }

@@ -288,7 +288,9 @@ TEST_F(ResponsesTest, AStoredAnswerIsFetchedContinuedAndDeleted) {
   EXPECT_THAT(engine_.submitted().back().text, ::testing::Not(HasSubstr("Be brief.")));
   EXPECT_EQ(call("DELETE", "/v1/responses/" + first).status, 200);
   EXPECT_EQ(call("GET", "/v1/responses/" + first).status, 404);
-  EXPECT_EQ(post("/v1/responses", R"({"input":"x","previous_response_id":"gone"})").status, 404);
+  EXPECT_EQ(post("/v1/responses", R"({"input":"x","previous_response_id":"resp_gone"})").status,
+            404);
+  EXPECT_EQ(post("/v1/responses", R"({"input":"x","previous_response_id":"gone"})").status, 400);
   const std::string unstored = id_of(post("/v1/responses", R"({"input":"x","store":false})").body);
   EXPECT_EQ(call("GET", "/v1/responses/" + unstored).status, 404);
 }
