@@ -31,6 +31,7 @@
 namespace espalier {
 
 class CacheEventLog;
+class PageObserver;
 class PrefixCache;
 class RadixNode;
 
@@ -71,7 +72,7 @@ class SequencePages {
   RadixNode* lock_ = nullptr;     // the deepest shared node
   int32_t num_shared_ = 0;
   int32_t priority_ = 0;   // of the pages that it leaves in the cache
-  std::string namespace_;  // empty unless the cache logs events
+  std::string namespace_;  // empty unless the cache names its pages
   std::vector<PageId> table_;
   std::vector<PageId> window_table_;
   int32_t window_begin_ = 0;  // index in the table of the first page with a window page in use
@@ -102,8 +103,10 @@ struct PrefixCacheConfig {
   int32_t page_size = 1;  // tokens
   bool disable_radix_cache = false;
   EvictionPolicy eviction_policy = EvictionPolicy::kLru;
-  CacheEventLog* events = nullptr;  // outlives the cache; null: no page is hashed
-  PageNameScope name_scope;         // of the pages' names in events
+  // Both outlive the cache; where both are null, no page is hashed.
+  CacheEventLog* events = nullptr;
+  PageObserver* observer = nullptr;
+  PageNameScope name_scope;  // of the pages' names
   // The positions that a token reads in layers with a sliding window, its own included; these
   // layers have a pool of num_window_pages pages. 0: all layers have the same pages.
   int32_t sliding_window = 0;
@@ -202,7 +205,8 @@ class PrefixCache {
 
   // Evicts up to `count` unlocked pages in the policy's order and returns how many it evicted.
   virtual int32_t evict(int32_t count) = 0;
-  int32_t flush() { return evict(num_pages()); }  // evicts all unlocked pages
+  // Evicts all unlocked pages because a user wants them gone: they are not kept elsewhere either.
+  virtual int32_t flush() { return evict(num_pages()); }
 
   virtual PrefixCacheSizes sizes() const = 0;
 

@@ -5,6 +5,7 @@
 #include "base/check.h"
 #include "cache/cache_events.h"
 #include "cache/page_name.h"
+#include "cache/page_observer.h"
 #include "cache/radix_node.h"
 
 namespace espalier {
@@ -21,8 +22,10 @@ RadixCache::RadixCache(const PrefixCacheConfig& config)
              .num_nodes_expected =
                  static_cast<size_t>(std::min(config.num_pages, kNodesExpectedMax))}),
       events_(config.events),
+      observer_(config.observer),
       name_scope_(config.name_scope),
-      names_(events_ == nullptr ? 0 : static_cast<size_t>(config.num_pages)) {}
+      names_(events_ == nullptr && observer_ == nullptr ? 0
+                                                        : static_cast<size_t>(config.num_pages)) {}
 
 int32_t RadixCache::match_bound(std::string_view cache_namespace,
                                 std::span<const TokenId> tokens) const {
@@ -46,7 +49,9 @@ SequencePages RadixCache::begin(std::string_view cache_namespace, std::span<cons
     tokens = tokens.first(static_cast<size_t>(RadixCache::match(cache_namespace, tokens)));
   pages.lock_ = tree_.lock(cache_namespace, tokens, &pages.table_, priority);
   pages.num_shared_ = pages.num_pages();
-  if (events_ != nullptr) pages.namespace_ = cache_namespace;
+  if (names_pages()) pages.namespace_ = cache_namespace;
+  if (observer_ != nullptr && pages.num_shared_ > 0 && !is_process_local(cache_namespace))
+    observer_->on_reused(pages.table());
   begin_window(pages);
   return pages;
 }
@@ -67,30 +72,38 @@ void RadixCache::move_to_tree(SequencePages& pages, std::span<const TokenId> tok
   duplicates.insert(duplicates.end(), moved.begin(),
                     moved.begin() + static_cast<std::ptrdiff_t>(present_.size()));
   std::copy(present_.begin(), present_.end(), moved.begin());
-  if (events_ != nullptr && present_.size() < moved.size())
-    log_stored(pages, tokens.first(end * page_size), begin + present_.size());
+  if (names_pages() && present_.size() < moved.size())
+    report_stored(pages, tokens.first(end * page_size), begin + present_.size());
   pages.lock_ = added.node;
   pages.num_shared_ = static_cast<int32_t>(end);
 }
 
 // Called when the tree has taken the pages from `begin` to the end of `tokens`; the only place that
 // computes their names.
-void RadixCache::log_stored(const SequencePages& pages, std::span<const TokenId> tokens,
+void RadixCache::name_pages(const SequencePages& pages, std::span<const TokenId> tokens,
                             size_t begin) {
   const auto page_size = static_cast<size_t>(page_size_);
-  const auto name_at = [&](size_t i) -> PageName& {
-    return names_[static_cast<size_t>(pages.table_[i])];
-  };
-  CacheEvent event{.type = CacheEvent::Type::kStored, .cache_namespace = pages.namespace_};
-  if (begin > 0) event.parent = name_at(begin - 1);
-  event.tokens.assign(tokens.begin() + static_cast<std::ptrdiff_t>(begin * page_size),
-                      tokens.end());
-  PageName name =
-      begin > 0 ? event.parent : root_page_name(name_scope_, kNoAdapter, pages.namespace_);
+  new_names_.clear();
+  PageName name = begin > 0 ? names_[static_cast<size_t>(pages.table_[begin - 1])]
+                            : root_page_name(name_scope_, kNoAdapter, pages.namespace_);
   for (size_t i = begin; i < tokens.size() / page_size; ++i) {
     name = page_name(name, tokens.subspan(i * page_size, page_size));
-    event.pages.push_back(name_at(i) = name);
+    names_[static_cast<size_t>(pages.table_[i])] = name;
+    new_names_.push_back(name);
   }
+}
+
+void RadixCache::report_stored(const SequencePages& pages, std::span<const TokenId> tokens,
+                               size_t begin) {
+  name_pages(pages, tokens, begin);
+  if (observer_ != nullptr && !is_process_local(pages.namespace_))
+    observer_->on_stored(new_names_, pages.table().subspan(begin, new_names_.size()));
+  if (events_ == nullptr) return;
+  CacheEvent event{
+      .type = CacheEvent::Type::kStored, .pages = new_names_, .cache_namespace = pages.namespace_};
+  if (begin > 0) event.parent = names_[static_cast<size_t>(pages.table_[begin - 1])];
+  const size_t first_token = begin * static_cast<size_t>(page_size_);
+  event.tokens.assign(tokens.begin() + static_cast<std::ptrdiff_t>(first_token), tokens.end());
   events_->push(std::move(event));
 }
 
@@ -156,7 +169,7 @@ int32_t RadixCache::num_exclusive_pages(const SequencePages& pages) const {
   return num_own + (pages.holds() ? tree_.num_pages_locked_once(pages.lock_) : 0);
 }
 
-int32_t RadixCache::evict(int32_t count) {
+int32_t RadixCache::evict(int32_t count, bool demote) {
   evicted_.clear();
   const int32_t num_evicted = tree_.evict(count, &evicted_);
   scratch_.clear();
@@ -164,6 +177,7 @@ int32_t RadixCache::evict(int32_t count) {
     ESP_CHECK(record.resident(), "page {} is not on the device", record.page);
     scratch_.push_back(record.page);
   }
+  if (observer_ != nullptr && !scratch_.empty()) observer_->on_evicted(scratch_, demote);
   if (events_ != nullptr) log_removed(scratch_);
   free_pages(scratch_);
   return num_evicted;

@@ -1,6 +1,7 @@
 // The prefix cache that reuses: the prefixes of finished and running sequences lie in one radix
 // tree, and every page that no sequence uses can be evicted. Not thread-safe; owns tree and pages.
-// Every page is on the device: no tier of memory below it is connected.
+// Every page of the tree is on the device. Tiers of memory below it follow the tree through a
+// PageObserver and find pages by name, so the tree keeps no nodes for what has left the device.
 #pragma once
 
 #include <vector>
@@ -31,7 +32,8 @@ class RadixCache : public PrefixCache {
   void release(SequencePages& pages) override;
   void shared_nodes(const SequencePages& pages, std::vector<SharedNode>& out) const override;
   int32_t num_exclusive_pages(const SequencePages& pages) const override;
-  int32_t evict(int32_t count) override;
+  int32_t evict(int32_t count) override { return evict(count, true); }
+  int32_t flush() override { return evict(num_pages(), false); }
   PrefixCacheSizes sizes() const override;
   void check_invariants(std::span<const SequencePages* const> sequences,
                         std::span<const PageId> detached) const override;
@@ -46,17 +48,23 @@ class RadixCache : public PrefixCache {
 
   void replace_in_window(SequencePages& pages, size_t begin);
 
-  void log_stored(const SequencePages& pages, std::span<const TokenId> tokens, size_t begin);
+  int32_t evict(int32_t count, bool demote);
+  bool names_pages() const { return !names_.empty(); }
+  void name_pages(const SequencePages& pages, std::span<const TokenId> tokens, size_t begin);
+  void report_stored(const SequencePages& pages, std::span<const TokenId> tokens, size_t begin);
   void log_removed(std::span<const PageId> pages);
 
   RadixTree tree_;
   CacheEventLog* const events_;
+  PageObserver* const observer_;
   const PageNameScope name_scope_;
-  std::vector<PageName> names_;  // [num_pages], valid for pages of the tree; empty without events
+  // [num_pages], valid for pages of the tree; empty without events and observer.
+  std::vector<PageName> names_;
   // Kept for their capacity; their contents do not outlive a call.
   std::vector<PageId> scratch_;
   std::vector<PageRecord> evicted_;
   std::vector<PageId> present_;
+  std::vector<PageName> new_names_;
   mutable std::vector<PageId> match_pages_;
 };
 
