@@ -28,6 +28,8 @@ struct RequestStats {
   int32_t prompt_tokens = 0;
   int32_t completion_tokens = 0;
   int32_t cached_tokens = 0;  // prompt tokens whose keys and values came from the cache
+  // Of cached_tokens: loaded from tiers below the device.
+  int32_t cached_tokens_host = 0, cached_tokens_storage = 0;
   int32_t num_retractions = 0;
   int32_t forced_tokens = 0;  // of completion_tokens: appended by a grammar, not sampled
   // Batch entries that forced and accepted draft tokens would have taken one by one, less those

@@ -20,12 +20,15 @@ struct LoadRequest {
   std::string_view cache_namespace;
   std::span<const TokenId> tokens;  // that may be loaded, from the sequence's first on
   int32_t num_cached = 0;           // of these, already in the sequence's pages
-  std::span<const PageId> pages;    // the sequence's page table, in start()
+  std::span<const PageId> pages;    // the sequence's page table; in start() it covers `tokens`
 };
 
 struct LoadResult {
   SequenceId id = 0;
-  bool ok = false;  // false: the pages' contents are undefined, and the tokens are computed instead
+  // The first so many tokens, in whole pages and the cached ones included, are there. The contents
+  // of the pages behind are undefined, and their tokens are computed.
+  int32_t num_tokens = 0;
+  int32_t num_from_host = 0, num_from_storage = 0;  // of them, loaded, by where they came from
 };
 
 class KvLoader {
@@ -39,6 +42,10 @@ class KvLoader {
   // Starts to load tokens [num_cached, tokens.size()) into their pages. No step uses these pages,
   // and they are not given back, before poll() has returned the result.
   virtual void start(const LoadRequest& request) = 0;
+
+  // The sequence needs its load no more: the next poll() returns its result, with whatever is
+  // there.
+  virtual void cancel(SequenceId id) = 0;
 
   // Appends the results of loads that have ended since the last call.
   virtual void poll(std::vector<LoadResult>& ended) = 0;

@@ -114,6 +114,7 @@ void Scheduler::abort(SequenceId id, FinishReason reason) {
     return;
   }
   sequence.abort_reason = std::move(reason);
+  if (sequence.kv.loading_end > 0) loader_->cancel(id);
   inflight_->remove(sequence);
   running_->leave(sequence, SequenceState::kFinished);
   running_->compact();
@@ -122,6 +123,9 @@ void Scheduler::abort(SequenceId id, FinishReason reason) {
 
 void Scheduler::retract_all() {
   ESP_CHECK(!steps_.any_in_flight(), "a step is in flight");
+  for (const Sequence* s : running_->slots())
+    if (s != nullptr && s->kv.loading_end > 0) loader_->cancel(s->spec.id);
+  if (is_loading()) finish_loads();
   while (running_->num_running() > 0) {  // the last first, so that the first comes back first
     Sequence& last = *running_->running().back();
     pause(last);
@@ -241,7 +245,8 @@ bool Scheduler::start_load(Sequence& sequence) {
   LoadRequest request{.id = sequence.spec.id,
                       .cache_namespace = sequence.spec.cache_namespace,
                       .tokens = sequence.first_tokens(sequence.match_limit()),
-                      .num_cached = sequence.num_computed};
+                      .num_cached = sequence.num_computed,
+                      .pages = sequence.kv.pages.table()};
   const int32_t available = std::min(loader_->num_available(request), sequence.match_limit());
   const int32_t end = available - available % cache_.page_size();
   if (end <= request.num_cached || !budget_->grow(sequence, end)) return false;
@@ -265,10 +270,28 @@ void Scheduler::finish_loads() {
     if (sequence.state == SequenceState::kFinished) {
       retire(sequence);
     } else {
-      if (load.ok) committer_->take_loaded(sequence, end);
+      ESP_CHECK(load.num_tokens <= end && load.num_tokens % cache_.page_size() == 0);
+      take_load(sequence, load);
       running_->start(sequence);
     }
   }
+}
+
+// Of the statistics only prompt tokens count, and of a sequence's first admission.
+void Scheduler::take_load(Sequence& sequence, const LoadResult& load) {
+  const int32_t num_cached = sequence.num_computed;
+  if (load.num_tokens <= num_cached) return;
+  committer_->take_loaded(sequence, load.num_tokens);
+  if (sequence.stats.num_retractions > 0) return;
+  const int32_t count =
+      std::min(load.num_tokens, sequence.prompt_len) - std::min(num_cached, sequence.prompt_len);
+  const int32_t from_host = std::min(load.num_from_host, count);
+  sequence.stats.cached_tokens += count;
+  sequence.stats.cached_tokens_host += from_host;
+  sequence.stats.cached_tokens_storage += count - from_host;
+  stats_.cached_tokens += count;
+  stats_.cached_tokens_host += from_host;
+  stats_.cached_tokens_storage += count - from_host;
 }
 
 bool Scheduler::may_retire(const Sequence& sequence) const {
@@ -331,6 +354,8 @@ void Scheduler::retire(Sequence& sequence) {
 }
 
 bool Scheduler::idle() const { return sequences_.empty() && !steps_.any_in_flight(); }
+
+bool Scheduler::is_loading() const { return running_->num_loading() > 0; }
 
 SchedulerStats Scheduler::stats() const {
   SchedulerStats stats = stats_;

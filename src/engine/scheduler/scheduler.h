@@ -40,6 +40,7 @@ class KvLoader;
 class PrefixCache;
 class RunningSet;
 class WaitQueue;
+struct LoadResult;
 struct PromptShares;
 struct Sequence;
 
@@ -186,6 +187,7 @@ struct SchedulerStats {
   int64_t num_preemptions = 0;
   double new_token_ratio = 0;
   int64_t prompt_tokens = 0, cached_tokens = 0;  // of sequences whose prefill has begun
+  int64_t cached_tokens_host = 0, cached_tokens_storage = 0;  // of cached_tokens: were loaded
   int64_t generated_tokens = 0, steps = 0, entries = 0;
   int64_t forced_tokens = 0, forwards_saved = 0;  // see RequestStats
   int64_t drafted_tokens = 0, accepted_draft_tokens = 0, verify_steps = 0;
@@ -228,7 +230,8 @@ class Scheduler {
   // release of pages and slots. Reports events to the observer.
   void commit(const ForwardBatch& batch, const StepResult& result);
 
-  bool idle() const;  // nothing waits, runs or is uncommitted
+  bool idle() const;        // nothing waits, runs or is uncommitted
+  bool is_loading() const;  // sequences wait for the loader
   SchedulerStats stats() const;
 
   // Aborts (with ESP_CHECK) unless every page is free, owned by one sequence or by one tree node,
@@ -246,6 +249,7 @@ class Scheduler {
   bool may_preempt() const;
   bool start_load(Sequence& sequence);
   void finish_loads();
+  void take_load(Sequence& sequence, const LoadResult& load);
   bool may_retire(const Sequence& sequence) const;
   void pause(Sequence& sequence);    // it leaves its slot when its last step is committed
   void retract(Sequence& sequence);  // for want of memory

@@ -75,7 +75,8 @@ struct Tally {
   int64_t sequences = 0, lost = 0;
   int64_t aborts = 0, failures = 0, refusals = 0, retractions = 0, preemptions = 0;
   int64_t cached_tokens = 0, forced_tokens = 0, forwards_saved = 0;
-  int64_t drafted_tokens = 0, accepted_draft_tokens = 0, loaded_tokens = 0;
+  int64_t drafted_tokens = 0, accepted_draft_tokens = 0;
+  int64_t loaded_tokens = 0, loads_in_part = 0;
 
   Tally& operator+=(const Tally& other) {
     seeds += other.seeds, windows += other.windows;
@@ -85,7 +86,7 @@ struct Tally {
     cached_tokens += other.cached_tokens, forced_tokens += other.forced_tokens;
     forwards_saved += other.forwards_saved;
     drafted_tokens += other.drafted_tokens, accepted_draft_tokens += other.accepted_draft_tokens;
-    loaded_tokens += other.loaded_tokens;
+    loaded_tokens += other.loaded_tokens, loads_in_part += other.loads_in_part;
     return *this;
   }
   int64_t faults() const { return aborts + failures + refusals + retractions; }
@@ -94,7 +95,8 @@ struct Tally {
 // Keys and values from elsewhere: loads that take a few steps, and some of which fail.
 class FakeLoader final : public KvLoader {
  public:
-  FakeLoader(uint64_t seed, FakeExecutor& executor) : rng_(seed), executor_(executor) {}
+  FakeLoader(uint64_t seed, FakeExecutor& executor, int32_t page_size)
+      : rng_(seed), executor_(executor), page_size_(page_size) {}
 
   int32_t num_available(const LoadRequest& request) override {
     return static_cast<int32_t>(rng_.below(request.tokens.size() + 1));
@@ -108,14 +110,35 @@ class FakeLoader final : public KvLoader {
   }
   void poll(std::vector<LoadResult>& ended) override {
     std::erase_if(loads_, [&](const Load& load) {
-      if (rng_.below(4) != 0) return false;
-      const bool ok = rng_.below(5) != 0;
-      if (ok) executor_.fill(load.cache_namespace, load.tokens, load.num_cached, load.pages);
-      ended.push_back({.id = load.id, .ok = ok});
-      num_loaded_ += ok ? std::ssize(load.tokens) - load.num_cached : 0;
+      if (!load.is_cancelled && rng_.below(4) != 0) return false;
+      // All of it, or in part: some pages at the front, or none.
+      const auto num_all = static_cast<int32_t>(load.tokens.size());
+      int32_t end = num_all;
+      if (rng_.below(5) == 0 || load.is_cancelled)
+        end =
+            load.num_cached +
+            static_cast<int32_t>(rng_.below(static_cast<uint64_t>(num_all - load.num_cached + 1)));
+      end -= end % page_size_;
+      if (end > load.num_cached)
+        executor_.fill(load.cache_namespace, std::span(load.tokens).first(static_cast<size_t>(end)),
+                       load.num_cached, load.pages);
+      const int32_t count = std::max(end - load.num_cached, 0);
+      const auto from_host = static_cast<int32_t>(rng_.below(static_cast<uint64_t>(count) + 1));
+      ended.push_back({.id = load.id,
+                       .num_tokens = load.num_cached + count,
+                       .num_from_host = from_host,
+                       .num_from_storage = count - from_host});
+      num_loaded_ += count;
+      num_in_part_ += end < num_all ? 1 : 0;
       return true;
     });
   }
+  void cancel(SequenceId id) override {
+    for (Load& load : loads_) {
+      if (load.id == id) load.is_cancelled = true;
+    }
+  }
+  int64_t num_in_part() const { return num_in_part_; }
   int64_t num_loaded() const { return num_loaded_; }
   bool loading() const { return !loads_.empty(); }
 
@@ -126,11 +149,13 @@ class FakeLoader final : public KvLoader {
     std::vector<TokenId> tokens;
     int32_t num_cached = 0;
     std::vector<PageId> pages;
+    bool is_cancelled = false;
   };
   Rng rng_;
   FakeExecutor& executor_;
+  const int32_t page_size_;
   std::vector<Load> loads_;
-  int64_t num_loaded_ = 0;
+  int64_t num_loaded_ = 0, num_in_part_ = 0;
 };
 
 class Simulation final : public SequenceObserver, public TokenProposer {
@@ -164,7 +189,8 @@ class Simulation final : public SequenceObserver, public TokenProposer {
     config_.draft_samples_max = pick({0, 1, 3, 16});
     overlap_ = rng_.below(3) != 0;
     executor_ = std::make_unique<FakeExecutor>(page_size, window);
-    if (seed % 4 == 0 && window == 0) loader_ = std::make_unique<FakeLoader>(seed, *executor_);
+    if (seed % 4 == 0 && window == 0)
+      loader_ = std::make_unique<FakeLoader>(seed, *executor_, page_size);
     scheduler_ = std::make_unique<Scheduler>(config_, *cache_, clock_, *this, this, loader_.get());
     executor_->expect_shared_prefixes();
     for (int i = 0; i < 3; ++i) families_.push_back(random_tokens(60));
@@ -179,6 +205,8 @@ class Simulation final : public SequenceObserver, public TokenProposer {
       ASSERT_LT(round, num_rounds_max) << "no end";
       while (num_to_come_ > 0 && rng_.below(rarity) == 0) arrive();
       if (rng_.below(12) == 0) abort_one();
+      if (loader_ != nullptr && num_committed_ == num_steps_ && rng_.below(40) == 0)
+        scheduler_->retract_all();
       clock_.advance(Duration(1000));
       step();
       scheduler_->check_invariants();
@@ -204,7 +232,8 @@ class Simulation final : public SequenceObserver, public TokenProposer {
                 .forwards_saved = stats.forwards_saved,
                 .drafted_tokens = stats.drafted_tokens,
                 .accepted_draft_tokens = stats.accepted_draft_tokens,
-                .loaded_tokens = loader_ ? loader_->num_loaded() : 0};
+                .loaded_tokens = loader_ ? loader_->num_loaded() : 0,
+                .loads_in_part = loader_ ? loader_->num_in_part() : 0};
     for (const auto& [id, client] : clients_) {
       tally.lost += client->num_ends == 0 ? 1 : 0;
       tally.refusals += client->num_ends < 0 ? 1 : 0;
@@ -542,6 +571,7 @@ TEST(SchedulerSimulation, EverySequenceGetsItsOwnTokensAndOneEnd) {
   EXPECT_GT(tally.forwards_saved, tally.forced_tokens / 2);
   EXPECT_GT(tally.accepted_draft_tokens, count);
   EXPECT_GT(tally.loaded_tokens, count);
+  EXPECT_GT(tally.loads_in_part, count / 20);
   EXPECT_GT(tally.drafted_tokens, tally.accepted_draft_tokens + count);
 }
 
