@@ -9,6 +9,7 @@
 #include "engine/sampling/params.h"
 #include "engine/scheduler/scheduler.h"
 #include "engine/startup/device.h"
+#include "engine/tiers/start_tiers.h"
 #include "kernels/attention/op.h"
 
 namespace espalier {
@@ -63,6 +64,7 @@ Status check_fields(const EngineConfig& c) {
   if (const auto share = parse_fair_share(c.fair_share); !share) return share.error();
   if (const auto policy = parse_eviction_policy(c.radix_eviction_policy); !policy)
     return policy.error();
+  ESP_RETURN_IF_ERROR(check_tier_settings(c));
   if (c.sampling_defaults != "model" && c.sampling_defaults != "openai")
     return invalid_argument("sampling_defaults is '{}', but must be model or openai",
                             c.sampling_defaults);

@@ -53,6 +53,16 @@ struct EngineConfig {
   bool disable_radix_cache = false;
   // How many of the last cache events are kept for subscribers; 0: no events are made.
   int32_t num_cache_events = 0;
+  // Tiers below the device for cached prefixes (engine/tiers): the host's memory, of a size in GB
+  // or in multiples of the device's KV memory (both 0: none), and storage: none, or file, a folder
+  // of hicache_disk_size_gb (empty path: espalier/kv in the user's cache folder).
+  bool enable_hierarchical_cache = false;
+  double hicache_size_gb = 0;
+  double hicache_ratio = 0;
+  std::string hicache_write_policy = "write_through";  // write_through_selective, write_back
+  std::string hicache_storage_backend = "none";
+  std::filesystem::path hicache_storage_path;
+  double hicache_disk_size_gb = 16;
   // Layers that see a sliding window keep their keys and values in pages of their own, so many for
   // each of the others'. disable_hybrid_swa_memory: one map of pages for all layers.
   double swa_full_tokens_ratio = 0.8;
@@ -74,10 +84,10 @@ struct EngineConfig {
   // none, or NGRAM: draft tokens for requests without a grammar, from their own text and from
   // recent answers of their namespace. Changes no answer.
   std::string speculative_algorithm = "none";
-  int32_t speculative_num_draft_tokens = 8;              // of one request in one step, at most
-  int32_t speculative_ngram_capacity = 1 << 18;          // tokens of recent answers that are kept
-  int32_t grammar_threads = 2;                           // that compile grammars
-  double grammar_compile_seconds = 5;                    // at most, for one
+  int32_t speculative_num_draft_tokens = 8;      // of one request in one step, at most
+  int32_t speculative_ngram_capacity = 1 << 18;  // tokens of recent answers that are kept
+  int32_t grammar_threads = 2;                   // that compile grammars
+  double grammar_compile_seconds = 5;            // at most, for one
   // Bytes of the compiled grammars that are kept; 0: a sixteenth of the memory that is available,
   // from 64 MiB to 2 GiB.
   int64_t grammar_cache_bytes = 0;

@@ -17,6 +17,7 @@
 #include "engine/requests/join.h"
 #include "engine/requests/request.h"
 #include "engine/requests/score.h"
+#include "engine/tiers/kv_tiers.h"
 #include "models/model.h"
 #include "seams/cache_event.h"
 #include "text/tokenizer/tokenizer.h"
@@ -24,6 +25,11 @@
 namespace espalier {
 
 class Executor;
+
+// Makes an engine's tiers; tests put stores of their own here.
+using MakeTiers = std::function<Result<std::unique_ptr<KvTiers>>(
+    const EngineConfig& config, const ModelInfo& info, const PageNameScope& name_scope,
+    Executor& executor, const Clock& clock)>;
 
 // A snapshot of what the engine is doing. Counters only grow.
 struct EngineStats {
@@ -35,6 +41,9 @@ struct EngineStats {
   int64_t num_retractions_total = 0;
   int64_t prompt_tokens_total = 0;
   int64_t cached_tokens_total = 0;  // of prompt_tokens_total: hit rate = cached / prompt
+  // Of cached_tokens_total: loaded from tiers below the device.
+  int64_t cached_tokens_host_total = 0, cached_tokens_storage_total = 0;
+  KvTiersStats tiers;  // without stores where there are no tiers
   int64_t generation_tokens_total = 0;
   int64_t num_steps_total = 0;
   int64_t num_entries_total = 0;  // average batch = entries / steps
@@ -108,6 +117,7 @@ class Engine {
     ModelInfo info;
     GenerationDefaults defaults;
     MakePrefixCache make_cache = make_prefix_cache;
+    MakeTiers make_tiers;  // null: what the configuration names
   };
   static Result<std::unique_ptr<Engine>> create(const EngineConfig& config, Parts parts);
   virtual ~Engine();
@@ -160,7 +170,8 @@ class Engine {
   virtual Status unload_adapter(const std::string& name);
   virtual std::vector<LoadedAdapter> adapters() const { return {}; }
 
-  // Drops all that is cached. kFailedPrecondition while requests run or wait.
+  // Drops all that is cached on the device and in the host's memory; what storage has stays.
+  // kFailedPrecondition while requests run or wait.
   virtual Status flush_cache() = 0;
   // Stops generating until continue_generation(), once the step in flight is done; new requests are
   // taken in and wait. kAbort ends all that there are; kRetract sends what runs back to the queue,

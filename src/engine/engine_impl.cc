@@ -9,7 +9,6 @@
 #include "base/memory_reserve.h"
 #include "base/rng.h"
 #include "engine/requests/embedding.h"
-#include "engine/startup/model_fingerprint.h"
 #include "text/parse/reasoning_parser.h"
 #include "text/parse/tool_call_parser.h"
 
@@ -89,42 +88,25 @@ Result<std::unique_ptr<Engine>> EngineImpl::start(const EngineConfig& config, Pa
   if (parts.tokenizer && parts.tokenizer->vocab_size() > parts.info.vocab_size)
     log_warning("tokenizer knows more tokens than the model tokenizer={} model={}",
                 parts.tokenizer->vocab_size(), parts.info.vocab_size);
-  std::unique_ptr<CacheEventLog> events;
-  PageNameScope name_scope;
-  if (config.num_cache_events > 0) {
-    events = std::make_unique<CacheEventLog>(static_cast<size_t>(config.num_cache_events));
-    ESP_ASSIGN_OR_RETURN(name_scope, page_name_scope(config, parts.info));
-  }
-  ESP_ASSIGN_OR_RETURN(
-      auto cache,
-      parts.make_cache({.num_pages = config.max_total_tokens / config.page_size,
-                        .page_size = config.page_size,
-                        .disable_radix_cache = config.disable_radix_cache,
-                        .eviction_policy = *parse_eviction_policy(config.radix_eviction_policy),
-                        .events = events.get(),
-                        .name_scope = std::move(name_scope),
-                        .sliding_window = config.window_tokens_read,
-                        .num_window_pages = config.max_window_tokens / config.page_size}));
-  std::unique_ptr<EngineImpl> engine(
-      new EngineImpl(config, std::move(parts), std::move(events), std::move(cache)));
+  ESP_ASSIGN_OR_RETURN(CacheParts cache, make_cache_parts(config, parts));
+  std::unique_ptr<EngineImpl> engine(new EngineImpl(config, std::move(parts), std::move(cache)));
   ESP_RETURN_IF_ERROR(engine->load_stated_adapters());
   return std::unique_ptr<Engine>(std::move(engine));
 }
 
-EngineImpl::EngineImpl(const EngineConfig& config, Parts parts,
-                       std::unique_ptr<CacheEventLog> events, std::unique_ptr<PrefixCache> cache)
+EngineImpl::EngineImpl(const EngineConfig& config, Parts parts, CacheParts cache)
     : config_(config),
       parts_(std::move(parts)),
       sampling_context_(make_sampling_context(config, parts_)),
       rid_nonce_(random_nonce()),
-      events_(std::move(events)),
-      cache_(std::move(cache)),
+      cache_parts_(std::move(cache)),
       registry_(max_samples(config), eviction_rule(config)),
       adapters_(*parts_.executor,
                 {.rank_max = config.max_lora_rank, .num_loaded_max = config.max_loaded_loras}),
       sessions_(make_sessions(config, parts_, clock_)) {
-  loop_ = std::make_unique<EngineLoop>(config_, parts_.info, *parts_.executor, *cache_, registry_,
-                                       *sessions_, parts_.tokenizer.get());
+  loop_ = std::make_unique<EngineLoop>(config_, parts_.info, *parts_.executor, *cache_parts_.cache,
+                                       cache_parts_.tiers.get(), registry_, *sessions_,
+                                       parts_.tokenizer.get());
   if (!parts_.tokenizer) return;
   // Room for what the registry admits, and as much again: prompts of requests that were aborted
   // stay in the queue until their turn.
@@ -335,7 +317,8 @@ Result<GrammarReport> EngineImpl::compile_grammar(const SamplingParams& params) 
 }
 
 bool EngineImpl::can_join_branches() const {
-  return cache_->reuses() && cache_->page_size() == 1 && !cache_->has_window();
+  const PrefixCache& cache = *cache_parts_.cache;
+  return cache.reuses() && cache.page_size() == 1 && !cache.has_window();
 }
 
 void EngineImpl::join_branches(JoinRequest request, JoinDone done) {
@@ -359,8 +342,8 @@ Result<std::vector<TokenId>> EngineImpl::session_prompt(const SessionParams& par
 }
 
 Result<CacheEvents> EngineImpl::read_cache_events(uint64_t from, size_t num_events_max) const {
-  if (events_ == nullptr) return Engine::read_cache_events(from, num_events_max);
-  return events_->read(from, num_events_max);
+  if (cache_parts_.events == nullptr) return Engine::read_cache_events(from, num_events_max);
+  return cache_parts_.events->read(from, num_events_max);
 }
 
 namespace {
@@ -395,7 +378,9 @@ Status EngineImpl::flush_cache() {
   FlushMessage message;
   std::future<Status> done = message.done.get_future();
   loop_->push(std::move(message));
-  return done.get();
+  const Status status = done.get();
+  if (status.ok() && cache_parts_.tiers != nullptr) cache_parts_.tiers->clear_host();
+  return status;
 }
 
 Status EngineImpl::pause_generation(PauseMode mode) {
@@ -427,9 +412,10 @@ EngineStats EngineImpl::stats() const {
   s.graph_bytes = plan.graphs;
   s.num_sessions = sessions_->num_open();
   s.session_bytes = sessions_->num_bytes();
-  if (events_ != nullptr) {
-    s.num_cache_events_total = static_cast<int64_t>(events_->num_events());
-    s.num_cache_events_overwritten_total = static_cast<int64_t>(events_->num_overwritten());
+  if (cache_parts_.tiers != nullptr) s.tiers = cache_parts_.tiers->stats();
+  if (const CacheEventLog* const events = cache_parts_.events.get()) {
+    s.num_cache_events_total = static_cast<int64_t>(events->num_events());
+    s.num_cache_events_overwritten_total = static_cast<int64_t>(events->num_overwritten());
   }
   if (grammars_ != nullptr) {
     const GrammarCompilerStats g = grammars_->stats();

@@ -15,6 +15,7 @@
 #include "engine/requests/registry.h"
 #include "engine/requests/sessions.h"
 #include "engine/sampling/params.h"
+#include "engine/startup/cache_parts.h"
 #include "engine/text_io/tokenizer_pool.h"
 
 namespace espalier {
@@ -52,8 +53,7 @@ class EngineImpl final : public Engine {
   int32_t context_length() const override { return loop_->max_sequence_tokens(); }
 
  private:
-  EngineImpl(const EngineConfig& config, Parts parts, std::unique_ptr<CacheEventLog> events,
-             std::unique_ptr<PrefixCache> cache);
+  EngineImpl(const EngineConfig& config, Parts parts, CacheParts cache);
   Result<std::unique_ptr<LiveRequest>> prepare(GenerateRequest& request, EventSink sink);
   Status check_grammars() const;  // that there are any
   Status load_stated_adapters();
@@ -67,8 +67,8 @@ class EngineImpl final : public Engine {
   std::vector<std::string_view> token_bytes_;  // of the grammars' vocabulary
   const uint64_t rid_nonce_;
   std::atomic<uint64_t> num_rids_{0}, num_seeds_{0};
-  std::unique_ptr<CacheEventLog> events_;  // null: no events are made
-  std::unique_ptr<PrefixCache> cache_;
+  // The tiers' threads use the executor (of parts_), and the cache reports to the tiers.
+  CacheParts cache_parts_;
   RequestRegistry registry_;
   AdapterRegistry adapters_;  // the loop's requests hold leases
   SteadyClock clock_;

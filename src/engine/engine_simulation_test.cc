@@ -1,10 +1,11 @@
 // Many short lives of a whole engine, each from one seed: requests and sessions that come while
 // others run, forks of one prompt, aborts, entries that fail, pauses with and without a flush,
-// pools so small that they force eviction and retraction. Every action but a pause runs on the
-// loop's own thread, from inside the wait for a step, and so at the same step in every run of a
-// seed; only pauses, which block their caller, come from outside when they come. At the end every
-// sample has had one end and exactly the tokens that its prompt gets alone, and every page is back.
-// ESPALIER_SIMULATION_SEEDS runs more; ESPALIER_SIMULATION_SEED=N runs one.
+// pools so small that they force eviction and retraction, in a third of them with tiers that are
+// slow, late, full or forget pages (their threads make such a seed's run vary). Every action but a
+// pause runs on the loop's own thread, from inside the wait for a step, and so at the same step in
+// every run of a seed; only pauses, which block their caller, come from outside when they come. At
+// the end every sample has had one end and exactly the tokens that its prompt gets alone, and every
+// page is back. ESPALIER_SIMULATION_SEEDS runs more; ESPALIER_SIMULATION_SEED=N runs one.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -14,7 +15,9 @@
 #include <thread>
 
 #include "base/rng.h"
+#include "engine/testing/flaky_store.h"
 #include "engine/testing/test_engine.h"
+#include "tiers/host_page_store.h"
 
 namespace espalier {
 namespace {
@@ -44,6 +47,7 @@ class ActingExecutor final : public Executor {
     return device_.wait(step);
   }
   int32_t draft_samples_max() const override { return device_.draft_samples_max(); }
+  PageCopier* page_copier() override { return device_.page_copier(); }
 
  private:
   NullExecutor device_;
@@ -90,6 +94,7 @@ struct Tally {
   int64_t seeds = 0, requests = 0, samples = 0, of_sessions = 0, aborts = 0, failures = 0;
   int64_t refusals = 0, retractions = 0, pauses = 0, flushes = 0, cached_tokens = 0, lost = 0;
   int64_t full = 0, evictions = 0;  // of the refusals
+  int64_t loads = 0, loads_late = 0, loads_in_part = 0, tier_tokens = 0;
 };
 
 class EngineSimulation {
@@ -122,6 +127,14 @@ class EngineSimulation {
                                .next_token = [](uint64_t history) { return next_of(history); }},
             [this] { act(); }),
         .info = {.vocab_size = kByteVocabSize, .context_length = 150, .eos_ids = {kByteEosId}}};
+    if (rng_.below(3) == 0 && !config.disable_radix_cache) {
+      config.enable_hierarchical_cache = true;
+      config.hicache_size_gb = 1;  // make_tiers has its own
+      parts.make_tiers = [this](const auto& c, const auto&, const auto& scope, auto& executor,
+                                const auto& clock) {
+        return make_tiers(c, scope, *executor.page_copier(), clock);
+      };
+    }
     auto engine = Engine::create(config, std::move(parts));
     EXPECT_TRUE(engine) << engine.error().to_string();
     engine_ = std::move(*engine);
@@ -148,6 +161,33 @@ class EngineSimulation {
  private:
   int32_t pick(std::initializer_list<int32_t> choices) {
     return *(choices.begin() + rng_.below(choices.size()));
+  }
+  std::unique_ptr<KvTiers> make_tiers(const EngineConfig& config, const PageNameScope& scope,
+                                      PageCopier& copier, const Clock& clock) {
+    KvTiers::Parts parts{.copier = &copier, .clock = &clock};
+    const int64_t page_bytes = copier.page_bytes();
+    const bool has_host = rng_.below(2) == 0;
+    if (has_host)
+      parts.host = HostPageStore::create({.size_bytes = page_bytes * rng_.between(1, 300),
+                                          .page_bytes = page_bytes,
+                                          .num_gets_max = pick({1, 256})})
+                       .value();
+    if (!has_host || rng_.below(2) == 0)
+      parts.storage = std::make_unique<FlakyStore>(
+          FlakyStore::Options{.seed = rng_(),
+                              .page_bytes = page_bytes,
+                              .lose_one_of = static_cast<uint64_t>(pick({0, 5, 50})),
+                              .refuse_one_of = static_cast<uint64_t>(pick({0, 3, 20})),
+                              .delay_max = std::chrono::microseconds(pick({0, 200, 2000}))});
+    const Duration timeout = std::chrono::microseconds(pick({1, 500, 1'000'000}));
+    return std::make_unique<KvTiers>(
+        KvTiersConfig{.policy = static_cast<TierWritePolicy>(rng_.below(3)),
+                      .page_size = config.page_size,
+                      .num_device_pages = config.max_total_tokens / config.page_size,
+                      .name_scope = scope,
+                      .load_timeout = timeout,
+                      .load_timeout_per_1024 = Duration(0)},
+        std::move(parts));
   }
   Tokens random_tokens(int64_t count) {
     Tokens tokens;
@@ -284,6 +324,10 @@ class EngineSimulation {
     tally_.requests += static_cast<int64_t>(asked_.size());
     tally_.retractions += stats.num_retractions_total;
     tally_.cached_tokens += stats.cached_tokens_total;
+    tally_.loads += stats.tiers.loads;
+    tally_.loads_late += stats.tiers.loads_late;
+    tally_.loads_in_part += stats.tiers.loads_in_part;
+    tally_.tier_tokens += stats.tiers.host_tokens + stats.tiers.storage_tokens;
     for (const auto& a : asked_) {
       SCOPED_TRACE(a->rid);
       tally_.of_sessions += a->session.empty() ? 0 : 1;
@@ -388,6 +432,8 @@ TEST(EngineSimulation, EveryRequestGetsItsOwnTokensAndOneEnd) {
     total.refusals += t.refusals, total.retractions += t.retractions, total.pauses += t.pauses;
     total.flushes += t.flushes, total.cached_tokens += t.cached_tokens, total.lost += t.lost;
     total.full += t.full, total.evictions += t.evictions;
+    total.loads += t.loads, total.loads_late += t.loads_late;
+    total.loads_in_part += t.loads_in_part, total.tier_tokens += t.tier_tokens;
   };
   std::vector<std::thread> threads;
   for (uint64_t i = 1; i < num_threads; ++i) threads.emplace_back(work);
@@ -397,11 +443,13 @@ TEST(EngineSimulation, EveryRequestGetsItsOwnTokensAndOneEnd) {
   std::printf(
       "%lld seeds of whole engines: %lld requests (%lld of sessions), %lld samples; %lld aborts, "
       "%lld failing entries, %lld refusals (%lld by a full queue, %lld evicted from it), %lld "
-      "retractions, %lld pauses, %lld flushes; %lld "
-      "lost\n",
+      "retractions, %lld pauses, %lld flushes; %lld loads (%lld late, %lld in part) of %lld "
+      "tokens; "
+      "%lld lost\n",
       n(total.seeds), n(total.requests), n(total.of_sessions), n(total.samples), n(total.aborts),
       n(total.failures), n(total.refusals), n(total.full), n(total.evictions), n(total.retractions),
-      n(total.pauses), n(total.flushes), n(total.lost));
+      n(total.pauses), n(total.flushes), n(total.loads), n(total.loads_late),
+      n(total.loads_in_part), n(total.tier_tokens), n(total.lost));
   if (one != 0) return;
   // It means something.
   const auto count = static_cast<int64_t>(num_seeds);
@@ -410,6 +458,10 @@ TEST(EngineSimulation, EveryRequestGetsItsOwnTokensAndOneEnd) {
   EXPECT_GT(total.cached_tokens, count * 20);
   EXPECT_GT(total.aborts + total.failures, count);
   EXPECT_GT(total.retractions, count / 10);
+  EXPECT_GT(total.loads, count / 2);
+  EXPECT_GT(total.loads_late, count / 20);
+  EXPECT_GT(total.loads_in_part, count / 20);
+  EXPECT_GT(total.tier_tokens, count * 4);
   EXPECT_GT(total.full, count / 10);
   EXPECT_GT(total.evictions, count / 20);
 }

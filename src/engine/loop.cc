@@ -34,11 +34,12 @@ SchedulerConfig scheduler_config(const EngineConfig& c, const Executor& executor
 }  // namespace
 
 EngineLoop::EngineLoop(const EngineConfig& config, const ModelInfo& info, Executor& executor,
-                       PrefixCache& cache, RequestRegistry& registry, SessionTable& sessions,
-                       const Tokenizer* tokenizer)
+                       PrefixCache& cache, KvTiers* tiers, RequestRegistry& registry,
+                       SessionTable& sessions, const Tokenizer* tokenizer)
     : config_(config),
       executor_(executor),
       cache_(cache),
+      tiers_(tiers),
       masks_(tokenizer, requests_.samples(), info.vocab_size, config.grammar_mask_threads),
       proposer_(config, requests_, masks_),
       events_({.requests = requests_,
@@ -48,7 +49,7 @@ EngineLoop::EngineLoop(const EngineConfig& config, const ModelInfo& info, Execut
                .proposals = proposer_,
                .clock = clock_,
                .pooled = info.pooled}),
-      scheduler_(scheduler_config(config, executor), cache, clock_, events_, &proposer_),
+      scheduler_(scheduler_config(config, executor), cache, clock_, events_, &proposer_, tiers),
       max_sequence_tokens_(std::min(config.context_length, scheduler_.max_sequence_tokens())),
       stats_(scheduler_, cache, events_, registry, clock_),
       handler_({.requests = requests_,
@@ -68,6 +69,7 @@ EngineLoop::EngineLoop(const EngineConfig& config, const ModelInfo& info, Execut
 EngineLoop::~EngineLoop() {
   inbox_.stop();
   thread_.join();
+  if (tiers_ != nullptr) tiers_->notify(nullptr);
 }
 
 // One turn commits the step before and leaves the next one running; the executor is waited for
@@ -75,35 +77,46 @@ EngineLoop::~EngineLoop() {
 // while its forward runs.
 void EngineLoop::run() {
   set_thread_name("scheduler");
+  if (tiers_ != nullptr) tiers_->notify([this] { inbox_.wake(); });
   const MemoryReserveScope reserve;
   stats_.publish();
   while (take_inbox()) {  // 1 inbox; parks while there is nothing to do
-    waited_ = {};
-    ForwardBatch* const launched = launch_next();             // 2 next, 3 launch
+    turn_.waited = {};
+    ForwardBatch* const launched = launch_next();  // 2 next, 3 launch
+    turn_.is_stalled = launched == nullptr && in_flight_ == nullptr;
     if (in_flight_ != nullptr) wait_and_commit(*in_flight_);  // 4 wait
     in_flight_ = launched;
     if (launched != nullptr) provide_masks(*launched);  // 5 masks
     stats_.publish();                                   // before callers get the counted events
     events_.emit();                                     // 6 emit
-    stats_.add_host(to_seconds(clock_.now() - turn_start_ - waited_));
+    stats_.add_host(to_seconds(clock_.now() - turn_.start - turn_.waited));
   }
 }
 
 // False when the engine is being destroyed and nothing is left.
 bool EngineLoop::take_inbox() {
   messages_.clear();
-  const bool still =
-      idle() || (handler_.paused() && in_flight_ == nullptr && !events_.has_pending());
-  const bool park = still && !handler_.has_unanswered();
-  if (park && config_.check_invariants) scheduler_.check_invariants();
-  if (park && idle()) report_leak();
+  const Inbox::Park park = how_to_park();
+  if (park == Inbox::Park::kUntilThereIsWork && config_.check_invariants)
+    scheduler_.check_invariants();
+  if (park == Inbox::Park::kUntilThereIsWork && idle()) report_leak();
   const bool stopped = inbox_.take(messages_, park);
-  turn_start_ = clock_.now();
+  turn_.start = clock_.now();
   handler_.free_memory(/*shed=*/!restore_memory_reserve());
   for (Message& message : messages_) handler_.handle(message);
   if (stopped) handler_.abort_all(error(StatusCode::kUnavailable, "the engine was shut down"));
   handler_.answer(in_flight_ != nullptr);
   return !stopped || !idle() || !requests_.empty();
+}
+
+// Stalled means that the last turn found nothing to run and had nothing to commit. Then loads are
+// awaited, which wake the loop when they end; it looks after a while in any case, for some are
+// late.
+Inbox::Park EngineLoop::how_to_park() const {
+  if (handler_.has_unanswered()) return Inbox::Park::kNo;
+  if (idle() || (handler_.paused() && in_flight_ == nullptr && !events_.has_pending()))
+    return Inbox::Park::kUntilThereIsWork;
+  return turn_.is_stalled && scheduler_.is_loading() ? Inbox::Park::kForAWhile : Inbox::Park::kNo;
 }
 
 // With nothing running, every page is free, or cached and evictable. Any other page is a leak: it
@@ -128,7 +141,7 @@ ForwardBatch* EngineLoop::launch_next() {
 void EngineLoop::wait_and_commit(const ForwardBatch& batch) {
   const TimePoint start = clock_.now();
   const StepResult& result = executor_.wait(batch.step);
-  waited_ = clock_.now() - start;
+  turn_.waited = clock_.now() - start;
   stats_.add_forward(result.forward_seconds);
   events_.begin_step();
   scheduler_.commit(batch, result);

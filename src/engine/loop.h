@@ -21,6 +21,7 @@
 #include "engine/requests/sessions.h"
 #include "engine/scheduler/scheduler.h"
 #include "engine/stats_publisher.h"
+#include "engine/tiers/kv_tiers.h"
 
 namespace espalier {
 
@@ -40,9 +41,10 @@ class BatchRing {
 class EngineLoop {
  public:
   // Starts the thread. The references outlive the loop, but for `info`.
-  // `tokenizer` may be null: then no request has a grammar and no token is forced.
+  // `tokenizer` may be null: then no request has a grammar and no token is forced. So may `tiers`:
+  // then nothing is loaded.
   EngineLoop(const EngineConfig& config, const ModelInfo& info, Executor& executor,
-             PrefixCache& cache, RequestRegistry& registry, SessionTable& sessions,
+             PrefixCache& cache, KvTiers* tiers, RequestRegistry& registry, SessionTable& sessions,
              const Tokenizer* tokenizer);
   ~EngineLoop();  // aborts all requests, emits their last events, joins
 
@@ -55,6 +57,7 @@ class EngineLoop {
  private:
   void run();
   bool take_inbox();
+  Inbox::Park how_to_park() const;
   ForwardBatch* launch_next();
   void wait_and_commit(const ForwardBatch& batch);
   void provide_masks(const ForwardBatch& batch);
@@ -64,6 +67,7 @@ class EngineLoop {
   const EngineConfig config_;
   Executor& executor_;
   PrefixCache& cache_;
+  KvTiers* const tiers_;
   SteadyClock clock_;
   RequestTable requests_;
   StepMasks masks_;
@@ -78,8 +82,12 @@ class EngineLoop {
 
   BatchRing batches_;
   const ForwardBatch* in_flight_ = nullptr;  // launched and not committed
-  TimePoint turn_start_{};                   // when the inbox was opened
-  Duration waited_{};                        // in this turn, for the executor
+  struct Turn {
+    TimePoint start{};        // when the inbox was opened
+    Duration waited{};        // for the executor
+    bool is_stalled = false;  // nothing could run, and nothing was in flight
+  };
+  Turn turn_;
   bool leak_reported_ = false;
 
   std::thread thread_;  // last: it uses all of the above

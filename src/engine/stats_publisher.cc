@@ -18,6 +18,8 @@ void StatsPublisher::publish() {
   totals_.num_retractions_total = s.num_retractions;
   totals_.prompt_tokens_total = s.prompt_tokens;
   totals_.cached_tokens_total = s.cached_tokens;
+  totals_.cached_tokens_host_total = s.cached_tokens_host;
+  totals_.cached_tokens_storage_total = s.cached_tokens_storage;
   totals_.generation_tokens_total = s.generated_tokens;
   totals_.num_steps_total = s.steps;
   totals_.num_entries_total = s.entries;

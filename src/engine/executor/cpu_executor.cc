@@ -21,6 +21,7 @@ Result<std::unique_ptr<CpuExecutor>> CpuExecutor::create(CpuExecutorParts parts,
 
 CpuExecutor::CpuExecutor(CpuExecutorParts parts, const CpuExecutorConfig& config)
     : parts_(std::move(parts)),
+      page_copier_(make_host_page_copier(parts_.kv.view()).value_or(nullptr)),
       slots_(static_cast<size_t>(config.max_slots)),
       thread_("cpu-executor",
               [this](const ForwardBatch& batch, StepResult& result) { run(batch, result); }) {

@@ -42,6 +42,7 @@ class CpuExecutor final : public Executor {
   }
   const StepResult& wait(uint64_t step) override { return thread_.wait(step); }
   Status copy_pages(std::span<const PageId> from, std::span<const PageId> to) override;
+  PageCopier* page_copier() override { return page_copier_.get(); }
   Result<AdapterInfo> load_adapter(AdapterId id, const std::filesystem::path& folder,
                                    int32_t rank_max) override {
     return parts_.model->load_adapter(id, folder, rank_max);
@@ -89,6 +90,7 @@ class CpuExecutor final : public Executor {
   };
 
   CpuExecutorParts parts_;
+  const std::unique_ptr<PageCopier> page_copier_;  // null for layers that cannot be copied
   std::vector<Slot> slots_;
   SlotLengths lengths_;
   std::vector<Sampler> samplers_;   // one for each thread of the pool

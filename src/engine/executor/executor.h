@@ -6,6 +6,7 @@
 #include <span>
 
 #include "base/status.h"
+#include "cache/page_copier.h"
 #include "models/model.h"
 #include "seams/forward_batch.h"
 #include "seams/step_result.h"
@@ -57,6 +58,10 @@ class Executor {
     static_cast<void>(from), static_cast<void>(to);
     return error(StatusCode::kUnimplemented, "this device copies no pages of its cache");
   }
+
+  // Copies pages between the device and the host's memory; thread-safe as it states, also while
+  // steps run. Null where the pages of this device cannot be copied.
+  virtual PageCopier* page_copier() { return nullptr; }
 
   // As Model's: thread-safe, also while steps run. kUnimplemented where entries have no adapters.
   virtual Result<AdapterInfo> load_adapter(AdapterId, const std::filesystem::path&, int32_t) {

@@ -1,6 +1,7 @@
 #include "engine/executor/null_executor.h"
 
 #include <algorithm>
+#include <cstring>
 #include <thread>
 
 #include "base/check.h"
@@ -128,6 +129,24 @@ Status NullExecutor::copy_pages(std::span<const PageId> from, std::span<const Pa
       history_in(to[i], row) = history;
     }
   return {};
+}
+
+int64_t NullExecutor::Copier::layer_bytes(int32_t) const {
+  return int64_t{device_.config_.page_size} * static_cast<int64_t>(sizeof(uint64_t));
+}
+
+void NullExecutor::Copier::read_layer(int32_t, PageId page, std::span<std::byte> to) const {
+  std::lock_guard lock(device_.histories_mutex_);
+  for (int32_t row = 0; row < device_.config_.page_size; ++row)
+    std::memcpy(to.data() + static_cast<size_t>(row) * sizeof(uint64_t),
+                &device_.history_in(page, row), sizeof(uint64_t));
+}
+
+void NullExecutor::Copier::write_layer(int32_t, PageId page, std::span<const std::byte> from) {
+  std::lock_guard lock(device_.histories_mutex_);
+  for (int32_t row = 0; row < device_.config_.page_size; ++row)
+    std::memcpy(&device_.history_in(page, row),
+                from.data() + static_cast<size_t>(row) * sizeof(uint64_t), sizeof(uint64_t));
 }
 
 void NullExecutor::run_entry(const ForwardBatch& batch, const BatchEntry& entry,

@@ -42,6 +42,7 @@ class NullExecutor final : public Executor {
   const StepResult& wait(uint64_t step) override;
   Status copy_pages(std::span<const PageId> from, std::span<const PageId> to) override;
 
+  PageCopier* page_copier() override { return &copier_; }
   int32_t draft_samples_max() const override { return 16; }
   bool takes_lengths_from_slots() const override { return true; }
 
@@ -61,6 +62,18 @@ class NullExecutor final : public Executor {
     std::shared_ptr<const SamplingSpec> sampling;
     TokenId last_token = -1;
   };
+  // A page's bytes are its rows' hashes.
+  class Copier final : public PageCopier {
+   public:
+    explicit Copier(NullExecutor& device) : device_(device) {}
+    int32_t num_layers() const override { return 1; }
+    int64_t layer_bytes(int32_t) const override;
+    void read_layer(int32_t, PageId page, std::span<std::byte> to) const override;
+    void write_layer(int32_t, PageId page, std::span<const std::byte> from) override;
+
+   private:
+    NullExecutor& device_;
+  };
   void run(const ForwardBatch& launched, StepResult& result);
   void read_histories(const ForwardBatch& batch, StepResult& result);
   void run_entry(const ForwardBatch& batch, const BatchEntry& entry, EntryResult& result);
@@ -75,6 +88,7 @@ class NullExecutor final : public Executor {
 
   const NullExecutorConfig config_;
   std::vector<Slot> slots_;
+  Copier copier_{*this};
   std::mutex histories_mutex_;       // locked while a step computes, and while pages are copied
   std::vector<uint64_t> histories_;  // [page, page_size], grown to the largest page seen
   std::vector<uint64_t> sample_histories_;  // of each entry, followed by those of its draft samples

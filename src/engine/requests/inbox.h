@@ -3,6 +3,7 @@
 // or pause blocks its caller, and who joins branches holds requests for them.
 #pragma once
 
+#include <chrono>
 #include <condition_variable>
 #include <future>
 #include <memory>
@@ -73,11 +74,26 @@ class Inbox {
     changed_.notify_one();
   }
 
-  // Swaps what is there into `out` (which is empty) and returns whether stop() was called. With
-  // `park` sleeps until there is something or it was.
-  bool take(std::vector<Message>& out, bool park) {
+  // take() returns, though there is no message: something else that it waits for has happened.
+  void wake() {
+    {
+      std::lock_guard lock(mutex_);
+      woken_ = true;
+    }
+    changed_.notify_one();
+  }
+
+  enum class Park { kNo, kForAWhile, kUntilThereIsWork };
+  static constexpr std::chrono::milliseconds kAWhile{10};
+
+  // Swaps what is there into `out` (which is empty) and returns whether stop() was called. Parked
+  // it sleeps until there is something, or wake() or stop() was called, or the while is over.
+  bool take(std::vector<Message>& out, Park park) {
     std::unique_lock lock(mutex_);
-    if (park) changed_.wait(lock, [&] { return stopped_ || !messages_.empty(); });
+    const auto is_ready = [&] { return stopped_ || woken_ || !messages_.empty(); };
+    if (park == Park::kUntilThereIsWork) changed_.wait(lock, is_ready);
+    if (park == Park::kForAWhile) changed_.wait_for(lock, kAWhile, is_ready);
+    woken_ = false;
     messages_.swap(out);
     return stopped_;
   }
@@ -87,6 +103,7 @@ class Inbox {
   std::condition_variable changed_;
   std::vector<Message> messages_;
   bool stopped_ = false;
+  bool woken_ = false;
 };
 
 }  // namespace espalier

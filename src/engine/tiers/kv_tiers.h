@@ -1,0 +1,141 @@
+// The tiers below the device's cache, as scheduler and cache see them: pages that the cache takes
+// or gives up are copied to stores, and a waiting sequence whose prefix is in a store is loaded
+// from there. Stores are asked by the pages' names, so the radix tree knows nothing of them.
+//
+//   cache --on_stored, on_reused, on_evicted--> KvTiers --put--> host store, storage
+//   scheduler --num_available, start, poll----> KvTiers --get--> LoadJob --> the device's pages
+//
+// Rules:
+//  - A page is copied on the scheduler's thread, inside the cache's call, so no lock outlives the
+//    call and no memory is kept from the scheduler.
+//  - A store that has no buffer for a page refuses it; a later call for the same page tries again.
+//  - A load that is late or fails in part gives the tokens up to there; the rest is computed.
+//  - Loaded pages hold the bytes that were computed once, so answers do not depend on tiers.
+//
+// For the scheduler's thread, unless a method states another. The stores' threads run inside.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "base/clock.h"
+#include "base/status.h"
+#include "cache/page_copier.h"
+#include "cache/page_name.h"
+#include "cache/page_observer.h"
+#include "engine/scheduler/kv_loader.h"
+#include "engine/tiers/load_job.h"
+#include "tiers/page_store.h"
+
+namespace espalier {
+
+// When a page is copied to the stores.
+enum class TierWritePolicy : uint8_t {
+  kWriteThrough,           // when the cache takes it
+  kWriteThroughSelective,  // when it is used for the second time
+  kWriteBack,              // when the cache gives it up
+};
+// "write_through", "write_through_selective", "write_back"; else kInvalidArgument with the list.
+Result<TierWritePolicy> parse_tier_write_policy(std::string_view name);
+
+struct KvTiersConfig {
+  TierWritePolicy policy = TierWritePolicy::kWriteThrough;
+  int32_t page_size = 1;  // tokens
+  int32_t num_device_pages = 0;
+  PageNameScope name_scope;
+  // A load may take so long, and so much more for each 1,024 tokens; then it is given up.
+  Duration load_timeout = std::chrono::seconds(1);
+  Duration load_timeout_per_1024 = std::chrono::milliseconds(250);
+};
+
+struct TierStats {
+  std::string kind;
+  int64_t page_bytes = 0;
+  PageStoreStats store;
+};
+
+// Totals since the start.
+struct KvTiersStats {
+  std::vector<TierStats> stores;  // from the nearest on
+  int64_t loads = 0, loads_late = 0, loads_in_part = 0;
+  int64_t host_tokens = 0, storage_tokens = 0;  // loaded
+  double load_seconds = 0;                      // of all loads, from start to end
+};
+
+class KvTiers final : public KvLoader, public PageObserver {
+ public:
+  struct Parts {
+    PageCopier* copier = nullptr;        // borrowed
+    const Clock* clock = nullptr;        // borrowed
+    std::unique_ptr<PageStore> host;     // null: none
+    std::unique_ptr<PageStore> storage;  // null: none
+  };
+  // REQUIRES a store, and that stores have pages of the copier's size.
+  KvTiers(const KvTiersConfig& config, Parts parts);
+  ~KvTiers() override;  // waits until the stores have ended their transfers
+
+  // Called on a store's thread when a load has ended, so that a parked scheduler polls. Null: not.
+  void notify(std::function<void()> load_ended);
+
+  int32_t num_available(const LoadRequest& request) override;
+  void start(const LoadRequest& request) override;
+  void cancel(SequenceId id) override;
+  void poll(std::vector<LoadResult>& ended) override;
+
+  void on_stored(std::span<const PageName> names, std::span<const PageId> pages) override;
+  void on_reused(std::span<const PageId> pages) override;
+  void on_evicted(std::span<const PageId> pages, bool demote) override;
+
+  void clear_host();           // thread-safe
+  KvTiersStats stats() const;  // thread-safe
+
+ private:
+  // What is known of a page of the device that the cache has.
+  struct DevicePage {
+    PageName name;  // empty: not reported
+    bool is_saved = false;
+    uint8_t num_uses = 0;  // up to 2
+  };
+  struct Load {
+    uint64_t number = 0;           // of all loads so far; a sequence may load more than once
+    std::shared_ptr<LoadJob> job;  // shared with the stores' sinks
+    int32_t num_cached = 0;        // tokens
+    TimePoint started{}, deadline{};
+  };
+  // What stores' threads reach: it outlives every job.
+  struct Signal {
+    std::mutex mutex;
+    std::vector<uint64_t> ended;  // loads
+    std::function<void()> notify;
+  };
+
+  DevicePage& device_page(PageId page) { return pages_[static_cast<size_t>(page)]; }
+  void save(std::span<const PageId> pages);
+  void name_pages(const LoadRequest& request);
+  void end(size_t load, bool late, std::vector<LoadResult>& ended);
+
+  const KvTiersConfig config_;
+  const Parts parts_;
+  const std::shared_ptr<Signal> signal_;  // shared with jobs, which may outlive this object
+  std::vector<DevicePage> pages_;
+  uint64_t num_started_ = 0;
+  std::vector<Load> loads_;
+  std::vector<SequenceId> cancelled_;
+  // Of the last num_available(): the names of pages behind the cached ones, as far as they are in a
+  // store.
+  SequenceId named_id_ = 0;
+  std::vector<PageName> names_;
+  std::vector<PageId> to_save_;       // scratch
+  std::vector<PageName> save_names_;  // scratch
+  std::vector<uint64_t> ended_;       // scratch
+  mutable std::mutex stats_mutex_;
+  KvTiersStats stats_;
+};
+
+}  // namespace espalier

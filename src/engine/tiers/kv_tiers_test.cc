@@ -1,0 +1,254 @@
+#include "engine/tiers/kv_tiers.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstring>
+#include <thread>
+
+#include "cache/prefix_cache.h"
+#include "engine/testing/flaky_store.h"
+#include "tiers/host_page_store.h"
+
+namespace espalier {
+namespace {
+
+constexpr int32_t kTierPageSize = 4;
+constexpr int64_t kTierPageBytes = 24;
+constexpr int32_t kTierPages = 32;
+
+// A device whose pages have two layers of some bytes.
+class ByteDevice final : public PageCopier {
+ public:
+  ByteDevice() : bytes_(kTierPages * kTierPageBytes) {}
+  int32_t num_layers() const override { return 2; }
+  int64_t layer_bytes(int32_t layer) const override { return layer == 0 ? 8 : 16; }
+  void read_layer(int32_t layer, PageId page, std::span<std::byte> to) const override {
+    std::memcpy(to.data(), &bytes_[at(layer, page)], to.size());
+  }
+  void write_layer(int32_t layer, PageId page, std::span<const std::byte> from) override {
+    std::memcpy(&bytes_[at(layer, page)], from.data(), from.size());
+  }
+  void set(PageId page, int value) { std::memset(&bytes_[at(0, page)], value, kTierPageBytes); }
+  int get(PageId page) const { return static_cast<int>(bytes_[at(1, page) + 15]); }
+
+ private:
+  static size_t at(int32_t layer, PageId page) {
+    return static_cast<size_t>(page * kTierPageBytes + (layer == 0 ? 0 : 8));
+  }
+  std::vector<std::byte> bytes_;
+};
+
+// A cache with tiers; each sequence's page p is written with the value of its first token.
+class KvTiersTest : public testing::Test {
+ protected:
+  void make(TierWritePolicy policy, std::unique_ptr<PageStore> storage, bool with_host = true) {
+    KvTiers::Parts parts{.copier = &device_, .clock = &clock_};
+    if (with_host)
+      parts.host =
+          HostPageStore::create({.size_bytes = 40 * kTierPageBytes, .page_bytes = kTierPageBytes})
+              .value();
+    parts.storage = std::move(storage);
+    tiers_ = std::make_unique<KvTiers>(
+        KvTiersConfig{.policy = policy, .page_size = kTierPageSize, .num_device_pages = kTierPages},
+        std::move(parts));
+    cache_ = make_prefix_cache(
+                 {.num_pages = kTierPages, .page_size = kTierPageSize, .observer = tiers_.get()})
+                 .value();
+  }
+  static std::unique_ptr<FlakyStore> flaky(FlakyStore::Options options = {}) {
+    options.page_bytes = kTierPageBytes;
+    return std::make_unique<FlakyStore>(options);
+  }
+
+  // A sequence of whole pages that begins at token `first` has run.
+  static std::vector<TokenId> tokens_from(TokenId first, int num_pages) {
+    std::vector<TokenId> tokens;
+    for (int i = 0; i < num_pages * kTierPageSize; ++i) tokens.push_back(first + i);
+    return tokens;
+  }
+  void compute(const std::vector<TokenId>& tokens) {
+    SequencePages pages = cache_->begin("", tokens);
+    const int32_t num_cached = pages.num_pages();
+    ASSERT_TRUE(cache_->grow(pages, static_cast<int32_t>(tokens.size())));
+    for (int32_t i = num_cached; i < pages.num_pages(); ++i)
+      device_.set(pages.table()[static_cast<size_t>(i)],
+                  tokens[static_cast<size_t>(i * kTierPageSize)]);
+    cache_->finish(std::move(pages), tokens);
+  }
+
+  int32_t num_available(const std::vector<TokenId>& tokens, std::string_view key = "") {
+    return tiers_->num_available({.id = 7, .cache_namespace = key, .tokens = tokens});
+  }
+  // Loads all that is available; the pages that were loaded must be right.
+  LoadResult load(const std::vector<TokenId>& tokens) {
+    SequencePages pages = cache_->begin("", tokens);
+    const int32_t num_cached = pages.num_pages() * kTierPageSize;
+    LoadRequest request{
+        .id = 7, .tokens = tokens, .num_cached = num_cached, .pages = pages.table()};
+    const int32_t end = tiers_->num_available(request);
+    EXPECT_GT(end, num_cached);
+    EXPECT_TRUE(cache_->grow(pages, end));
+    request.tokens = std::span(tokens).first(static_cast<size_t>(end));
+    request.pages = pages.table();
+    tiers_->start(request);
+    std::vector<LoadResult> ended;
+    while (ended.empty()) {
+      tiers_->poll(ended);
+      std::this_thread::yield();
+    }
+    EXPECT_EQ(ended.size(), 1u);
+    for (int32_t i = 0; i < ended[0].num_tokens / kTierPageSize; ++i)
+      EXPECT_EQ(device_.get(pages.table()[static_cast<size_t>(i)]),
+                tokens[static_cast<size_t>(i * kTierPageSize)] & 255);
+    cache_->finish(std::move(pages),
+                   std::span(tokens).first(static_cast<size_t>(ended[0].num_tokens)));
+    return ended[0];
+  }
+
+  ByteDevice device_;
+  SteadyClock clock_;
+  std::unique_ptr<KvTiers> tiers_;
+  std::unique_ptr<PrefixCache> cache_;
+};
+
+TEST_F(KvTiersTest, LoadsWhatTheDeviceHasGivenUp) {
+  make(TierWritePolicy::kWriteThrough, nullptr);
+  const std::vector<TokenId> tokens = tokens_from(10, 5);
+  compute(tokens);
+  EXPECT_EQ(num_available(tokens), 20);
+  EXPECT_EQ(cache_->evict(3), 3);  // two are still on the device
+  const LoadResult result = load(tokens);
+  EXPECT_EQ(result.num_tokens, 20);
+  EXPECT_EQ(result.num_from_host, 12);
+  EXPECT_EQ(result.num_from_storage, 0);
+  EXPECT_EQ(cache_->match("", tokens), 20);
+  const KvTiersStats stats = tiers_->stats();
+  EXPECT_EQ(stats.loads, 1);
+  EXPECT_EQ(stats.host_tokens, 12);
+  EXPECT_EQ(stats.stores.at(0).store.stored, 5) << "loaded pages were stored again";
+}
+
+TEST_F(KvTiersTest, OtherPromptsAndKeysFindNothing) {
+  make(TierWritePolicy::kWriteThrough, nullptr);
+  compute(tokens_from(10, 2));
+  EXPECT_EQ(num_available(tokens_from(11, 2)), 0);
+  EXPECT_EQ(num_available(tokens_from(10, 2), "tenant"), 0);
+  EXPECT_EQ(num_available(tokens_from(10, 2), std::string_view("\0001\0", 3)), 0);
+  EXPECT_EQ(num_available(tokens_from(10, 3)), 8);
+}
+
+TEST_F(KvTiersTest, WritePoliciesSaveAtTheirTimes) {
+  const std::vector<TokenId> tokens = tokens_from(10, 2);
+  make(TierWritePolicy::kWriteBack, nullptr);
+  compute(tokens);
+  compute(tokens);
+  EXPECT_EQ(num_available(tokens), 0);
+  cache_->evict(1);
+  EXPECT_EQ(num_available(tokens), 0) << "its first page is on the device, and saved nowhere";
+  cache_->evict(1);
+  EXPECT_EQ(num_available(tokens), 8);
+  cache_.reset();
+  make(TierWritePolicy::kWriteThroughSelective, nullptr);
+  compute(tokens);
+  EXPECT_EQ(num_available(tokens), 0);
+  compute(tokens_from(10, 1));  // uses the first page again
+  EXPECT_EQ(num_available(tokens), 4);
+  cache_->evict(2);
+  EXPECT_EQ(num_available(tokens), 4) << "the second page was used once";
+}
+
+TEST_F(KvTiersTest, AUserWhoDropsTheCacheDemotesNothing) {
+  make(TierWritePolicy::kWriteBack, nullptr);
+  compute(tokens_from(10, 2));
+  EXPECT_EQ(cache_->flush(), 2);
+  EXPECT_EQ(num_available(tokens_from(10, 2)), 0);
+}
+
+TEST_F(KvTiersTest, StorageServesWhatTheHostLacksAndFillsIt) {
+  make(TierWritePolicy::kWriteThrough, flaky());
+  const std::vector<TokenId> tokens = tokens_from(10, 6);
+  compute(tokens);
+  cache_->evict(6);
+  tiers_->clear_host();
+  LoadResult result = load(tokens);
+  EXPECT_EQ(result.num_tokens, 24);
+  EXPECT_EQ(result.num_from_storage, 24);
+  cache_->evict(6);
+  result = load(tokens);
+  EXPECT_EQ(result.num_from_host, 24) << "loaded pages are kept in the host's memory";
+}
+
+TEST_F(KvTiersTest, APageThatIsMissingEndsTheLoadBeforeIt) {
+  make(TierWritePolicy::kWriteThrough, flaky({.seed = 3, .lose_one_of = 4}), false);
+  const std::vector<TokenId> tokens = tokens_from(10, 8);
+  compute(tokens);
+  int num_in_part = 0, num_whole = 0;
+  for (int i = 0; i < 100; ++i) {
+    cache_->evict(8);
+    const int32_t num_tokens = load(tokens).num_tokens;
+    ASSERT_EQ(num_tokens % kTierPageSize, 0);
+    ++(num_tokens < 32 ? num_in_part : num_whole);
+  }
+  EXPECT_GT(num_in_part, 20);
+  EXPECT_GT(num_whole, 2);
+  EXPECT_EQ(tiers_->stats().loads_in_part, num_in_part);
+}
+
+TEST_F(KvTiersTest, RefusedPagesAreTriedAgain) {
+  make(TierWritePolicy::kWriteThrough, flaky({.seed = 4, .refuse_one_of = 2}), false);
+  int num_saved = 0;
+  for (TokenId first = 0; first < 100; ++first) {
+    compute(tokens_from(1000 * first, 1));
+    compute(tokens_from(1000 * first, 1));  // tried again
+    cache_->evict(1);                       // and again
+    num_saved += num_available(tokens_from(1000 * first, 1)) > 0 ? 1 : 0;
+  }
+  EXPECT_GT(num_saved, 75);
+  EXPECT_LT(num_saved, 100);
+}
+
+// A load that is given up writes no page afterwards, whatever the store does.
+TEST_F(KvTiersTest, LateAndCancelledLoadsAreGivenUp) {
+  for (const bool cancels : {false, true}) {
+    KvTiers::Parts parts{.copier = &device_, .clock = &clock_};
+    parts.storage = flaky({.seed = 5, .delay_max = std::chrono::milliseconds(30)});
+    KvTiersConfig config{.page_size = kTierPageSize, .num_device_pages = kTierPages};
+    if (!cancels) config.load_timeout = config.load_timeout_per_1024 = Duration(1);
+    tiers_ = std::make_unique<KvTiers>(config, std::move(parts));
+    cache_ = make_prefix_cache(
+                 {.num_pages = kTierPages, .page_size = kTierPageSize, .observer = tiers_.get()})
+                 .value();
+    const std::vector<TokenId> tokens = tokens_from(10, 4);
+    compute(tokens);
+    cache_->evict(4);
+    SequencePages pages = cache_->begin("", tokens);
+    ASSERT_TRUE(cache_->grow(pages, 16));
+    const LoadRequest request{.id = 7, .tokens = tokens, .pages = pages.table()};
+    ASSERT_EQ(tiers_->num_available(request), 16);
+    tiers_->start(request);
+    if (cancels) tiers_->cancel(7);
+    std::this_thread::sleep_for(std::chrono::microseconds(1));
+    std::vector<LoadResult> ended;
+    tiers_->poll(ended);
+    ASSERT_EQ(ended.size(), 1u);
+    EXPECT_EQ(tiers_->stats().loads_late, cancels ? 0 : 1);
+    const std::vector<PageId> table(pages.table().begin(), pages.table().end());
+    for (const PageId page : table) device_.set(page, 99);  // as its next owner does
+    pages.reset();
+    cache_.reset();
+    tiers_.reset();  // waits for the store
+    for (const PageId page : table) EXPECT_EQ(device_.get(page), 99);
+  }
+}
+
+TEST(TierWritePolicyNames, AreSglangs) {
+  EXPECT_EQ(parse_tier_write_policy("write_through_selective").value(),
+            TierWritePolicy::kWriteThroughSelective);
+  const auto none = parse_tier_write_policy("write-through");
+  ASSERT_FALSE(none.has_value());
+  EXPECT_NE(none.error().message().find("write_back"), std::string::npos);
+}
+
+}  // namespace
+}  // namespace espalier

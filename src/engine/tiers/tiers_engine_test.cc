@@ -1,0 +1,207 @@
+// Whole engines with tiers: answers are those without, whatever the tiers have; a new engine finds
+// what an earlier one left on disk.
+#include <gtest/gtest.h>
+
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <thread>
+
+#include "base/rng.h"
+#include "engine/testing/flaky_store.h"
+#include "engine/testing/test_engine.h"
+
+namespace espalier {
+namespace {
+
+class TiersEngineTest : public testing::Test {
+ protected:
+  TiersEngineTest() {
+    std::string text = std::filesystem::temp_directory_path() / "espalier-tiers-XXXXXX";
+    folder_ = mkdtemp(text.data());
+  }
+  ~TiersEngineTest() override {
+    engine_.reset();
+    std::filesystem::remove_all(folder_);
+  }
+
+  EngineConfig config() const {
+    EngineConfig c;
+    c.max_total_tokens = 400;
+    c.page_size = 4;
+    c.enable_hierarchical_cache = true;
+    c.hicache_storage_backend = "file";
+    c.hicache_storage_path = folder_;
+    c.hicache_disk_size_gb = 0.02;
+    return c;
+  }
+  void start(const EngineConfig& config, MakeTiers make_tiers = nullptr) {
+    engine_.reset();
+    auto executor = std::make_unique<NullExecutor>(
+        NullExecutorConfig{.vocab_size = kByteVocabSize, .page_size = config.page_size});
+    device_ = executor.get();
+    EngineConfig c = config;
+    c.skip_tokenizer_init = c.check_invariants = true;
+    c.random_seed = 1;
+    Engine::Parts parts{.executor = std::move(executor),
+                        .info = {.vocab_size = kByteVocabSize, .context_length = 380},
+                        .make_tiers = std::move(make_tiers)};
+    auto engine = Engine::create(c, std::move(parts));
+    ASSERT_TRUE(engine) << engine.error().to_string();
+    engine_ = std::move(*engine);
+  }
+
+  static std::vector<TokenId> prompt(TokenId first, int count) {
+    std::vector<TokenId> tokens;
+    for (int i = 0; i < count; ++i) tokens.push_back((first + i * 7) % 250);
+    return tokens;
+  }
+  // The answer must be the one that the definition gives; returns what was cached.
+  RequestStats ask(const std::vector<TokenId>& tokens, std::string key = "") {
+    GenerateRequest request{.input_ids = tokens, .extra_key = std::move(key)};
+    request.sampling.max_new_tokens = 6;
+    request.sampling.ignore_eos = true;
+    const auto answer = engine_->generate(std::move(request));
+    EXPECT_TRUE(answer) << answer.error().to_string();
+    if (!answer) return {};
+    std::vector<TokenId> history = tokens;
+    for (const TokenId id : answer->output_ids) {
+      EXPECT_EQ(id,
+                NullExecutor::uniform_token(NullExecutor::hash_history(history), kByteVocabSize));
+      history.push_back(id);
+    }
+    EXPECT_EQ(answer->output_ids.size(), 6u);
+    return answer->stats;
+  }
+  // An engine that ends stores what it has put.
+  void restart(const EngineConfig& c) { start(c); }
+
+  std::filesystem::path folder_;
+  NullExecutor* device_ = nullptr;
+  std::unique_ptr<Engine> engine_;
+};
+
+TEST_F(TiersEngineTest, ARestartedEngineFindsWhatItHadOnDisk) {
+  start(config());
+  const std::vector<TokenId> tokens = prompt(1, 203);
+  EXPECT_EQ(ask(tokens).cached_tokens, 0);
+  restart(config());
+  const RequestStats stats = ask(tokens);
+  EXPECT_EQ(stats.cached_tokens, 200);
+  EXPECT_EQ(stats.cached_tokens_storage, 200);
+  EXPECT_EQ(stats.cached_tokens_host, 0);
+  EXPECT_EQ(ask(tokens).cached_tokens_storage, 0) << "it is on the device now";
+  EXPECT_EQ(ask(tokens).cached_tokens, 200);
+  const EngineStats all = engine_->stats();
+  EXPECT_EQ(all.cached_tokens_storage_total, 200);
+  EXPECT_EQ(all.tiers.loads, 1);
+  ASSERT_EQ(all.tiers.stores.size(), 1u);
+  EXPECT_EQ(all.tiers.stores[0].kind, "disk");
+  EXPECT_EQ(all.tiers.stores[0].store.found, 50);
+}
+
+TEST_F(TiersEngineTest, TenantsAndModelsShareNothing) {
+  start(config());
+  const std::vector<TokenId> tokens = prompt(1, 101);
+  ask(tokens, "tenant");
+  restart(config());
+  EXPECT_EQ(ask(tokens).cached_tokens, 0);
+  EXPECT_EQ(ask(tokens, "tenant").cached_tokens, 100);
+  EngineConfig other = config();
+  other.json_model_override_args = R"({"rope_theta": 1})";  // another model, as fingerprints go
+  restart(other);
+  EXPECT_EQ(ask(tokens, "tenant").cached_tokens, 0);
+  EngineConfig pages = config();
+  pages.page_size = 2;
+  restart(pages);
+  EXPECT_EQ(ask(tokens, "tenant").cached_tokens, 0);
+}
+
+TEST_F(TiersEngineTest, PrefixesThatTheDeviceEvictsComeBack) {
+  for (const char* policy : {"write_through", "write_through_selective", "write_back"}) {
+    SCOPED_TRACE(policy);
+    EngineConfig c = config();
+    c.hicache_write_policy = policy;
+    c.hicache_size_gb = 0.001;
+    start(c);
+    for (int round = 0; round < 3; ++round)
+      for (TokenId first = 0; first < 5; ++first) {  // twice as many tokens as the device has
+        const RequestStats stats = ask(prompt(first, 160), policy);
+        if (round == 2) EXPECT_GE(stats.cached_tokens, 156);
+      }
+    const EngineStats stats = engine_->stats();
+    EXPECT_GT(stats.cached_tokens_host_total, 0);
+    EXPECT_EQ(stats.tiers.loads_late, 0);
+    EXPECT_TRUE(engine_->flush_cache().ok());
+    EXPECT_EQ(engine_->stats().tiers.stores.at(0).store.num_pages, 0);
+  }
+}
+
+// While one request waits for its slow load, others run; aborted it frees everything.
+TEST_F(TiersEngineTest, OthersRunWhileOneIsLoading) {
+  FlakyStore* store = nullptr;
+  const MakeTiers make_tiers = [&](const EngineConfig& c, const ModelInfo&,
+                                   const PageNameScope& scope, Executor& executor,
+                                   const Clock& clock) -> Result<std::unique_ptr<KvTiers>> {
+    KvTiers::Parts parts{.copier = executor.page_copier(), .clock = &clock};
+    auto slow = std::make_unique<FlakyStore>(FlakyStore::Options{
+        .page_bytes = parts.copier->page_bytes(), .delay_max = std::chrono::milliseconds(400)});
+    store = slow.get();
+    parts.storage = std::move(slow);
+    return std::make_unique<KvTiers>(
+        KvTiersConfig{.page_size = c.page_size,
+                      .num_device_pages = c.max_total_tokens / c.page_size,
+                      .name_scope = scope},
+        std::move(parts));
+  };
+  start(config(), make_tiers);
+  ask(prompt(1, 101));
+  for (const bool aborts : {false, true}) {
+    ASSERT_TRUE(engine_->flush_cache().ok());
+    Collector loading;
+    GenerateRequest request{.rid = "slow", .input_ids = prompt(1, 101)};
+    request.sampling.max_new_tokens = 6;
+    ASSERT_TRUE(engine_->submit(std::move(request), loading.sink()));
+    for (TokenId first = 100; first < 120; ++first) ask(prompt(first, 30));
+    if (aborts) engine_->abort("slow", Engine::AbortScope::kExact);
+    ASSERT_TRUE(loading.wait_end());
+    EXPECT_EQ(loading.finish_type() == FinishReason::Type::kAbort, aborts);
+    EXPECT_EQ(engine_->stats().kv_tokens_running, 0);
+  }
+  EXPECT_GT(store->stats().stored, 0);
+}
+
+TEST_F(TiersEngineTest, RefusesSettingsThatContradictEachOther) {
+  const auto problem = [&](auto change) {
+    EngineConfig c = config();
+    change(c);
+    c.skip_tokenizer_init = true;
+    auto engine = Engine::create(
+        c, Engine::Parts{.executor = std::make_unique<NullExecutor>(NullExecutorConfig{
+                             .vocab_size = kByteVocabSize, .page_size = c.page_size}),
+                         .info = {.vocab_size = kByteVocabSize, .context_length = 380}});
+    return engine ? std::string() : engine.error().message();
+  };
+  EXPECT_EQ(problem([](EngineConfig&) {}), "");
+  EXPECT_NE(problem([](EngineConfig& c) {
+              c.hicache_storage_backend = "none";
+            }).find("--hicache-storage-backend file"),
+            std::string::npos);
+  EXPECT_NE(problem([](EngineConfig& c) { c.disable_radix_cache = true; }).find("contradict"),
+            std::string::npos);
+  EXPECT_NE(problem([](EngineConfig& c) { c.hicache_write_policy = "never"; }).find("write_back"),
+            std::string::npos);
+  EXPECT_NE(problem([](EngineConfig& c) { c.hicache_storage_backend = "s3"; }).find("none or file"),
+            std::string::npos);
+  EXPECT_NE(
+      problem([](EngineConfig& c) { c.hicache_disk_size_gb = 1e-9; }).find("--hicache-disk-size"),
+      std::string::npos);
+  EXPECT_NE(problem([this](EngineConfig& c) {
+              std::ofstream(folder_ / "file") << "no folder";
+              c.hicache_storage_path = folder_ / "file";
+            }).find("--hicache-storage-path"),
+            std::string::npos);
+}
+
+}  // namespace
+}  // namespace espalier
