@@ -237,6 +237,34 @@ void add_cache_rows(SettingTable& table, EngineConfig& engine) {
                 "none are kept");
 }
 
+void add_tier_rows(SettingTable& table, EngineConfig& engine) {
+  table
+      .toggle(
+          "enable-hierarchical-cache", engine.enable_hierarchical_cache,
+          "keep cached prefixes beyond the device, too: in the host's memory (hicache-size) and "
+          "on disk (hicache-storage-backend file); on the CPU, best with a page-size of 16 or "
+          "more")
+      .aliases = {"enable-hicache"};
+  shown_default(table.number("hicache-size", engine.hicache_size_gb, 0, 1e6,
+                             "GB of the host's memory that keep pages"),
+                "none");
+  shown_default(table.number("hicache-ratio", engine.hicache_ratio, 0, 1000,
+                             "the same in multiples of the device's KV memory"),
+                "none");
+  table.choice("hicache-write-policy", engine.hicache_write_policy,
+               {"write_through", "write_through_selective", "write_back"},
+               "when a page is copied: when it is computed, when it is used again, or when the "
+               "device gives it up");
+  table.choice("hicache-storage-backend", engine.hicache_storage_backend, {"none", "file"},
+               "where pages stay beyond the process: file, in a folder that all processes of this "
+               "model share and that is found again after a restart");
+  shown_default(table.path("hicache-storage-path", engine.hicache_storage_path,
+                           "folder of hicache-storage-backend file"),
+                "espalier/kv in XDG_CACHE_HOME or ~/.cache");
+  table.number("hicache-disk-size", engine.hicache_disk_size_gb, 0.000001, 1e6,
+               "GB that it may take on disk for one model");
+}
+
 void add_execution_rows(SettingTable& table, EngineConfig& engine) {
   table.toggle("disable-overlap-schedule", engine.disable_overlap_schedule,
                "wait for each step before the next is prepared");
@@ -482,6 +510,7 @@ void add_engine_settings(SettingTable& table, AppConfig& config) {
   add_memory_rows(table, config.engine);
   add_scheduling_rows(table, config.engine);
   add_cache_rows(table, config.engine);
+  add_tier_rows(table, config.engine);
   add_execution_rows(table, config.engine);
   add_logprob_rows(table, config.engine);
   add_grammar_rows(table, config.engine);
@@ -502,6 +531,29 @@ void add_server_settings(SettingTable& table, AppConfig& config) {
   add_class_rows(table, config.server);
   add_limit_rows(table, config);
 }
+
+namespace {
+// Settings of tiers that no tier reads.
+Status check_tier_contradictions(const SettingTable& table, const EngineConfig& engine) {
+  const auto needs = [&](std::vector<std::string_view> names, std::string_view what) -> Status {
+    for (const std::string_view name : names)
+      if (const std::string as = given_as(table, name); !as.empty())
+        return invalid_argument("{} needs {}: without it nothing reads the setting", as, what);
+    return {};
+  };
+  if (!engine.enable_hierarchical_cache)
+    return needs({"hicache-size", "hicache-ratio", "hicache-write-policy",
+                  "hicache-storage-backend", "hicache-storage-path", "hicache-disk-size"},
+                 "--enable-hierarchical-cache");
+  if (engine.hicache_storage_backend == "none")
+    ESP_RETURN_IF_ERROR(
+        needs({"hicache-storage-path", "hicache-disk-size"}, "--hicache-storage-backend file"));
+  if (engine.hicache_size_gb > 0 && engine.hicache_ratio > 0)
+    return invalid_argument("{} contradicts {}: both are the size of one tier; leave one out",
+                            given_as(table, "hicache-size"), given_as(table, "hicache-ratio"));
+  return {};
+}
+}  // namespace
 
 Status check_contradictions(const SettingTable& table, const AppConfig& config) {
   const EngineConfig& engine = config.engine;
@@ -527,6 +579,7 @@ Status check_contradictions(const SettingTable& table, const AppConfig& config) 
       ESP_RETURN_IF_ERROR(exclude("disable-radix-cache", {"kv-events-config"},
                                   "without the tree of prefixes the cache has no events"));
   }
+  ESP_RETURN_IF_ERROR(check_tier_contradictions(table, engine));
   if (engine.skip_tokenizer_init)
     ESP_RETURN_IF_ERROR(exclude("skip-tokenizer-init",
                                 {"tokenizer-path", "chat-template", "tokenizer-worker-num",

@@ -301,6 +301,11 @@ TEST_F(SettingsTest, WhatASwitchMakesMeaninglessContradictsIt) {
            {{"--grammar-backend", "none", "--grammar-threads", "4"},
             "contradicts --grammar-backend"},
            {{"--log-requests", "--log-level", "warning"}, "contradicts --log-level"},
+           {{"--hicache-write-policy", "write_back"}, "needs --enable-hierarchical-cache"},
+           {{"--enable-hierarchical-cache", "--hicache-disk-size", "3"},
+            "needs --hicache-storage-backend file"},
+           {{"--enable-hicache", "--hicache-size", "1", "--hicache-ratio", "2"},
+            "contradicts --hicache-ratio"},
        }) {
     ASSERT_EQ(run(c.args), -1) << error_;
     const Status status = check_contradictions(table_, config_);
@@ -329,6 +334,8 @@ TEST_F(SettingsTest, WhatGoesTogetherIsNoContradiction) {
            {"--disable-radix-cache=false", "--radix-eviction-policy", "lfu"},
            {"--schedule-policy", "priority", "--priority-scheduling-preemption-threshold", "5"},
            {"--grammar-backend", "none", "--disable-jump-forward"},
+           {"--enable-hierarchical-cache", "--hicache-storage-backend", "file",
+            "--hicache-storage-path", "kv", "--hicache-disk-size", "0.5"},
            {"--log-requests", "--log-level", "debug"}}) {
     ASSERT_EQ(run(args), -1) << error_;
     EXPECT_TRUE(check_contradictions(table_, config_).ok()) << args.back();

@@ -150,21 +150,22 @@ constexpr Group kGroups[] = {
     {Rule::kRefused, kValue, "", "one device computes; start one server for each device instead",
      "ep-join-mode"},
     // Settings of features that are off unless another flag, which is refused, turns them on.
-    {Rule::kNoEffect, kValue, "", "it matters only with --enable-hierarchical-cache",
+    {Rule::kNoEffect, kValue, "",
+     "pages lie in one layout, and a load that takes longer than 1 s and 250 ms for each 1,024 "
+     "tokens is computed instead",
      "hicache-host-memory-fraction hicache-host-memory-mode hicache-io-backend hicache-mem-layout "
-     "hicache-ratio hicache-size hicache-storage-backend-extra-config "
-     "hicache-storage-prefetch-policy hicache-storage-prefetch-retry-max-attempts "
-     "hicache-storage-prefetch-retry-poll-interval hicache-write-policy hisparse-config "
+     "hicache-storage-backend-extra-config hicache-storage-prefetch-policy "
+     "hicache-storage-prefetch-retry-max-attempts hicache-storage-prefetch-retry-poll-interval"},
+    {Rule::kNoEffect, kValue, "", "it matters only with what another flag, refused here, turns on",
+     "hisparse-config "
      "hierarchical-sparse-attention-extra-config lmcache-config-file flexkv-config-file "
      "unified-cache-external-linker-backend unified-cache-external-linker-config "
      "mm-global-cache-backend"},
-    {Rule::kRefused, kSwitch, "",
-     "keys and values are kept on the device alone; raise --mem-fraction-static for a larger cache",
-     "enable-hierarchical-cache enable-hicache enable-hisparse enable-lmcache enable-flexkv "
+    {Rule::kRefused, kSwitch, "", "pages beyond the device are kept by --enable-hierarchical-cache",
+     "enable-hisparse enable-lmcache enable-flexkv "
      "enable-unified-cache-external-linker enable-linker-mla-dedup"},
-    {Rule::kRefused, kValue, "",
-     "keys and values are kept on the device alone; raise --mem-fraction-static for a larger cache",
-     "hicache-storage-backend radix-cache-backend swa-prefix-tails radix-eviction-policy-config"},
+    {Rule::kRefused, kValue, "", "pages beyond the device are kept by --enable-hierarchical-cache",
+     "radix-cache-backend swa-prefix-tails radix-eviction-policy-config"},
     {Rule::kNoEffect, kValue, "", "it matters only with draft models, which are not supported",
      "speculative-accept-threshold-acc speculative-accept-threshold-single "
      "speculative-adaptive-config speculative-attention-mode speculative-dflash-block-size "

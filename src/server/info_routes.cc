@@ -63,6 +63,7 @@ void write_private_settings(JsonWriter& w, const Context& context, bool admin) {
   path("ssl_ca_certs", context.config.ssl_ca_certs);
   w.key("ssl_keyfile_password").null();  // it is a secret, so no client sees it
   path("storage_path", context.config.storage_path);
+  path("hicache_storage_path", e.hicache_storage_path);
   w.key("lora_paths");
   if (admin) {
     w.begin_array();
@@ -110,6 +111,12 @@ void write_engine_settings(JsonWriter& w, const EngineConfig& e) {
   w.member("max_inter_token_latency_ms", e.max_inter_token_latency_ms);
   w.member("schedule_conservativeness", e.schedule_conservativeness);
   w.member("disable_radix_cache", e.disable_radix_cache);
+  w.member("enable_hierarchical_cache", e.enable_hierarchical_cache);
+  w.member("hicache_size", e.hicache_size_gb).member("hicache_ratio", e.hicache_ratio);
+  w.member("hicache_write_policy", e.hicache_write_policy);
+  write_text_or_null(w, "hicache_storage_backend",
+                     e.hicache_storage_backend == "none" ? "" : e.hicache_storage_backend);
+  w.member("hicache_disk_size", e.hicache_disk_size_gb);
   w.member("disable_overlap_schedule", e.disable_overlap_schedule);
   w.member("device", e.device)
       .member("base_gpu_id", e.base_gpu_id)

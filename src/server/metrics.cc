@@ -167,6 +167,39 @@ void add_requests(Figures& f, const EngineStats& s) {
   f.counter("sglang:num_retracted_requests_total", "Retractions so far.", s.num_retractions_total);
 }
 
+// One series of each counter for each tier, labelled "tier".
+void add_tiers(Figures& f, const EngineStats& s) {
+  const KvTiersStats& tiers = s.tiers;
+  if (tiers.stores.empty()) return;
+  const auto add = [&](const char* name, const char* help, auto value_of) {
+    std::vector<std::pair<std::string, int64_t>> values;
+    for (const TierStats& tier : tiers.stores) values.emplace_back(tier.kind, value_of(tier));
+    f.counters(name, help, "tier", values);
+  };
+  add("espalier:tier_pages_found_total", "Pages that were read from a tier.",
+      [](const TierStats& t) { return t.store.found; });
+  add("espalier:tier_pages_stored_total", "Pages that were stored in a tier.",
+      [](const TierStats& t) { return t.store.stored; });
+  add("espalier:tier_pages_evicted_total", "Pages that gave way to others in a tier.",
+      [](const TierStats& t) { return t.store.evicted; });
+  add("espalier:tier_pages_refused_total", "Pages that a tier had no buffer for.",
+      [](const TierStats& t) { return t.store.refused; });
+  add("espalier:tier_errors_total", "Reads and writes that failed, and pages that were damaged.",
+      [](const TierStats& t) { return t.store.errors + t.store.corrupt; });
+  add("espalier:tier_read_bytes_total", "Bytes read from a tier.",
+      [](const TierStats& t) { return t.store.bytes_read; });
+  add("espalier:tier_written_bytes_total", "Bytes written to a tier.",
+      [](const TierStats& t) { return t.store.bytes_written; });
+  f.counter("espalier:tier_cached_tokens_host_total",
+            "Cached tokens that were loaded from the host's memory.", s.cached_tokens_host_total);
+  f.counter("espalier:tier_cached_tokens_storage_total",
+            "Cached tokens that were loaded from storage.", s.cached_tokens_storage_total);
+  f.counter("espalier:tier_loads_total", "Prefixes that were loaded from tiers.", tiers.loads);
+  f.counter("espalier:tier_loads_late_total", "Of them, those given up because they were late.",
+            tiers.loads_late);
+  f.counter("espalier:tier_load_seconds_total", "Time of all loads.", tiers.load_seconds);
+}
+
 double ratio(int64_t part, int64_t whole) {
   return whole == 0 ? 0.0 : static_cast<double>(part) / static_cast<double>(whole);
 }
@@ -230,6 +263,7 @@ std::string Metrics::scrape(const Engine& engine, const Http& http) const {
   add_requests(f, s);
   add_steps(f, s);
   add_grammars(f, s);
+  add_tiers(f, s);
   for (const auto& account : http.accounts) add_memory(f, *account);
   f.gauge("espalier:http_connections", "Connections that are open.", http.connections_open);
   f.counter("espalier:http_dropped_slow_total", "Clients dropped because they did not read.",

@@ -46,12 +46,28 @@ class NativeGeneration final : public Generation {
     w.end_object();
   }
 
+  // Where cached tokens came from, with SGLang's names; null where they are on the device alone.
+  void write_cached_tokens(JsonWriter& w, const RequestStats& s) const {
+    const EngineConfig& config = context().engine.config();
+    if (!config.enable_hierarchical_cache) {
+      w.null();
+      return;
+    }
+    w.begin_object();
+    w.member("device", s.cached_tokens - s.cached_tokens_host - s.cached_tokens_storage);
+    w.member("host", s.cached_tokens_host).member("storage", s.cached_tokens_storage);
+    if (config.hicache_storage_backend != "none")
+      w.member("storage_backend", config.hicache_storage_backend);
+    w.end_object();
+  }
+
   void write_meta_info(JsonWriter& w, const Sample& sample, size_t ids_begin) const {
     const RequestStats& s = sample.stats;
     w.begin_object().member("id", sample.rid).key("finish_reason");
     write_finish(w, sample);
     w.member("prompt_tokens", s.prompt_tokens).member("completion_tokens", s.completion_tokens);
-    w.member("cached_tokens", s.cached_tokens).key("cached_tokens_details").null();
+    w.member("cached_tokens", s.cached_tokens).key("cached_tokens_details");
+    write_cached_tokens(w, s);
     w.member("reasoning_tokens", 0).member("weight_version", context().config.weight_version);
     w.member("num_retractions", s.num_retractions).member("dp_rank", 0);
     if (s.forced_tokens > 0) {
