@@ -83,6 +83,7 @@ Result<int> DiskIndex::open_file(const DiskIndexConfig& config) {
       const bool same_kind = pread(fd, static_cast<void*>(&header), sizeof(header), 0) ==
                                  static_cast<ssize_t>(sizeof(header)) &&
                              header.same_kind(config) && fstat(fd, &info) == 0 &&
+                             header.num_buckets <= info.st_size / kBucketBytes &&
                              info.st_size == index_bytes(header.num_buckets);
       const bool in_use = flock(fd, LOCK_EX | LOCK_NB) != 0;
       if (same_kind && (in_use || header.num_buckets == num_buckets)) {

@@ -2,8 +2,8 @@
 // of memory below the device, a remote store, or a prefill worker. The scheduler admits the
 // sequence, gives it pages, and keeps it in state kLoading until the loader has filled them.
 //
-// All calls come from inside Scheduler::next(), on the scheduler's thread, and return at once; the
-// transfer runs meanwhile. The loader outlives the scheduler.
+// All calls come from inside the scheduler's calls, on its thread, and return at once; the transfer
+// runs meanwhile. The loader outlives the scheduler.
 #pragma once
 
 #include <cstdint>

@@ -127,7 +127,8 @@ TEST_F(TiersEngineTest, PrefixesThatTheDeviceEvictsComeBack) {
     for (int round = 0; round < 3; ++round)
       for (TokenId first = 0; first < 5; ++first) {  // twice as many tokens as the device has
         const RequestStats stats = ask(prompt(first, 160), policy);
-        if (round == 2) EXPECT_GE(stats.cached_tokens, 156);
+        if (round < 2) continue;
+        EXPECT_GE(stats.cached_tokens, 156);
       }
     const EngineStats stats = engine_->stats();
     EXPECT_GT(stats.cached_tokens_host_total, 0);
