@@ -12,6 +12,7 @@ find_package(GTest REQUIRED)
 find_package(PkgConfig REQUIRED)
 pkg_check_modules(utf8proc REQUIRED IMPORTED_TARGET libutf8proc)
 pkg_check_modules(CURL REQUIRED libcurl)  # the header; loaded when a model is fetched
+pkg_check_modules(LIBEDIT REQUIRED libedit)  # the header; loaded when `espalier chat` reads a terminal
 pkg_check_modules(pcre2 REQUIRED IMPORTED_TARGET libpcre2-8)  # expressions of model files, never of clients
 pkg_check_modules(re2 REQUIRED re2)  # tests only: what stop expressions are compared with
 find_package(JPEG REQUIRED)  # libjpeg-turbo, and the next three: pictures that clients send

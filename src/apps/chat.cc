@@ -1,11 +1,14 @@
 // espalier chat: a conversation on the terminal (or from a pipe), with the model's chat template.
 #include <unistd.h>
 
+#include <algorithm>
 #include <boost/json.hpp>
-#include <cerrno>
 #include <cstdio>
+#include <fstream>
+#include <sstream>
 
 #include "apps/commands.h"
+#include "apps/line_editor.h"
 #include "apps/session.h"
 #include "server/chat_format.h"
 
@@ -13,34 +16,27 @@ namespace espalier::apps {
 namespace {
 
 constexpr std::string_view kHelp =
-    "/reset  begin anew        /system TEXT  instructions for a new conversation\n"
-    "/exit   leave (or Ctrl-D)  Ctrl-C        ends the answer that runs\n";
+    "/help                 this text\n"
+    "/reset                begin anew\n"
+    "/system TEXT          instructions for a new conversation; without a text: none\n"
+    "/json FILE            answers are JSON of the schema in this file; /json off ends it\n"
+    "/retry                answer the last message again\n"
+    "/undo                 forget the last message and its answer\n"
+    "/save FILE, /load FILE  the conversation, as a list of messages in JSON\n"
+    "/exit                 leave (or Ctrl-D); Ctrl-C ends the answer that runs\n"
+    "A line that ends with \\ goes on in the next; \"\"\" begins and ends a text of several "
+    "lines.\n";
 
-// A line of standard input without its end; nothing at the end of input or on an interrupt.
-class LineReader {
- public:
-  std::optional<std::string> next() {
-    while (true) {
-      if (const size_t end = buffer_.find('\n'); end != std::string::npos) {
-        std::string line = buffer_.substr(0, end);
-        buffer_.erase(0, end + 1);
-        return line;
-      }
-      char bytes[4096];
-      const ssize_t count = read(STDIN_FILENO, bytes, sizeof bytes);
-      if (count > 0) {
-        buffer_.append(bytes, static_cast<size_t>(count));
-      } else if (buffer_.empty() || (count < 0 && errno == EINTR)) {
-        return std::nullopt;
-      } else {
-        return std::exchange(buffer_, {});
-      }
-    }
-  }
+const std::vector<std::string> kCommands = {"/help", "/reset", "/system", "/json", "/retry",
+                                            "/undo", "/save",  "/load",   "/exit"};
 
- private:
-  std::string buffer_;
-};
+Result<std::string> read_file(const std::string& path) {
+  std::ifstream in(path, std::ios::binary);
+  std::stringstream text;
+  text << in.rdbuf();
+  if (!in) return fail(error(StatusCode::kNotFound, "{} cannot be read", path));
+  return text.str();
+}
 
 class ChatConversation {
  public:
@@ -61,6 +57,28 @@ class ChatConversation {
                          {"content", boost::json::string(text.data(), text.size())}});
   }
   void drop_last() { messages_.pop_back(); }
+  bool ends_with(std::string_view role) const {
+    if (messages_.empty()) return false;
+    const boost::json::string& last = messages_.back().at("role").as_string();
+    return std::string_view(last.data(), last.size()) == role;
+  }
+  std::string to_json() const { return boost::json::serialize(messages_); }
+  // kInvalidArgument unless it is a list of messages with role and content.
+  Status load(std::string_view text) {
+    boost::system::error_code wrong;
+    const boost::json::value value = boost::json::parse(text, wrong);
+    const auto is_message = [](const boost::json::value& each) {
+      const boost::json::object* const message = each.if_object();
+      if (message == nullptr) return false;
+      const boost::json::value *role = message->if_contains("role"),
+                               *content = message->if_contains("content");
+      return role != nullptr && role->is_string() && content != nullptr && content->is_string();
+    };
+    if (wrong || !value.is_array() || !std::ranges::all_of(value.get_array(), is_message))
+      return invalid_argument("the file is no list of messages with role and content");
+    messages_ = value.get_array();
+    return {};
+  }
   Result<std::string> prompt() const { return format_.render(messages_, {}); }
 
  private:
@@ -69,61 +87,153 @@ class ChatConversation {
   boost::json::array messages_;
 };
 
-// Answers one message. False when the conversation cannot go on.
-Status answer(Engine& engine, ChatConversation& conversation, const SamplingParams& sampling,
-              const std::string& message, bool quiet) {
-  conversation.add("user", message);
-  Result<std::string> prompt = conversation.prompt();
+class Chat {
+ public:
+  Chat(Engine& engine, ChatConversation& conversation, const SamplingParams& sampling, bool quiet)
+      : engine_(engine), conversation_(conversation), sampling_(sampling), quiet_(quiet) {}
+
+  // Reads and answers until the end of input. Returns the exit code.
+  int run(LineEditor& lines);
+
+ private:
+  std::optional<std::string> read_message(LineEditor& lines) const;
+  // Answers the conversation's last message; a failure leaves the conversation without it.
+  Status answer();
+  bool obey(const std::string& line);
+  Status command(const std::string& name, const std::string& argument);
+  Status retry();
+  Status undo();
+  Status set_schema(const std::string& path);
+  Status load(const std::string& path);
+
+  Engine& engine_;
+  ChatConversation& conversation_;
+  SamplingParams sampling_;
+  const bool quiet_;
+  int exit_code_ = kExitOk;
+};
+
+Status Chat::answer() {
+  Result<std::string> prompt = conversation_.prompt();
   if (!prompt) {
-    conversation.drop_last();
+    conversation_.drop_last();
     return prompt.error();
   }
   GenerateRequest request;
   request.text = std::move(*prompt);
-  request.sampling = sampling;
+  request.sampling = sampling_;
   request.add_special_tokens = false;  // the template wrote them
   const Result<StreamedAnswer> answer =
-      stream(engine, std::move(request), [](std::string_view text) {
+      stream(engine_, std::move(request), [](std::string_view text) {
         std::fwrite(text.data(), 1, text.size(), stdout);
         std::fflush(stdout);
       });
   if (!answer) {
-    conversation.drop_last();
+    conversation_.drop_last();
     return answer.error();
   }
   fmt::print("\n");
-  if (!quiet) note(fmt::format("[{}]\n", speed_line(*answer)));
-  conversation.add("assistant", answer->text);
+  if (!quiet_) note(fmt::format("[{}]\n", speed_line(*answer)));
+  conversation_.add("assistant", answer->text);
   clear_interrupt();
   return {};
 }
 
-int converse(Engine& engine, ChatConversation& conversation, const SamplingParams& sampling,
-             bool quiet) {
+Status Chat::undo() {
+  if (conversation_.ends_with("assistant")) conversation_.drop_last();
+  if (!conversation_.ends_with("user"))
+    return error(StatusCode::kFailedPrecondition, "there is no message to take back");
+  conversation_.drop_last();
+  return {};
+}
+
+Status Chat::retry() {
+  if (conversation_.ends_with("assistant")) conversation_.drop_last();
+  if (!conversation_.ends_with("user"))
+    return error(StatusCode::kFailedPrecondition, "there is no message to answer again");
+  return answer();
+}
+
+Status Chat::set_schema(const std::string& path) {
+  sampling_.json_schema.reset();
+  if (path == "off") return {};
+  if (path.empty()) return invalid_argument("/json takes a file with a JSON Schema, or off");
+  ESP_ASSIGN_OR_RETURN(std::string schema, read_file(path));
+  SamplingParams stated;
+  stated.json_schema = schema;
+  const Result<GrammarReport> compiled = engine_.compile_grammar(stated);
+  if (!compiled) return compiled.error();
+  sampling_.json_schema = std::move(schema);
+  return {};
+}
+
+Status Chat::load(const std::string& path) {
+  ESP_ASSIGN_OR_RETURN(const std::string text, read_file(path));
+  return conversation_.load(text);
+}
+
+Status Chat::command(const std::string& name, const std::string& argument) {
+  if (name == "/help") fmt::print("{}", kHelp);
+  if (name == "/reset") conversation_.begin();
+  if (name == "/system") conversation_.begin(argument);
+  if (name == "/help" || name == "/reset" || name == "/system") return {};
+  if (name == "/json") return set_schema(argument);
+  if (name == "/retry") return retry();
+  if (name == "/undo") return undo();
+  if (name == "/save") return write_file(argument, conversation_.to_json() + "\n");
+  if (name == "/load") return load(argument);
+  return invalid_argument("there is no command {}; /help lists them", name);
+}
+
+// False: the conversation ends.
+bool Chat::obey(const std::string& line) {
+  const size_t space = line.find(' ');
+  const std::string name = line.substr(0, space);
+  if (name == "/exit" || name == "/quit") return false;
+  const std::string argument = space == std::string::npos ? "" : line.substr(space + 1);
+  if (const Status status = command(name, argument); !status.ok())
+    note(fmt::format("error: {}\n", status.message()));
+  return true;
+}
+
+// Lines that belong together; nothing at the end of input.
+std::optional<std::string> Chat::read_message(LineEditor& lines) const {
+  constexpr std::string_view kFence = "\"\"\"";
+  std::optional<std::string> line = lines.read("> ");
+  if (!line) return std::nullopt;
+  std::string text;
+  if (line->starts_with(kFence)) {
+    text = line->substr(kFence.size());
+    if (text.ends_with(kFence)) return text.substr(0, text.size() - kFence.size());
+    while ((line = lines.read("| ")) && !line->ends_with(kFence)) text += "\n" + *line;
+    if (line) text += "\n" + line->substr(0, line->size() - kFence.size());
+    while (!text.empty() && text.front() == '\n') text.erase(0, 1);
+    return text;
+  }
+  while (line && line->ends_with("\\")) {
+    text += line->substr(0, line->size() - 1) + "\n";
+    line = lines.read("| ");
+  }
+  return text + line.value_or("");
+}
+
+int Chat::run(LineEditor& lines) {
   const bool terminal = isatty(STDIN_FILENO) == 1;
-  if (terminal) fmt::print("{}", kHelp);
-  LineReader reader;
-  int exit_code = kExitOk;
-  while (true) {
-    if (terminal) fmt::print("> ");
+  if (terminal) fmt::print("Talk; /help lists commands, Ctrl-D leaves.\n");
+  while (const std::optional<std::string> text = read_message(lines)) {
     std::fflush(stdout);
-    const std::optional<std::string> line = reader.next();
-    if (!line || *line == "/exit") break;
-    if (line->empty()) continue;
-    if (*line == "/reset") {
-      conversation.begin();
-    } else if (line->starts_with("/system ")) {
-      conversation.begin(line->substr(8));
-    } else if (*line == "/help") {
-      fmt::print("{}", kHelp);
-    } else if (line->starts_with("/")) {
-      note(fmt::format("there is no command {}; /help lists them\n", *line));
-    } else if (Status status = answer(engine, conversation, sampling, *line, quiet); !status.ok()) {
-      exit_code = report(status, kExitFailure);
+    if (interrupted()) clear_interrupt();
+    if (text->empty()) continue;
+    lines.remember(*text);
+    if (text->starts_with("/")) {
+      if (!obey(*text)) break;
+      continue;
     }
+    conversation_.add("user", *text);
+    if (const Status status = answer(); !status.ok()) exit_code_ = report(status, kExitFailure);
   }
   if (terminal) fmt::print("\n");
-  return exit_code;
+  return exit_code_;
 }
 
 }  // namespace
@@ -134,6 +244,7 @@ int run_chat(const std::vector<std::string>& args) {
   SamplingParams sampling;
   sampling.to_context = true;
   std::string system;
+  std::filesystem::path history;
   bool quiet = false;
   SettingTable table;
   table.group("Conversation");
@@ -143,6 +254,8 @@ int run_chat(const std::vector<std::string>& args) {
             "Jinja template, or the path of one")
       .default_text = "the model's";
   table.toggle("quiet", quiet, "no line about speed on standard error");
+  table.path("history", history, "file of what was typed; off: none is kept").default_text =
+      "espalier/chat_history in the folder of XDG_STATE_HOME";
   add_sampling_settings(table, sampling);
   table.find("max-new-tokens")->default_text = "to the context";
   CommandLine command{"espalier chat",
@@ -162,7 +275,9 @@ int run_chat(const std::vector<std::string>& args) {
   if (!format) return report(format.error(), kExitFailure);
   ChatConversation conversation(std::move(*format), std::move(system));
   catch_interrupts();
-  return converse(**engine, conversation, sampling, quiet);
+  if (history.empty()) history = default_history_file();
+  LineEditor lines(history == "off" ? std::filesystem::path() : history, kCommands);
+  return Chat(**engine, conversation, sampling, quiet).run(lines);
 }
 
 }  // namespace espalier::apps

@@ -129,6 +129,17 @@ Status parse(CLI::App& app, CommandLine& command, SettingTable& table,
 
 }  // namespace
 
+namespace {
+DescriptionScope::See& description_sink() {
+  static DescriptionScope::See sink;
+  return sink;
+}
+}  // namespace
+
+DescriptionScope::DescriptionScope(See see) { description_sink() = std::move(see); }
+DescriptionScope::~DescriptionScope() { description_sink() = nullptr; }
+bool being_described() { return description_sink() != nullptr; }
+
 void note(std::string_view text) { std::fwrite(text.data(), 1, text.size(), stderr); }
 
 Status write_file(const std::filesystem::path& path, std::string_view text, WriteMode mode) {
@@ -153,6 +164,10 @@ std::optional<int> parse_command_line(CommandLine& command, SettingTable& table,
   std::filesystem::path config_path;
   table.group("Configuration");
   table.path("config", config_path, "JSON or TOML file of settings, by the flags' names");
+  if (description_sink() != nullptr) {
+    description_sink()(command, table);
+    return kExitOk;
+  }
   CLI::App app(command.description, command.name);
   app.allow_extras();
   app.footer(command.footer);

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <filesystem>
+#include <functional>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -33,6 +34,18 @@ struct CommandLine {
 std::optional<int> parse_command_line(CommandLine& command, SettingTable& table,
                                       const SettingTable& known_elsewhere,
                                       const std::vector<std::string>& args);
+
+// While one lives, parse_command_line() calls `see` instead of parsing, and returns kExitOk; so a
+// command's function describes the command and does nothing else (describe.h). One at a time.
+class DescriptionScope {
+ public:
+  using See = std::function<void(const CommandLine&, const SettingTable&)>;
+  explicit DescriptionScope(See see);
+  ~DescriptionScope();
+  DescriptionScope(const DescriptionScope&) = delete;
+  DescriptionScope& operator=(const DescriptionScope&) = delete;
+};
+bool being_described();  // whether one lives
 
 // Writes text to standard error. A failure to write there is ignored (fmt::print would throw): such
 // messages are optional and must not stop the work.

@@ -15,6 +15,7 @@ struct Command {
   std::string name;
   std::string what;  // one line of the program's help
   CommandFunction run;
+  std::vector<Command> inner = {};  // of a command that has commands: those that `run` dispatches
 };
 
 // Runs the command of `list` that args[0] names. `PROGRAM --help` lists the commands and

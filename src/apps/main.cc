@@ -9,6 +9,7 @@
 
 #include "apps/command_line.h"
 #include "apps/commands.h"
+#include "apps/describe.h"
 #include "apps/dispatch.h"
 
 namespace espalier::apps {
@@ -16,6 +17,10 @@ namespace {
 
 int run_bench(const std::vector<std::string>& args);
 int run_grammar(const std::vector<std::string>& args);
+int run_own_completion(const std::vector<std::string>& args);
+int run_own_manual(const std::vector<std::string>& args);
+const std::vector<Command>& benches();
+const std::vector<Command>& grammar_commands();
 
 const std::vector<Command>& commands() {
   static const std::vector<Command> all = {
@@ -24,11 +29,18 @@ const std::vector<Command>& commands() {
       {"generate", "continue a prompt", run_generate},
       {"chat", "talk with a model on the terminal", run_chat},
       {"run", "run a compiled program of the frontend language", run_program},
-      {"grammar", "check, explain and test grammars: regex, EBNF, JSON Schema", run_grammar},
-      {"bench", "measure a running server or an engine; `bench --help` lists how", run_bench},
+      {"grammar", "check, explain and test grammars: regex, EBNF, JSON Schema", run_grammar,
+       grammar_commands()},
+      {"bench", "measure a running server or an engine; `bench --help` lists how", run_bench,
+       benches()},
       {"inspect", "print what a model folder contains and the memory it takes", run_inspect},
       {"tokenize", "turn texts into token ids and back", run_tokenize},
       {"template", "print the prompt that a chat template makes", run_template},
+      {"models", "list the models that are on this computer, and verify them", run_models},
+      {"top", "watch a running server", run_top},
+      {"doctor", "say what is wrong with this computer for serving, and what to do", run_doctor},
+      {"completion", "print a completion script for bash, zsh or fish", run_own_completion},
+      {"manual", "print manual pages", run_own_manual},
   };
   return all;
 }
@@ -66,6 +78,19 @@ int run_bench(const std::vector<std::string>& args) {
 
 int run_grammar(const std::vector<std::string>& args) {
   return dispatch("espalier grammar", grammar_commands(), args);
+}
+
+CommandDescription description() {
+  return describe("espalier", "serve large language models, and programs over them", commands());
+}
+
+// Both describe their own commands too, so these end at the parsing when they are being described.
+int run_own_completion(const std::vector<std::string>& args) {
+  return run_completion(being_described() ? CommandDescription() : description(), args);
+}
+int run_own_manual(const std::vector<std::string>& args) {
+  return run_manual(being_described() ? CommandDescription() : description(), ESPALIER_VERSION,
+                    args);
 }
 
 int run(const std::vector<std::string>& args) {

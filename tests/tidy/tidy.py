@@ -260,7 +260,7 @@ def dependencies(tree):
                 "tl-expected": "libexpected-dev", "prometheus-cpp": "prometheus-cpp-dev",
                 "GTest": "libgtest-dev", "PkgConfig": "pkg-config", "Python3": "python3",
                 "utf8proc": "libutf8proc-dev", "pcre2": "libpcre2-dev", "re2": "libre2-dev",
-                "CURL": "libcurl4-openssl-dev", "SQLite3": "libsqlite3-dev",
+                "CURL": "libcurl4-openssl-dev", "LIBEDIT": "libedit-dev", "SQLite3": "libsqlite3-dev",
                 "tomlplusplus": "libtomlplusplus-dev", "xxhash.h": "libxxhash-dev",
                 "numa.h": "libnuma-dev", "JPEG": "libjpeg62-turbo-dev", "PNG": "libpng-dev",
                 "GIF": "libgif-dev", "webp": "libwebp-dev", "liburing": "liburing-dev"}

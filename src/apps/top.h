@@ -1,0 +1,51 @@
+// The picture of a server that `espalier top` draws: figures read over HTTP, laid out for a
+// terminal of any size. Pure; the command itself reads keys and sockets.
+#pragma once
+
+#include <map>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "base/clock.h"
+#include "base/status.h"
+
+namespace espalier::apps {
+
+struct TopRequest {
+  std::string rid, state;  // "waits", "reads", "answers", or how it ended
+  int64_t prompt_tokens = 0, cached_tokens = 0, completion_tokens = 0;
+  double first_token_seconds = -1;  // from arrival; below 0: there is none yet
+  double seconds = 0;               // from arrival to its end, or to now
+  bool ended = false;
+};
+
+// One reading of a server.
+struct TopReading {
+  TimePoint at{};
+  std::map<std::string, double, std::less<>> metrics;  // summed over labels
+  std::vector<TopRequest> requests;  // in flight first, then the last that ended, newest first
+  std::string requests_hidden;       // why there are none: no key, say
+  double metric(std::string_view name) const;  // 0 where there is none
+};
+
+// Samples of a text in Prometheus' format; buckets of histograms are left out.
+std::map<std::string, double, std::less<>> parse_metrics(std::string_view text);
+// Of the answer of GET /requests.
+Result<std::vector<TopRequest>> parse_requests(std::string_view json);
+
+struct TopView {
+  std::string url, model;
+  int width = 80, height = 24;  // characters
+  bool colours = true;
+  bool paused = false;
+  std::string problem;  // why the figures are old; empty: they are not
+};
+
+// The lines of the picture, at most `height`, none longer than `width` characters but for escape
+// sequences. Rates are of what happened between two readings; before: null at first.
+// throughput: output tokens a second of earlier readings, oldest first.
+std::vector<std::string> draw_top(const TopView& view, const TopReading& now,
+                                  const TopReading* before, const std::vector<double>& throughput);
+
+}  // namespace espalier::apps
