@@ -351,6 +351,7 @@ class CudaGroupedE4m3 : public test::OnDevice {
  protected:
   void SetUp() override {
     test::OnDevice::SetUp();
+    if (IsSkipped()) return;
     const auto traits = cuda::device_traits();
     ASSERT_TRUE(traits);
     if (traits->compute_capability != 90)
