@@ -103,6 +103,7 @@ class ResponseTemplateCalls final : public ToolCallParser {
       emit_text(close);
       return;
     }
+    if (!strips_) keep_space();
     for (const ResponseCall& call : *calls) {
       begin_call(call.name);
       emit_arguments(call.arguments);

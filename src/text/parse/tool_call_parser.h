@@ -7,6 +7,7 @@
 #include <memory>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "base/status.h"
@@ -43,6 +44,7 @@ class ToolCallParser {
 
   void emit_text(std::string_view text);  // white space is pending until text follows
   void drop_space() { space_.clear(); }   // which is pending
+  void keep_space() { out_.text += std::exchange(space_, {}); }
   void begin_call(std::string name);
   void emit_arguments(std::string_view json);
 
