@@ -56,7 +56,7 @@ class UpstreamTest : public testing::Test {
     io_.post([&] {
       UpstreamRequest request{"POST", "/echo", {{"X-One", "1"}}, nullptr};
       request.body = std::make_shared<const std::string>(std::move(body));
-      auto made = upstream_.call(io_.io(), {"127.0.0.1", port}, std::move(request), collector);
+      auto made = upstream_->call(io_.io(), {"127.0.0.1", port}, std::move(request), collector);
       if (call != nullptr) *call = std::move(made);
       begun.set_value();
     });
@@ -69,7 +69,14 @@ class UpstreamTest : public testing::Test {
   }
   Seen call(int port, std::string body = "") { return end(begin(port, std::move(body))); }
 
-  Upstream upstream_{{.head_timeout = 20s, .idle_timeout = 20s}};
+  // Calls made from now on give up on an answer that has not begun after `head_timeout`.
+  void limit(Duration head_timeout) {
+    upstream_ = std::make_unique<Upstream>(
+        UpstreamConfig{.head_timeout = head_timeout, .idle_timeout = 20s});
+  }
+
+  std::unique_ptr<Upstream> upstream_ =
+      std::make_unique<Upstream>(UpstreamConfig{.head_timeout = 20s, .idle_timeout = 20s});
   BackgroundIo io_{"upstream-test"};
 };
 
@@ -120,7 +127,7 @@ TEST_F(UpstreamTest, CallsAndUsesConnectionsAgain) {
     EXPECT_EQ(seen.length, size + 1);
     EXPECT_EQ(seen.body, std::string(size, 'x') + "1");
   }
-  EXPECT_EQ(upstream_.num_connects_total(), 1);
+  EXPECT_EQ(upstream_->num_connects_total(), 1);
 }
 
 TEST_F(UpstreamTest, StreamsPartByPart) {
@@ -169,7 +176,7 @@ TEST_F(UpstreamTest, ConnectionsThatTheServerClosedAreReplaced) {
     ASSERT_TRUE(seen.failure.ok()) << seen.failure.message();
     EXPECT_EQ(seen.body, "ok");
   }
-  EXPECT_EQ(upstream_.num_connects_total(), 3);
+  EXPECT_EQ(upstream_->num_connects_total(), 3);
 }
 
 TEST_F(UpstreamTest, FailuresSayWhatFailed) {
@@ -194,6 +201,13 @@ TEST_F(UpstreamTest, FailuresSayWhatFailed) {
   EXPECT_EQ(call(port).failure.code(), StatusCode::kUnavailable);
 }
 
+TEST_F(UpstreamTest, AServerThatSaysNothingMeetsTheTimeout) {
+  limit(100ms);
+  const auto [fd, port] = listen_on_loopback();
+  EXPECT_EQ(call(port).failure.code(), StatusCode::kDeadlineExceeded);
+  ::close(fd);
+}
+
 TEST_F(UpstreamTest, APausedCallReadsNothing) {
   Router router;
   ASSERT_TRUE(router
@@ -215,8 +229,8 @@ TEST_F(UpstreamTest, APausedCallReadsNothing) {
     });
   };
   io_.post([&] {
-    call = upstream_.call(io_.io(), {"127.0.0.1", server->port()},
-                          {"POST", "/echo", {}, std::make_shared<const std::string>()}, collector);
+    call = upstream_->call(io_.io(), {"127.0.0.1", server->port()},
+                           {"POST", "/echo", {}, std::make_shared<const std::string>()}, collector);
   });
   EXPECT_EQ(end(collector).body.size(), size_t{1} << 20);
 }
