@@ -127,7 +127,10 @@ TEST_F(TiersEngineTest, PrefixesThatTheDeviceEvictsComeBack) {
     for (int round = 0; round < 3; ++round)
       for (TokenId first = 0; first < 5; ++first) {  // twice as many tokens as the device has
         const RequestStats stats = ask(prompt(first, 160), policy);
-        if (round < 2) continue;
+        if (round < 2) {
+          ask(prompt(first, 160), policy);  // what is used again is selected
+          continue;
+        }
         EXPECT_GE(stats.cached_tokens, 156);
       }
     const EngineStats stats = engine_->stats();
@@ -158,16 +161,19 @@ TEST_F(TiersEngineTest, OthersRunWhileOneIsLoading) {
   start(config(), make_tiers);
   ask(prompt(1, 101));
   for (const bool aborts : {false, true}) {
-    ASSERT_TRUE(engine_->flush_cache().ok());
+    const TokenId fresh = aborts ? 150 : 50;                      // of prompts that no tier has
+    for (TokenId i = 0; i < 6; ++i) ask(prompt(fresh + i, 100));  // evict the slow one's prefix
+    const int64_t loads = engine_->stats().tiers.loads;
     Collector loading;
     GenerateRequest request{.rid = "slow", .input_ids = prompt(1, 101)};
     request.sampling.max_new_tokens = 6;
     ASSERT_TRUE(engine_->submit(std::move(request), loading.sink()));
-    for (TokenId first = 100; first < 120; ++first) ask(prompt(first, 30));
+    for (TokenId i = 10; i < (aborts ? 11 : 30); ++i) ask(prompt(fresh + i, 30));
     if (aborts) engine_->abort("slow", Engine::AbortScope::kExact);
     ASSERT_TRUE(loading.wait_end());
     EXPECT_EQ(loading.finish_type() == FinishReason::Type::kAbort, aborts);
     EXPECT_EQ(engine_->stats().kv_tokens_running, 0);
+    EXPECT_EQ(engine_->stats().tiers.loads, loads + 1);
   }
   EXPECT_GT(store->stats().stored, 0);
 }
