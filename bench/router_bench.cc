@@ -115,9 +115,10 @@ Result<ChoiceRow> measure_choice(const RouterBench& bench, const std::string& po
   ESP_ASSIGN_OR_RETURN(
       const auto dispatcher,
       router::Dispatcher::create(options, {.slow_start = Duration::zero()}, clock));
-  for (int32_t i = 0; i < bench.workers; ++i)
+  for (int32_t i = 0; i < bench.workers; ++i) {
     ESP_ASSIGN_OR_RETURN([[maybe_unused]] const auto slot,
                          dispatcher->add_worker(fmt::format("http://w{}:1", i), {"10.0.0.1", 1}));
+  }
   for (const router::WorkerInfo& worker : dispatcher->workers())
     dispatcher->report_check(worker.slot, worker.generation, true);
   const auto routes = router::passed_routes();

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "apps/dispatch.h"
+#include "base/status.h"
 
 namespace espalier::apps {
 

@@ -9,7 +9,7 @@ namespace espalier::apps {
 
 namespace {
 
-constexpr int64_t kCountMax = 2147483647;
+constexpr int64_t kThresholdMax = 2147483647;
 
 void add_address_rows(SettingTable& table, RouteConfig& config) {
   router::RouterConfig& router = config.router;
@@ -63,9 +63,9 @@ void add_worker_rows(SettingTable& table, router::RouterConfig& router) {
   table.seconds("slow-start", router.workers.slow_start,
                 "over which a worker that became healthy gets its whole share");
   router::BreakerOptions& breaker = router.workers.breaker;
-  table.integer("cb-failure-threshold", breaker.failure_threshold, 1, kCountMax,
+  table.integer("cb-failure-threshold", breaker.failure_threshold, 1, kThresholdMax,
                 "requests in a row that fail before a worker's circuit opens");
-  table.integer("cb-success-threshold", breaker.success_threshold, 1, kCountMax,
+  table.integer("cb-success-threshold", breaker.success_threshold, 1, kThresholdMax,
                 "trials that succeed before it closes");
   table.seconds("cb-timeout-duration-secs", breaker.open_for,
                 "before an open circuit lets a trial through");
@@ -104,7 +104,7 @@ void add_policy_option_rows(SettingTable& table, router::PolicyOptions& policy,
   table.number("cache-threshold", policy.cache_threshold, 0, 1,
                "cache_aware: part of a prompt that a worker was sent before, from which on it gets "
                "the prompt; a conversation that goes on needs none");
-  table.integer("balance-abs-threshold", policy.balance_abs_threshold, 0, kCountMax,
+  table.integer("balance-abs-threshold", policy.balance_abs_threshold, 0, kThresholdMax,
                 "cache_aware: a worker with so many requests more than the least loaded one, and "
                 "by the next factor, is passed over");
   table.number("balance-rel-threshold", policy.balance_rel_threshold, 1, 1000,
@@ -112,7 +112,7 @@ void add_policy_option_rows(SettingTable& table, router::PolicyOptions& policy,
   table.integer("max-tree-size", max_tree_size, 4096, int64_t{1} << 40,
                 "cache_aware: bytes of prompts that are remembered, for all workers; a byte in 16 "
                 "is kept");
-  table.integer("prefix-token-count", policy.prefix_token_count, 1, kCountMax,
+  table.integer("prefix-token-count", policy.prefix_token_count, 1, kThresholdMax,
                 "prefix_hash: tokens of the prompt's begin that are hashed");
   table.number("prefix-hash-load-factor", policy.prefix_hash_load_factor, 1, 1000,
                "prefix_hash: requests that a worker may have, in a multiple of the mean");
