@@ -279,6 +279,7 @@ std::optional<SmallBatchConfig> small_batch_config(const LinearArgs& args,
   // As many groups in a block as make all blocks fill the multiprocessors evenly: once, or, where
   // that is too much for a block, two at a time and several times over. Blocks of one or two groups
   // would fetch too much of x, so two of them have twice as many groups and half of the inputs.
+  if (num_groups(args) < 1) return {};  // fewer outputs than one group has
   const int most = most_groups(columns_for(args.rows));
   const auto config_of = [&](int splits, bool half) {
     const int blocks_at_once = traits.num_multiprocessors * (half ? 2 : 1) / splits;
