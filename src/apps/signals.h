@@ -29,7 +29,7 @@ class ServeSignals {
 
  private:
   struct State;
-  std::shared_ptr<State> state_;  // shared: the thread outlives whoever waits
+  std::shared_ptr<State> state_;  // shared: the thread may outlive this object
 };
 
 }  // namespace espalier::apps

@@ -33,7 +33,7 @@ struct IdleConnection {
   TimePoint since;
 };
 
-// Whether the server has neither ended the connection nor sent what nobody waits for.
+// Whether the server has neither closed an idle connection nor sent bytes that no call expects.
 bool is_usable(tcp::socket& socket) {
   char byte = 0;
   const ssize_t n = ::recv(socket.native_handle(), &byte, 1, MSG_PEEK | MSG_DONTWAIT);

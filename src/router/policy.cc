@@ -14,7 +14,7 @@ namespace {
 
 class RoundRobin final : public Policy {
  public:
-  // The first slot behind the last choice, whoever came and went meanwhile.
+  // The first slot behind the last choice, also where workers were added or removed meanwhile.
   Choice choose(const PolicyRequest&, std::span<const Candidate> candidates) override {
     const auto next =
         std::ranges::find_if(candidates, [&](const Candidate& c) { return c.slot >= next_; });

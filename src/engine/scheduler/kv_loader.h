@@ -25,8 +25,8 @@ struct LoadRequest {
 
 struct LoadResult {
   SequenceId id = 0;
-  // The first so many tokens, in whole pages and the cached ones included, are there. The contents
-  // of the pages behind are undefined, and their tokens are computed.
+  // Leading tokens whose pages are resident, in whole pages, the cached ones included. The contents
+  // of the pages behind them are undefined, and their tokens are computed.
   int32_t num_tokens = 0;
   int32_t num_from_host = 0, num_from_storage = 0;  // of them, loaded, by where they came from
 };

@@ -21,8 +21,8 @@ struct ReasoningFormat {
   std::string tool_begin = {};     // the mark of a tool call, which ends the reasoning too
   bool is_harmony = false;         // messages as harmony.h has them; `end` begins the answer
   bool in_answer = false;          // it stays in the answer, with `begin` in front and its end
-  // Of "response_template", which whoever has found the format sets: the checkpoint's, and what the
-  // prompt has written of the answer (ResponseTemplate::begun_answer).
+  // Of "response_template", set by the caller that chose the format: the checkpoint's template, and
+  // what the prompt has written of the answer (ResponseTemplate::begun_answer).
   std::shared_ptr<const ResponseTemplate> response_template = nullptr;
   std::string begun_answer = {};
 };

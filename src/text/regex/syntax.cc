@@ -11,7 +11,7 @@ namespace espalier {
 namespace {
 
 // RE2's syntax and limits: what is accepted here matches in linear time. The depth bounds the
-// parser's own stack and that of whoever walks the tree; the size bounds the tree.
+// parser's own stack and that of functions that walk the tree; the size bounds the tree.
 constexpr int32_t kRepeatMax = 1000;  // RE2's
 constexpr int kDepthMax = 200;
 constexpr size_t kPatternBytesMax = 16 << 10;

@@ -242,7 +242,7 @@ Result<int> compare(const Value& a, const Value& b) {
                                          a.type_name(), b.type_name())));
 }
 
-// Recursive: whoever parsed the JSON has bounded its depth.
+// Recursive: the parser of the JSON has bounded its depth.
 Value from_json(const json::value& value) {
   switch (value.kind()) {
     case json::kind::null:
