@@ -1,7 +1,6 @@
 // espalier_bench grammar: what compiling schemas and filling masks costs, on one thread, each call
 // timed by the thread's processor time.
 #include <fmt/format.h>
-#include <time.h>
 
 #include <algorithm>
 #include <limits>
@@ -13,6 +12,7 @@
 #include "bench/commands/commands.h"
 #include "bench/commands/grammar_batch.h"
 #include "bench/commands/grammar_cliffs.h"
+#include "bench/commands/measure.h"
 #include "engine/constrained/jump_forward.h"
 #include "grammar/conformance.h"
 #include "server/json_writer.h"
@@ -27,12 +27,6 @@ using grammar::SchemaCase;
 using server::JsonWriter;
 
 constexpr size_t kSlowestShown = 3;
-
-double cpu_us() {
-  timespec now{};
-  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
-  return static_cast<double>(now.tv_sec) * 1e6 + static_cast<double>(now.tv_nsec) * 1e-3;
-}
 
 // Calls in a fixed order, measured several times. The least time of each call counts.
 class LeastOf {
@@ -129,14 +123,14 @@ class GrammarBench {
     double first_us = std::numeric_limits<double>::max();
     LeastOf cold, warm, random_times;
     for (int replay = 0; replay < replays_; ++replay) {
-      const double start = cpu_us();
+      const double start = thread_cpu_us();
       auto made = compile(test);
       if (!made) {
         ++totals_.declined;
         return;
       }
       Matcher(*made).fill_mask(words_);
-      first_us = std::min(first_us, cpu_us() - start);
+      first_us = std::min(first_us, thread_cpu_us() - start);
       // Each tokenisation cold once: the second one finds a fresh grammar, too.
       follow(*made, canonical, cold, replay == 0);
       follow(*made, canonical, warm, false);
@@ -172,10 +166,10 @@ class GrammarBench {
       Matcher matcher(grammar);
       bool accepted = true;
       for (const TokenId id : ids) {
-        const double start = cpu_us();
+        const double start = thread_cpu_us();
         matcher.fill_mask(words_);
         accepted = matcher.accept_token(id);
-        times.add(cpu_us() - start);
+        times.add(thread_cpu_us() - start);
         if (!accepted) break;
       }
       if (count && !(accepted && matcher.can_end())) ++totals_.instances_rejected;
@@ -211,9 +205,9 @@ class GrammarBench {
     std::vector<TokenId> forced;
     for (size_t i = 0; i < ids.size(); ++i) {
       forced.clear();
-      const double start = cpu_us();
+      const double start = thread_cpu_us();
       jump_.append_forced(matcher, std::span(ids).first(i), forced);
-      jumps.us.push_back(cpu_us() - start);
+      jumps.us.push_back(thread_cpu_us() - start);
       const size_t num_bytes = matcher.forced_bytes(JumpForward::kForcedBytesMax).size();
       for (size_t reach = 0, next = i; next < ids.size(); ++next) {
         reach += vocab_.trie->bytes(ids[next]).size();

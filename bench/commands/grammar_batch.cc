@@ -3,12 +3,12 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <ctime>
 #include <limits>
 #include <memory>
 
 #include "base/check.h"
 #include "base/thread.h"
+#include "bench/commands/measure.h"
 #include "engine/constrained/jump_forward.h"
 #include "grammar/masks/mask_pool.h"
 
@@ -22,17 +22,6 @@ using grammar::Matcher;
 
 constexpr size_t kMostSchemas = 8;
 constexpr int kColdRuns = 5, kSteps = 40, kRepeats = 5;
-
-double us_of(clockid_t clock) {
-  timespec now{};
-  clock_gettime(clock, &now);
-  return static_cast<double>(now.tv_sec) * 1e6 + static_cast<double>(now.tv_nsec) * 1e-3;
-}
-
-double median(std::vector<double> values) {
-  std::ranges::nth_element(values, values.begin() + std::ssize(values) / 2);
-  return values[values.size() / 2];
-}
 
 // A typical record: free and bounded strings, numbers, enumerations, lists. The
 // schemas differ in the names of their keys, so they share no grammar.
@@ -111,10 +100,11 @@ class Steps {
   void add(Call call) {
     double wall = std::numeric_limits<double>::max(), cpu = wall;
     for (int i = 0; i < kRepeats; ++i) {
-      const double wall_start = us_of(CLOCK_MONOTONIC), cpu_start = us_of(CLOCK_PROCESS_CPUTIME_ID);
+      const double wall_start = clock_us(CLOCK_MONOTONIC),
+                   cpu_start = clock_us(CLOCK_PROCESS_CPUTIME_ID);
       call();
-      wall = std::min(wall, us_of(CLOCK_MONOTONIC) - wall_start);
-      cpu = std::min(cpu, us_of(CLOCK_PROCESS_CPUTIME_ID) - cpu_start);
+      wall = std::min(wall, clock_us(CLOCK_MONOTONIC) - wall_start);
+      cpu = std::min(cpu, clock_us(CLOCK_PROCESS_CPUTIME_ID) - cpu_start);
     }
     wall_.push_back(wall);
     cpu_.push_back(cpu);
@@ -134,9 +124,9 @@ MaskBatch measure(const Vocabulary& vocab, const TokensByBytes& tokens, size_t n
   double cold_us = std::numeric_limits<double>::max();
   for (int run = 0; run < kColdRuns; ++run) {
     Sequences sequences(vocab, num_sequences, num_schemas);
-    const double start = us_of(CLOCK_MONOTONIC);
+    const double start = clock_us(CLOCK_MONOTONIC);
     fill_masks(pool, sequences.pointers(), masks);
-    cold_us = std::min(cold_us, us_of(CLOCK_MONOTONIC) - start);
+    cold_us = std::min(cold_us, clock_us(CLOCK_MONOTONIC) - start);
   }
   std::vector<std::unique_ptr<JumpForward>> jumps;  // [thread]
   for (int32_t t = 0; t < num_threads; ++t)

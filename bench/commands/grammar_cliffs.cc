@@ -1,10 +1,11 @@
 #include "bench/commands/grammar_cliffs.h"
 
 #include <fmt/format.h>
-#include <time.h>
 
 #include <algorithm>
 #include <limits>
+
+#include "bench/commands/measure.h"
 
 namespace espalier::bench {
 using namespace apps;
@@ -15,18 +16,6 @@ using grammar::Matcher;
 
 constexpr int kReplays = 3;
 constexpr size_t kSequences = 256;
-
-double cpu_us() {
-  timespec now{};
-  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
-  return static_cast<double>(now.tv_sec) * 1e6 + static_cast<double>(now.tv_nsec) * 1e-3;
-}
-
-double median(std::vector<double> values) {
-  if (values.empty()) return 0;
-  std::ranges::nth_element(values, values.begin() + std::ssize(values) / 2);
-  return values[values.size() / 2];
-}
 
 struct Case {
   const char* name;
@@ -81,7 +70,7 @@ std::vector<GrammarCliff> measure_cliffs(const Vocabulary& vocab) {
     const auto ids =
         vocab.tokenizer->encode(test.text, {.add_special_tokens = false, .parse_special = false});
     for (int replay = 0; replay < kReplays && !cliff.declined; ++replay) {
-      const double start = cpu_us();
+      const double start = thread_cpu_us();
       const auto made = grammar::compile_grammar(
           {.kind = grammar::GrammarSpec::Kind::kJsonSchema, .source = test.schema, .choices = {}},
           vocab.trie);
@@ -91,13 +80,13 @@ std::vector<GrammarCliff> measure_cliffs(const Vocabulary& vocab) {
       }
       Matcher matcher(*made);
       matcher.fill_mask(words);
-      cliff.first_mask_ms = std::min(cliff.first_mask_ms, (cpu_us() - start) / 1e3);
+      cliff.first_mask_ms = std::min(cliff.first_mask_ms, (thread_cpu_us() - start) / 1e3);
       std::vector<double> steps;
       for (const TokenId id : ids) {
-        const double step = cpu_us();
+        const double step = thread_cpu_us();
         matcher.fill_mask(words);
         const bool accepted = matcher.accept_token(id);
-        steps.push_back(cpu_us() - step);
+        steps.push_back(thread_cpu_us() - step);
         if (!accepted) break;
       }
       cliff.mask_us = std::min(cliff.mask_us, median(std::move(steps)));
@@ -121,14 +110,14 @@ double measure_batch_ms(const Vocabulary& vocab) {
   }
   std::vector<double> steps;
   for (size_t step = 0; step < 3 * ids.size(); ++step) {
-    const double start = cpu_us();
+    const double start = thread_cpu_us();
     for (size_t s = 0; s < sequences.size(); ++s) {
       const size_t place = (s + step) % ids.size();
       if (place == 0) sequences[s] = Matcher(*made);
       sequences[s].fill_mask(words);
       sequences[s].accept_token(ids[place]);
     }
-    steps.push_back((cpu_us() - start) / 1e3);
+    steps.push_back((thread_cpu_us() - start) / 1e3);
   }
   return median(std::move(steps));
 }

@@ -20,7 +20,7 @@ namespace {
 using Token = RadixTree::Token;
 constexpr size_t kSamplesOfOnePrefix = 16;  // leaves below each shared run
 
-struct Options {
+struct RadixOptions {
   int32_t shared = 512, own = 64;  // tokens of a parent's run and of a leaf's
   int64_t max_nodes = 1000000;
   int32_t probes = 20000;
@@ -49,7 +49,7 @@ double time_each(size_t count, const Fn& fn) {
 // when they are inserted.
 class Prompts {
  public:
-  Prompts(const Options& options, size_t num_leaves, int32_t page_size)
+  Prompts(const RadixOptions& options, size_t num_leaves, int32_t page_size)
       : shared_(static_cast<size_t>(options.shared)),
         own_(static_cast<size_t>(options.own)),
         page_size_(static_cast<size_t>(page_size)),
@@ -102,7 +102,7 @@ class Prompts {
   std::vector<RadixTree::Page> pages_;
 };
 
-Result<Row> measure(const Options& options, size_t num_leaves, int32_t page_size) {
+Result<Row> measure(const RadixOptions& options, size_t num_leaves, int32_t page_size) {
   Prompts prompts(options, num_leaves, page_size);
   const size_t num_probes = prompts.num_probes();
   const std::vector<Token> nowhere(prompts.length(), -5);
@@ -165,7 +165,7 @@ boost::json::object json_of(const Row& row) {
 }  // namespace
 
 int run_radix(const std::vector<std::string>& args) {
-  Options options;
+  RadixOptions options;
   FigureOutput output;
   SettingTable table;
   table.group("Tree");

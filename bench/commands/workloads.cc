@@ -28,7 +28,7 @@ using workloads::Call;
 using workloads::Optimum;
 using workloads::Workload;
 
-struct Options {
+struct WorkloadOptions {
   std::vector<std::string> only;
   double scale = 1;
   int concurrency = 16;
@@ -48,7 +48,7 @@ struct Variant {
   int num_programs = 0;  // 0: all, at full load; else so many, one after the other
 };
 
-struct Measured {
+struct WorkloadFigures {
   double seconds = 0, programs_per_second = 0;
   double latency = 0;  // of a program, mean
   double first_token = 0, batch_size = 0, hit_rate = 0, busy = 0;
@@ -59,9 +59,10 @@ double mean(double sum, double count) { return count > 0 ? sum / count : 0; }
 
 class Bench {
  public:
-  Bench(const AppConfig& config, const Options& options) : config_(config), options_(options) {}
+  Bench(const AppConfig& config, const WorkloadOptions& options)
+      : config_(config), options_(options) {}
 
-  Result<Measured> run(const Workload& workload, const Variant& variant) {
+  Result<WorkloadFigures> run(const Workload& workload, const Variant& variant) {
     AppConfig config = config_;
     EngineConfig& engine_config = config.engine;
     engine_config.disable_radix_cache = !variant.cache;
@@ -101,7 +102,7 @@ class Bench {
     std::vector<std::thread> threads;
     for (int t = 0; t < (alone ? 1 : options_.concurrency); ++t) threads.emplace_back(work);
     for (std::thread& thread : threads) thread.join();
-    Measured m;
+    WorkloadFigures m;
     m.seconds = to_seconds(clock.now() - start);
     for (const Status& failure : failures) ESP_RETURN_IF_ERROR(failure);
     m.programs_per_second = mean(static_cast<double>(num_jobs), m.seconds);
@@ -110,7 +111,7 @@ class Bench {
   }
 
  private:
-  static Measured add_counts(Measured m, const workloads::RecordingEngine& engine) {
+  static WorkloadFigures add_counts(WorkloadFigures m, const workloads::RecordingEngine& engine) {
     const std::vector<Call> calls = engine.calls();
     m.optimum = workloads::optimum_of(calls);
     int64_t cached = 0;
@@ -126,10 +127,10 @@ class Bench {
   }
 
   const AppConfig& config_;
-  const Options& options_;
+  const WorkloadOptions& options_;
 };
 
-json::object json_of(const Measured& m) {
+json::object json_of(const WorkloadFigures& m) {
   return {{"throughput", m.programs_per_second},
           {"latency", m.latency},
           {"first_token_latency", m.first_token},
@@ -139,18 +140,19 @@ json::object json_of(const Measured& m) {
 }
 
 // The figures of one workload.
-struct Row {
+struct WorkloadRow {
   std::string name;
-  Measured on, off, alone_on, alone_off;
-  std::vector<std::pair<double, Measured>> pools;           // by share of the unique tokens
-  std::vector<std::pair<std::string, Measured>> ablations;  // with half of them
-  std::vector<std::pair<double, Measured>> shares;          // of each match that is used
+  WorkloadFigures on, off, alone_on, alone_off;
+  std::vector<std::pair<double, WorkloadFigures>> pools;           // by share of the unique tokens
+  std::vector<std::pair<std::string, WorkloadFigures>> ablations;  // with half of them
+  std::vector<std::pair<double, WorkloadFigures>> shares;          // of each match that is used
 };
 
 constexpr int kProgramsAlone = 3;
 
-Result<Row> measure(Bench& bench, const Workload& workload, const Options& options) {
-  Row row{.name = workload.name};
+Result<WorkloadRow> measure(Bench& bench, const Workload& workload,
+                            const WorkloadOptions& options) {
+  WorkloadRow row{.name = workload.name};
   ESP_ASSIGN_OR_RETURN(row.on, bench.run(workload, {}));
   ESP_ASSIGN_OR_RETURN(row.off, bench.run(workload, {.cache = false}));
   ESP_ASSIGN_OR_RETURN(row.alone_on, bench.run(workload, {.num_programs = kProgramsAlone}));
@@ -163,7 +165,8 @@ Result<Row> measure(Bench& bench, const Workload& workload, const Options& optio
                              best.longest + 1);
   };
   for (const double share : {0.25, 0.5, 1.0}) {
-    ESP_ASSIGN_OR_RETURN(const Measured m, bench.run(workload, {.pool_tokens = pool(share)}));
+    ESP_ASSIGN_OR_RETURN(const WorkloadFigures m,
+                         bench.run(workload, {.pool_tokens = pool(share)}));
     row.pools.emplace_back(share, m);
   }
   if (!options.ablations) return row;
@@ -178,17 +181,18 @@ Result<Row> measure(Bench& bench, const Workload& workload, const Options& optio
       {.name = "no hint", .pool_tokens = half, .hint = false},
   };
   for (const Variant& variant : variants) {
-    ESP_ASSIGN_OR_RETURN(const Measured m, bench.run(workload, variant));
+    ESP_ASSIGN_OR_RETURN(const WorkloadFigures m, bench.run(workload, variant));
     row.ablations.emplace_back(variant.name, m);
   }
   for (const double share : {0.0, 0.25, 0.5, 0.75, 1.0}) {
-    ESP_ASSIGN_OR_RETURN(const Measured m, bench.run(workload, {.reuse = {.match_share = share}}));
+    ESP_ASSIGN_OR_RETURN(const WorkloadFigures m,
+                         bench.run(workload, {.reuse = {.match_share = share}}));
     row.shares.emplace_back(share, m);
   }
   return row;
 }
 
-json::object json_of(const Row& row) {
+json::object json_of(const WorkloadRow& row) {
   json::object out{{"name", row.name},
                    {"hit_rate", row.on.hit_rate},
                    {"hit_rate_optimal", row.on.optimum.hit_rate()},
@@ -223,7 +227,7 @@ json::object json_of(const Row& row) {
   return out;
 }
 
-void print_row(const Row& row, const FigureOutput& output) {
+void print_row(const WorkloadRow& row, const FigureOutput& output) {
   const auto percent = [](double part) { return fmt::format("{:.1f}", 100 * part); };
   output.print(
       "{:<20} {:>6} {:>6} {:>6} |{:>8.2f} {:>8.2f} {:>6.2f} |{:>8.3f} {:>8.3f} |{:>7.3f} "
@@ -247,7 +251,7 @@ void print_row(const Row& row, const FigureOutput& output) {
   }
 }
 
-Result<std::vector<const Workload*>> chosen(const Options& options) {
+Result<std::vector<const Workload*>> chosen(const WorkloadOptions& options) {
   std::vector<const Workload*> found;
   std::vector<std::string> names;
   for (const Workload& workload : workloads::all_workloads()) {
@@ -262,7 +266,7 @@ Result<std::vector<const Workload*>> chosen(const Options& options) {
   return found;
 }
 
-int draw_again(const Options& options) {
+int draw_again(const WorkloadOptions& options) {
   if (options.plots.empty())
     return report(invalid_argument("--from draws kept results: say where with --plots DIR"),
                   kExitUsage);
@@ -285,7 +289,7 @@ int draw_again(const Options& options) {
 int run_workloads(const std::vector<std::string>& args) {
   AppConfig config;
   config.log_level = "warning";
-  Options options;
+  WorkloadOptions options;
   if (const char* data = std::getenv("ESPALIER_DATA"))
     options.data = data;
   else if (std::filesystem::exists("../shared/data"))
@@ -327,7 +331,7 @@ int run_workloads(const std::vector<std::string>& args) {
   Bench bench(config, options);
   json::array all;
   for (const Workload* workload : *list) {
-    const Result<Row> row = measure(bench, *workload, options);
+    const Result<WorkloadRow> row = measure(bench, *workload, options);
     if (!row) return report(row.error(), kExitFailure);
     print_row(*row, options.output);
     all.push_back(json_of(*row));

@@ -34,7 +34,7 @@ uint32_t take_character(std::string_view& text) {
   return value;
 }
 
-struct Unknown {};  // thrown where the text is not of the subset; caught in this file
+struct UnknownText {};  // thrown where the text is not of the subset; caught in this file
 
 // {m}, {m,} and {m,n}, at their brace.
 std::pair<int32_t, int32_t> take_counts(std::string_view& rest) {
@@ -43,7 +43,7 @@ std::pair<int32_t, int32_t> take_counts(std::string_view& rest) {
     size_t digits = 0;
     while (digits < rest.size() && std::isdigit(static_cast<unsigned char>(rest[digits])) != 0)
       ++digits;
-    if (digits == 0 || digits > 6) throw Unknown();
+    if (digits == 0 || digits > 6) throw UnknownText();
     const int32_t value = std::stoi(std::string(rest.substr(0, digits)));
     rest.remove_prefix(digits);
     return value;
@@ -54,7 +54,7 @@ std::pair<int32_t, int32_t> take_counts(std::string_view& rest) {
     rest.remove_prefix(1);
     max = rest.starts_with('}') ? kNoEnd : number();
   }
-  if (!rest.starts_with('}')) throw Unknown();
+  if (!rest.starts_with('}')) throw UnknownText();
   rest.remove_prefix(1);
   return {min, max};
 }
@@ -68,11 +68,11 @@ class Pattern {
     // Anchors only at the ends of the whole: a top-level choice with anchors is not of the subset.
     const bool begins = search && rest_.starts_with('^');
     const bool ends = search && rest_.ends_with('$') && !rest_.ends_with("\\$");
-    if ((begins || ends) && rest_.find('|') != std::string_view::npos) throw Unknown();
+    if ((begins || ends) && rest_.find('|') != std::string_view::npos) throw UnknownText();
     if (begins) rest_.remove_prefix(1);
     if (ends) rest_.remove_suffix(1);
     const Expr body = choice();
-    if (!rest_.empty()) throw Unknown();
+    if (!rest_.empty()) throw UnknownText();
     if (!search) return body;
     const Expr anything = naive_.repeat(naive_.one_of({{0, kLast}}, writing_), 0, kNoEnd);
     return naive_.sequence({begins ? kEmpty : anything, body, ends ? kEmpty : anything});
@@ -101,7 +101,7 @@ class Pattern {
           rest_.remove_prefix(1);
         }
         if (rest_.starts_with('?')) rest_.remove_prefix(1);  // lazy: the same texts
-        if (rest_.starts_with('+')) throw Unknown();         // possessive
+        if (rest_.starts_with('+')) throw UnknownText();     // possessive
         part = naive_.repeat(part, counts.first, counts.second);
       }
       parts.push_back(part);
@@ -115,10 +115,10 @@ class Pattern {
       if (rest_.starts_with("?:")) {
         rest_.remove_prefix(2);
       } else if (rest_.starts_with('?')) {
-        throw Unknown();
+        throw UnknownText();
       }
       const Expr inner = choice();
-      if (!rest_.starts_with(')')) throw Unknown();
+      if (!rest_.starts_with(')')) throw UnknownText();
       rest_.remove_prefix(1);
       return inner;
     }
@@ -129,7 +129,7 @@ class Pattern {
     const char c = rest_[0];
     if (c == '[') return bracket();
     if (c == '\\') return escape();
-    if (std::string_view("^$*+?{}]").find(c) != std::string_view::npos) throw Unknown();
+    if (std::string_view("^$*+?{}]").find(c) != std::string_view::npos) throw UnknownText();
     if (c == '.') {
       rest_.remove_prefix(1);
       return without({{'\n', '\n'}});
@@ -140,7 +140,7 @@ class Pattern {
 
   std::vector<CodePoints> escape() {
     rest_.remove_prefix(1);
-    if (rest_.empty()) throw Unknown();
+    if (rest_.empty()) throw UnknownText();
     std::vector<CodePoints> digits = {{'0', '9'}};
     std::vector<CodePoints> word = {{'0', '9'}, {'A', 'Z'}, {'_', '_'}, {'a', 'z'}};
     const char c = rest_[0];
@@ -163,7 +163,7 @@ class Pattern {
       default:
         break;
     }
-    if (std::isalnum(static_cast<unsigned char>(c)) != 0) throw Unknown();
+    if (std::isalnum(static_cast<unsigned char>(c)) != 0) throw UnknownText();
     return {{static_cast<uint8_t>(c), static_cast<uint8_t>(c)}};
   }
 
@@ -174,25 +174,25 @@ class Pattern {
     std::vector<CodePoints> out;
     const auto one = [&]() -> std::vector<CodePoints> {
       if (rest_[0] == '\\') return escape();
-      if (rest_[0] == '[') throw Unknown();
+      if (rest_[0] == '[') throw UnknownText();
       const uint32_t c = take_character(rest_);
       return {{c, c}};
     };
     while (!rest_.starts_with(']')) {
-      if (rest_.empty()) throw Unknown();
+      if (rest_.empty()) throw UnknownText();
       std::vector<CodePoints> low = one();
       if (rest_.size() > 1 && rest_[0] == '-' && rest_[1] != ']') {
         rest_.remove_prefix(1);
         const std::vector<CodePoints> high = one();
         if (low.size() != 1 || high.size() != 1 || low[0].low != low[0].high ||
             high[0].low != high[0].high || high[0].low < low[0].low)
-          throw Unknown();
+          throw UnknownText();
         low = {{low[0].low, high[0].low}};
       }
       out.insert(out.end(), low.begin(), low.end());
     }
     rest_.remove_prefix(1);
-    if (out.empty()) throw Unknown();
+    if (out.empty()) throw UnknownText();
     return inverted ? without(std::move(out)) : out;
   }
 
@@ -211,15 +211,15 @@ class Rules {
     while (!rest_.empty()) {
       const std::string name = take_name();
       skip();
-      if (name.empty() || !rest_.starts_with("::=")) throw Unknown();
+      if (name.empty() || !rest_.starts_with("::=")) throw UnknownText();
       rest_.remove_prefix(3);
       naive_.set_rule(rule(name), choice());
       defined_[name] = true;
       skip();
     }
     for (const auto& [name, expr] : rules_)
-      if (!defined_[name]) throw Unknown();
-    if (!defined_["root"]) throw Unknown();
+      if (!defined_[name]) throw UnknownText();
+    if (!defined_["root"]) throw UnknownText();
     return rules_["root"];
   }
 
@@ -288,7 +288,7 @@ class Rules {
     if (rest_[0] == '(') {
       rest_.remove_prefix(1);
       const Expr inner = choice();
-      if (!rest_.starts_with(')')) throw Unknown();
+      if (!rest_.starts_with(')')) throw UnknownText();
       rest_.remove_prefix(1);
       return inner;
     }
@@ -296,11 +296,11 @@ class Rules {
       rest_.remove_prefix(1);
       std::string text;
       while (!rest_.starts_with('"')) {
-        if (rest_.empty()) throw Unknown();
+        if (rest_.empty()) throw UnknownText();
         if (rest_[0] == '\\') {
           rest_.remove_prefix(1);
           const char c = rest_.empty() ? '?' : rest_[0];
-          if (std::string_view("nt\"\\").find(c) == std::string_view::npos) throw Unknown();
+          if (std::string_view("nt\"\\").find(c) == std::string_view::npos) throw UnknownText();
           text += c == 'n' ? '\n' : c == 't' ? '\t' : c;
         } else {
           text += rest_[0];
@@ -312,14 +312,14 @@ class Rules {
     }
     if (rest_[0] == '[') {
       const size_t end = rest_.find(']', 2);
-      if (end == std::string_view::npos) throw Unknown();
+      if (end == std::string_view::npos) throw UnknownText();
       const auto made = regex(naive_, rest_.substr(0, end + 1), Writing::kPlain, false);
-      if (!made) throw Unknown();
+      if (!made) throw UnknownText();
       rest_.remove_prefix(end + 1);
       return *made;
     }
     const std::string name = take_name();
-    if (name.empty()) throw Unknown();
+    if (name.empty()) throw UnknownText();
     return rule(name);
   }
 
@@ -334,7 +334,7 @@ class Rules {
 std::optional<Expr> regex(Naive& naive, std::string_view pattern, Writing writing, bool search) {
   try {
     return Pattern(naive, pattern, writing).whole(search);
-  } catch (const Unknown&) {
+  } catch (const UnknownText&) {
     return std::nullopt;
   }
 }
@@ -344,7 +344,7 @@ std::optional<Expr> ebnf(Naive& naive, std::string_view text) {
     const Expr root = Rules(naive, text).whole();
     naive.settle();
     return root;
-  } catch (const Unknown&) {
+  } catch (const UnknownText&) {
     return std::nullopt;
   }
 }

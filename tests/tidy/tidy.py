@@ -161,7 +161,7 @@ def sources_of_unit(path):
     if os.path.basename(os.path.dirname(path)) != "units" or not os.path.exists(path):
         return set()
     with open(path, encoding="utf-8") as f:
-        return {"src/" + name for name in re.findall(r'#include "(.*)"', f.read())}
+        return {os.path.normpath("src/" + name) for name in re.findall(r'#include "(.*)"', f.read())}
 
 
 def dead_files(tree):
