@@ -88,3 +88,20 @@ function(espalier_cuda_room name)
   set_target_properties(espalier_${name}_cuda PROPERTIES JOB_POOL_COMPILE espalier_cuda)
   target_link_libraries(espalier_${name}_cuda PUBLIC espalier_cuda_options ${ARG_DEPS} ${ARG_LIBS})
 endfunction()
+
+# espalier_hopper_objects(RESULT NAME a.cu b.cu ...)
+#   the objects of .cu files whose kernels are launched on Hopper and later alone (their launchers ask
+#   for compute capability 90): no code is made of them for older GPUs, which would double their
+#   compile time. A build for older GPUs alone compiles them all the same, so that it links.
+function(espalier_hopper_objects result name)
+  set(architectures ${ESPALIER_CUDA_ARCHITECTURES})
+  list(FILTER architectures INCLUDE REGEX "^(9|[1-9][0-9])[0-9]")
+  if(NOT architectures)
+    set(architectures ${ESPALIER_CUDA_ARCHITECTURES})
+  endif()
+  add_library(${name} OBJECT ${ARGN})
+  set_target_properties(${name} PROPERTIES CUDA_ARCHITECTURES "${architectures}"
+    JOB_POOL_COMPILE espalier_cuda)
+  target_link_libraries(${name} PRIVATE espalier_cuda_options espalier_options)
+  set(${result} $<TARGET_OBJECTS:${name}> PARENT_SCOPE)
+endfunction()
