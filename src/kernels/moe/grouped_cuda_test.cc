@@ -250,13 +250,14 @@ class CodedLayer {
   size_t num_pairs() const { return static_cast<size_t>(rows_ * shape_.top_k); }
 
   // The results of each pair, gated, or of down; in the order of slots.
-  std::vector<BFloat16> inner() const {
+  std::vector<BFloat16> inner(bool row_invariant) const {
     const DeviceArray<BFloat16> y(num_pairs() * static_cast<size_t>(shape_.ffn));
     cuda::GroupedArgs args = up_args(x_.codes.get(), gate_up_.codes.get(), y.get());
     args.x_scales = x_.scales.get(), args.weight_scales = gate_up_.scales.get();
     args.bias = shape_.bias ? bias_.get() : nullptr;
     args.activation = shape_.activation, args.limit = 3;
     args.y_stride = shape_.ffn;
+    args.row_invariant = row_invariant;
     EXPECT_TRUE(cuda::grouped_linear(args, {.pdl = true}).ok());
     return y.read();
   }
@@ -362,17 +363,19 @@ class CudaGroupedE4m3 : public test::OnDevice {
                              s.dim, s.ffn));
     CodedLayer layer(rng_, s);
     layer.arrange(s.rows);
-    const auto inner = layer.inner();
+    const auto inner = layer.inner(false);
     EXPECT_LT(test::relative_error(test::to_floats(inner), layer.float_inner()), 0.004);
     const auto rounded = test::rounded_rows(DeviceArray<BFloat16>(inner),
                                             static_cast<int>(layer.num_pairs()), s.ffn);
     const auto outer = layer.outer(rounded);
     EXPECT_LT(test::relative_error(test::to_floats(outer), layer.float_outer(rounded)), 0.004);
-    EXPECT_EQ(bits(layer.inner()), bits(inner));
-    // A row's bits are those that it has in a batch of fewer rows.
-    const auto all = layer.by_pair(inner, s.ffn);
+    EXPECT_EQ(bits(layer.inner(false)), bits(inner));
+    // row_invariant: a row's bits are those that it has in a batch of fewer rows.
+    const auto invariant = layer.inner(true);
+    EXPECT_LT(test::relative_error(test::to_floats(invariant), layer.float_inner()), 0.004);
+    const auto all = layer.by_pair(invariant, s.ffn);
     layer.arrange((s.rows + 1) / 2);
-    const auto some = layer.by_pair(layer.inner(), s.ffn);
+    const auto some = layer.by_pair(layer.inner(true), s.ffn);
     EXPECT_TRUE(std::equal(some.begin(), some.end(), all.begin()));
   }
 };

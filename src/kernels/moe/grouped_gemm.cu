@@ -10,6 +10,7 @@
 #include "kernels/cuda/launch.h"
 #include "kernels/cuda/mma.cuh"
 #include "kernels/moe/cuda.h"
+#include "kernels/moe/experts_decode.h"
 #include "kernels/moe/grouped_gemm_sm90.h"
 #include "kernels/moe/grouped_gemm_tiles.h"
 
@@ -244,6 +245,7 @@ Status grouped_linear(const GroupedArgs& args, const LaunchOptions& launch) {
   const int32_t rows = by_plan ? args.num_pairs : args.num_groups * args.rows;
   if (rows == 0) return {};
   ESP_ASSIGN_OR_RETURN(const DeviceTraits traits, device_traits());
+  if (experts_decode_supports(args, traits)) return experts_decode(args, traits, launch);
   if (grouped_gemm_sm90_supports(args, traits)) return grouped_gemm_sm90(args, traits, launch);
   if (args.activation || args.weight_scales != nullptr)
     return error(StatusCode::kUnimplemented,

@@ -1,0 +1,417 @@
+// Grouped GEMMs of decode steps on Hopper: a stream of each chosen expert's weights past the tensor
+// cores, with the gather of rows in the loads and the gated activation behind.
+// x [tokens, in] by the plan's pairs (gate and up) or [pairs, in] in the order of slots (down), W
+// [experts, out, in], y [pairs, out / 2] or [pairs, out]; bfloat16, or x and W e4m3 with a scale
+// for each row. Computed as y^T = W x^T: the weights are wgmma's 64 rows, the expert's rows its 16
+// to 64 columns. Parallel: a persistent block for each multiprocessor; an item is 128 rows of W (64
+// of gate and the same 64 of up) for up to 64 rows of one expert, two consumer warp groups with 64
+// each. By the tensor map eight of gate lie before eight of up, so both meet in one thread.
+// Pipeline: nine stages of 128 bytes a row, W by TMA, x by cp.async; it runs across items.
+// Roof: memory, each chosen expert's matrix once. History: docs/notes/grouped_gemm_sm90.md.
+#include <algorithm>
+
+#include "kernels/activation/activation.cuh"
+#include "kernels/cuda/barrier.cuh"
+#include "kernels/cuda/launch.h"
+#include "kernels/cuda/mma.cuh"
+#include "kernels/cuda/tensor_map.h"
+#include "kernels/cuda/wgmma.cuh"
+#include "kernels/moe/experts_decode.h"
+#include "kernels/router/op.h"
+
+namespace espalier::kernels::cuda {
+namespace {
+
+constexpr int kWarpGroup = 128;           // threads
+constexpr int kThreads = 3 * kWarpGroup;  // a producer group, two consumer groups
+constexpr int kConsumerWarps = 8;
+constexpr int kItemOutputs = 128;  // rows of W of an item
+constexpr int kTileRows = 64;      // of x
+constexpr int kDepthBytes = 128;   // inputs of a stage: the swizzle's width
+constexpr int kStages = 9;
+constexpr uint32_t kWeightsBytes = kItemOutputs * kDepthBytes;
+constexpr uint32_t kStageBytes = kWeightsBytes + kTileRows * kDepthBytes;
+// With more rows a group on average, the tiles of 128 rows of grouped_gemm_sm90.cu are faster.
+constexpr int kMostRowsOfGroup = 24;
+
+// T: of x and W, bf16 or uint8_t for codes of e4m3.
+template <typename T>
+constexpr int kDepth = kDepthBytes / static_cast<int>(sizeof(T));  // inputs of a stage
+
+struct Params {
+  const char* x;
+  int64_t x_stride_bytes;
+  const float* x_scales;       // of codes: [rows of x]
+  const float* weight_scales;  // of codes: [groups, out_features]
+  const int32_t* begins;       // [groups + 1]
+  const int32_t* pairs;
+  int32_t pairs_per_row;
+  const bf16* bias;  // [groups, out_features], or none
+  bf16* y;
+  int64_t y_stride;
+  int32_t groups, in_bytes, out_features;  // in_bytes: of a row of x
+  int32_t columns;                         // of y
+  int32_t chunks;                          // items of a tile of rows
+  int32_t steps;                           // stages of an item
+  Activation activation;
+  float limit;
+};
+
+struct Shared {
+  // W [128] and x [64] rows of kDepthBytes, swizzled
+  alignas(1024) char stages[kStages][kStageBytes];
+  Barrier full[kStages], empty[kStages];
+  int32_t begins[kMaxExperts + 1];  // of slots
+  int32_t tiles[kMaxExperts + 1];   // each expert's first tile of kTileRows rows
+};
+
+// Weights are read once, so they are evicted from L2 first.
+constexpr uint64_t kEvictFirst = 0x12f0000000000000;
+
+template <bool GATED>
+__device__ __forceinline__ void copy_weights(void* to, const CUtensorMap& map, int input, int chunk,
+                                             int group, Barrier& full) {
+  if constexpr (GATED)
+    ESP_HOPPER_ASM(
+        "cp.async.bulk.tensor.5d.shared::cluster.global.mbarrier::complete_tx::bytes"
+        ".L2::cache_hint [%0], [%1, {%2, %3, %3, %4, %5}], [%6], %7;" ::"r"(shared_address(to)),
+        "l"(&map), "r"(input), "r"(0), "r"(chunk * kItemOutputs / 16), "r"(group),
+        "r"(barrier_address(full)), "l"(kEvictFirst)
+        : "memory");
+  else
+    ESP_HOPPER_ASM(
+        "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes"
+        ".L2::cache_hint [%0], [%1, {%2, %3, %4}], [%5], %6;" ::"r"(shared_address(to)),
+        "l"(&map), "r"(input), "r"(chunk * kItemOutputs), "r"(group), "r"(barrier_address(full)),
+        "l"(kEvictFirst)
+        : "memory");
+}
+
+// --- the division of the work ---
+
+// Fills shared.begins and shared.tiles. All threads call it; a barrier of the block follows.
+__device__ void plan_rows(const Params& p, Shared& shared) {
+  const int thread = static_cast<int>(threadIdx.x), lane = thread % 32;
+  for (int i = thread; i <= p.groups; i += kThreads) shared.begins[i] = p.begins[i];
+  if (thread >= 32) return;
+  int before = 0;
+  for (int base = 0; base < p.groups; base += 32) {
+    const int group = base + lane;
+    int sum = 0;
+    if (group < p.groups) sum = (p.begins[group + 1] - p.begins[group] + kTileRows - 1) / kTileRows;
+    const int own = sum;
+#pragma unroll
+    for (int step = 1; step < 32; step *= 2) {
+      const int other = __shfl_up_sync(~0u, sum, step);
+      if (lane >= step) sum += other;
+    }
+    if (group < p.groups) shared.tiles[group] = before + sum - own;
+    before += __shfl_sync(~0u, sum, 31);
+  }
+  if (lane == 0) shared.tiles[p.groups] = before;
+}
+
+// Rows [first, first + rows) of y, kItemOutputs rows of W from chunk * kItemOutputs on.
+struct Item {
+  int group, first, rows, chunk;
+};
+
+// Walks over every gridDim.x-th item.
+class Items {
+ public:
+  __device__ Items(const Params& p, const Shared& shared)
+      : p_(p),
+        shared_(shared),
+        count_(shared.tiles[p.groups] * p.chunks),
+        at_(static_cast<int>(blockIdx.x)) {}
+
+  __device__ bool next(Item& item) {
+    if (at_ >= count_) return false;
+    const int tile = at_ / p_.chunks;
+    item.chunk = at_ % p_.chunks;
+    item.group = bucket_of(shared_.tiles, p_.groups, tile);
+    item.first = shared_.begins[item.group] + (tile - shared_.tiles[item.group]) * kTileRows;
+    item.rows = min(kTileRows, shared_.begins[item.group + 1] - item.first);
+    at_ += static_cast<int>(gridDim.x);
+    return true;
+  }
+
+ private:
+  const Params& p_;
+  const Shared& shared_;
+  const int count_;
+  int at_;
+};
+
+// The position in the pipeline. Both sides begin with stage 0.
+struct PipelineState {
+  int stage = 0;
+  uint32_t parity = 0;
+  __device__ void advance() {
+    if (++stage == kStages) stage = 0, parity ^= 1;
+  }
+};
+
+// --- the producer ---
+
+template <typename T, bool GATED>
+__device__ void produce(const Params& p, Shared& shared, Items& items,
+                        const CUtensorMap& weights_map) {
+  // A thread copies 16 bytes of each of four rows, 16 rows apart.
+  constexpr int kCopies = 4, kRowStep = 16;
+  const int thread = static_cast<int>(threadIdx.x);
+  const int part = thread % 8, row0 = thread / 8;
+  const uint32_t to = static_cast<uint32_t>(row0 * kDepthBytes + (part ^ row0 % 8) * 16);
+  PipelineState pipeline;
+  Item item;
+  while (items.next(item)) {
+    uint32_t offsets[kCopies];  // in units of 16 bytes: 32 bits reach 64 GiB
+#pragma unroll
+    for (int i = 0; i < kCopies; ++i) {
+      const int slot = item.first + min(row0 + i * kRowStep, item.rows - 1);
+      const int64_t row = GATED ? p.pairs[slot] / p.pairs_per_row : slot;
+      offsets[i] = static_cast<uint32_t>(row * p.x_stride_bytes / 16 + part);
+    }
+    for (int step = 0; step < p.steps; ++step) {
+      Barrier& full = shared.full[pipeline.stage];
+      char* stage = shared.stages[pipeline.stage];
+      barrier_wait(shared.empty[pipeline.stage], pipeline.parity ^ 1);
+      if (thread == 0) {
+        barrier_expect(full, kWeightsBytes);
+        copy_weights<GATED>(stage, weights_map, step * kDepth<T>, item.chunk, item.group, full);
+      }
+      const uint32_t rows = shared_address(stage) + kWeightsBytes + to;
+      const bool known = step * kDepthBytes + part * 16 < p.in_bytes;
+#pragma unroll
+      for (int i = 0; i < kCopies; ++i)  // rows that the tile lacks stay what they were
+        if (row0 + i * kRowStep < item.rows)
+          copy_async(rows + static_cast<uint32_t>(i * kRowStep * kDepthBytes),
+                     p.x + (known ? (uint64_t{offsets[i]} + step * 8) * 16 : 0), known);
+      barrier_arrive_after_copies(full);
+      pipeline.advance();
+    }
+  }
+  copy_commit();
+  copy_wait<0>();
+}
+
+// --- the consumers ---
+
+__device__ __forceinline__ void release_stage(Shared& shared, int stage) {
+  __syncwarp();
+  if (threadIdx.x % 32 == 0) barrier_arrive(shared.empty[stage]);
+}
+
+// The sums of the warp group's 64 rows of W by COLUMNS rows of x.
+template <typename T, int COLUMNS>
+__device__ void multiply(Shared& shared, PipelineState& pipeline, int warp_group, int steps,
+                         float (&sums)[COLUMNS / 2]) {
+  int released = -1;  // the stage that the multiplication in flight reads
+  for (int step = 0; step < steps; ++step) {
+    barrier_wait(shared.full[pipeline.stage], pipeline.parity);
+    fence_async();  // what cp.async wrote becomes visible to wgmma
+    const char* w = shared.stages[pipeline.stage] + warp_group * 64 * kDepthBytes;
+    const char* x = shared.stages[pipeline.stage] + kWeightsBytes;
+    pin(sums);
+    wgmma_begin();
+#pragma unroll
+    for (int i = 0; i < kDepthBytes; i += 32) {
+      const uint64_t matrix = matrix_descriptor(w + i, 16), rows = matrix_descriptor(x + i, 16);
+      if constexpr (sizeof(T) == 1)
+        wgmma_e4m3(sums, matrix, rows, step > 0 || i > 0);
+      else
+        wgmma_scores(sums, matrix, rows, step > 0 || i > 0);
+    }
+    wgmma_commit();
+    wgmma_wait<1>();
+    if (released >= 0) release_stage(shared, released);
+    released = pipeline.stage;
+    pipeline.advance();
+  }
+  wgmma_wait<0>();
+  pin(sums);
+  release_stage(shared, released);
+}
+
+// A lane has rows lane / 4 and lane / 4 + 8 of its warp's 16 rows of W, of every eight rows of x
+// the two from lane % 4 * 2 on.
+template <typename T, bool GATED>
+class Writer {
+ public:
+  __device__ Writer(const Params& p, const Item& item) : p_(p), item_(item) {
+    const int thread = static_cast<int>(threadIdx.x);
+    const int warp = thread / 32 - kWarpGroup / 32, lane = thread % 32;
+    upper_ = item.chunk * kItemOutputs / (GATED ? 2 : 1) + warp * (GATED ? 8 : 16) + lane / 4;
+    lower_ = upper_ + (GATED ? p.columns : 8);  // GATED: gate and up
+  }
+
+  template <int COLUMNS>
+  __device__ void write(const float (&sums)[COLUMNS / 2]) const {
+    const OfRow upper = of_row(upper_), lower = of_row(lower_);
+    const int row0 = static_cast<int>(threadIdx.x) % 4 * 2;
+#pragma unroll
+    for (int i = 0; i < COLUMNS / 4; ++i) {  // of every eight rows two, each with two rows of W
+      const int row = i / 2 * 8 + row0 + i % 2;
+      if (row >= item_.rows) continue;
+      const int slot = item_.first + row;
+      const float scale = x_scale(slot);
+      const float high = sums[i / 2 * 4 + i % 2] * (scale * upper.scale) + upper.bias;
+      const float low = sums[i / 2 * 4 + 2 + i % 2] * (scale * lower.scale) + lower.bias;
+      bf16* y = p_.y + int64_t{slot} * p_.y_stride;
+      if constexpr (GATED) {
+        if (upper_ < p_.columns)
+          y[upper_] = from_float<bf16>(activated(p_.activation, high, low, p_.limit));
+      } else {
+        if (upper_ < p_.columns) y[upper_] = from_float<bf16>(high);
+        if (lower_ < p_.columns) y[lower_] = from_float<bf16>(low);
+      }
+    }
+  }
+
+ private:
+  // What a row of W multiplies its sums by, and adds to them.
+  struct OfRow {
+    float scale = 1, bias = 0;
+  };
+  __device__ OfRow of_row(int row) const {
+    OfRow out;
+    if (row >= p_.out_features) return out;
+    const int64_t at = int64_t{item_.group} * p_.out_features + row;
+    if constexpr (sizeof(T) == 1) out.scale = p_.weight_scales[at];
+    if (p_.bias != nullptr) out.bias = to_float(p_.bias[at]);
+    return out;
+  }
+  __device__ float x_scale(int slot) const {
+    if constexpr (sizeof(T) != 1) return 1;
+    return p_.x_scales[GATED ? p_.pairs[slot] / p_.pairs_per_row : slot];
+  }
+
+  const Params& p_;
+  const Item& item_;
+  int upper_, lower_;  // the lane's rows of W
+};
+
+template <typename T, bool GATED, int COLUMNS>
+__device__ __forceinline__ void compute(const Params& p, Shared& shared, PipelineState& pipeline,
+                                        const Item& item) {
+  const int warp_group = static_cast<int>(threadIdx.x) / kWarpGroup - 1;
+  float sums[COLUMNS / 2];
+  multiply<T, COLUMNS>(shared, pipeline, warp_group, p.steps, sums);
+  Writer<T, GATED>(p, item).template write<COLUMNS>(sums);
+}
+
+template <typename T, bool GATED>
+__device__ void consume(const Params& p, Shared& shared, Items& items) {
+  PipelineState pipeline;
+  Item item;
+  while (items.next(item)) {
+    if (item.rows <= 16)
+      compute<T, GATED, 16>(p, shared, pipeline, item);
+    else if (item.rows <= 32)
+      compute<T, GATED, 32>(p, shared, pipeline, item);
+    else
+      compute<T, GATED, 64>(p, shared, pipeline, item);
+  }
+}
+
+template <typename T, bool GATED>
+__global__ void __launch_bounds__(kThreads, 1)
+    experts_decode_kernel(const __grid_constant__ CUtensorMap weights_map, const Params p) {
+  extern __shared__ char raw[];
+  Shared& shared = *reinterpret_cast<Shared*>(raw + (1024 - shared_address(raw) % 1024) % 1024);
+  release_next();
+  if (threadIdx.x == 0) {
+    for (int i = 0; i < kStages; ++i) {
+      // The thread that expects TMA's bytes, and those whose copies have landed.
+      barrier_init(shared.full[i], 1 + kWarpGroup);
+      barrier_init(shared.empty[i], kConsumerWarps);
+    }
+    barrier_init_done();
+  }
+  wait_for_previous();
+  plan_rows(p, shared);
+  __syncthreads();
+  Items items(p, shared);
+  if (threadIdx.x < kWarpGroup)
+    produce<T, GATED>(p, shared, items, weights_map);
+  else
+    consume<T, GATED>(p, shared, items);
+}
+
+// --- on the host ---
+
+bool is_codes(const GroupedArgs& args) { return args.weight_scales != nullptr; }
+
+Status encode_weights(const GroupedArgs& args, CUtensorMap& map) {
+  const uint64_t size = is_codes(args) ? 1 : 2;
+  const auto type =
+      is_codes(args) ? CU_TENSOR_MAP_DATA_TYPE_UINT8 : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16;
+  const auto box = static_cast<uint32_t>(kDepthBytes / size);
+  const auto in = static_cast<uint64_t>(args.in_features);
+  const auto out = static_cast<uint64_t>(args.out_features);
+  const auto groups = static_cast<uint64_t>(args.num_groups);
+  const uint64_t row = in * size, group = static_cast<uint64_t>(args.weights_stride) * size;
+  if (!args.activation)
+    return encode_tensor_map<3>("grouped linear", map, args.weights, {in, out, groups},
+                                {row, group}, {box, kItemOutputs, 1}, type);
+  // [eights][gate and up][8][in]
+  return encode_tensor_map<5>("grouped linear", map, args.weights, {in, 8, 2, out / 16, groups},
+                              {row, out / 2 * row, 8 * row, group},
+                              {box, 8, 2, kItemOutputs / 16, 1}, type);
+}
+
+template <typename T, bool GATED>
+Status start(const GroupedArgs& args, const DeviceTraits& traits, const LaunchOptions& launch) {
+  CUtensorMap weights{};
+  ESP_RETURN_IF_ERROR(encode_weights(args, weights));
+  const auto in_bytes = static_cast<int32_t>(args.in_features * sizeof(T));
+  const Params params{.x = static_cast<const char*>(args.x),
+                      .x_stride_bytes = args.x_stride * static_cast<int64_t>(sizeof(T)),
+                      .x_scales = args.x_scales,
+                      .weight_scales = args.weight_scales,
+                      .begins = args.plan->begins,
+                      .pairs = args.plan->pairs,
+                      .pairs_per_row = args.pairs_per_row,
+                      .bias = static_cast<const bf16*>(args.bias),
+                      .y = static_cast<bf16*>(args.y),
+                      .y_stride = args.y_stride,
+                      .groups = args.num_groups,
+                      .in_bytes = in_bytes,
+                      .out_features = args.out_features,
+                      .columns = GATED ? args.out_features / 2 : args.out_features,
+                      .chunks = (args.out_features + kItemOutputs - 1) / kItemOutputs,
+                      .steps = (in_bytes + kDepthBytes - 1) / kDepthBytes,
+                      .activation = args.activation.value_or(Activation::kSilu),
+                      .limit = args.limit};
+  auto* kernel = experts_decode_kernel<T, GATED>;
+  constexpr size_t kBytes = sizeof(Shared) + 1024;
+  ESP_RETURN_IF_ERROR(allow_shared("grouped linear", kernel, kBytes));
+  return launch_kernel("grouped linear", kernel,
+                       dim3(static_cast<unsigned>(traits.num_multiprocessors)), kThreads, kBytes,
+                       launch, weights, params);
+}
+
+}  // namespace
+
+bool experts_decode_supports(const GroupedArgs& args, const DeviceTraits& traits) {
+  const bool gathers = args.pairs_per_row > 0;
+  return traits.compute_capability == 90 && tensor_map_encoder() != nullptr &&
+         args.type == DType::kBFloat16 && args.plan != nullptr && !args.row_invariant &&
+         gathers == args.activation.has_value() && args.num_groups <= kMaxExperts &&
+         args.num_pairs <= args.num_groups * kMostRowsOfGroup &&
+         args.out_features % (gathers ? 16 : 8) == 0 &&
+         (args.in_features | args.x_stride | args.weights_stride) % (is_codes(args) ? 16 : 8) ==
+             0 &&
+         aligned(args.x, 16) && aligned(args.weights, 16);
+}
+
+Status experts_decode(const GroupedArgs& args, const DeviceTraits& traits,
+                      const LaunchOptions& launch) {
+  if (is_codes(args))
+    return args.activation ? start<uint8_t, true>(args, traits, launch)
+                           : start<uint8_t, false>(args, traits, launch);
+  return args.activation ? start<bf16, true>(args, traits, launch)
+                         : start<bf16, false>(args, traits, launch);
+}
+
+}  // namespace espalier::kernels::cuda
