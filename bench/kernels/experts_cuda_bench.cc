@@ -83,6 +83,21 @@ void experts_of(Bench& bench, const ExpertShape& s, int rows) {
               bytes, flops);
   };
   row("arrange", arrange_all, multiplied * 16, 0);
+  const Memory weights(num_pairs * 4, 30), routed(num_pairs * 4, 30);
+  row(
+      "route and arrange",
+      [&](int) {
+        must(route_and_arrange(
+            {.spec = {.num_experts = s.experts, .top_k = s.top_k, .normalise = true},
+             .logits = reinterpret_cast<const float*>(scores.get()),
+             .rows = rows,
+             .experts = ints(routed),
+             .weights = reinterpret_cast<float*>(weights.get())},
+            {.experts = ints(routed), .num_pairs = pairs, .num_experts = s.experts, .plan = plan},
+            {bench.stream()}));
+      },
+      static_cast<double>(scores.bytes()), 0);
+  arrange_all(0);
   row(
       "scores",
       [&](int) {
@@ -122,7 +137,7 @@ void experts_of(Bench& bench, const ExpertShape& s, int rows) {
 
 void experts(Bench& bench) {
   for (const ExpertShape& shape : kExpertShapes)
-    for (const int rows : {16, 64, 256, 1024, 2048, 8192})
+    for (const int rows : {8, 16, 64, 128, 256, 1024, 2048, 8192})
       if (bench.wants("experts of ")) experts_of(bench, shape, rows);
 }
 

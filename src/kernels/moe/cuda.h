@@ -11,6 +11,7 @@
 
 #include "kernels/activation/op.h"
 #include "kernels/cuda/stream.h"
+#include "kernels/router/cuda.h"
 
 namespace espalier::kernels::cuda {
 
@@ -30,6 +31,11 @@ struct ArrangeArgs {
   ExpertPlan plan;
 };
 Status arrange(const ArrangeArgs& args, const LaunchOptions& launch);
+
+// route(), and arrange() of what it chose, as one kernel where there are few rows. REQUIRES:
+// args.experts = chosen.experts and args.num_pairs = chosen.rows * chosen.spec.top_k.
+Status route_and_arrange(const RouteArgs& chosen, const ArrangeArgs& args,
+                         const LaunchOptions& launch);
 
 // y = x W^T (+ bias), each group of rows by its own matrix; with an activation y =
 // activation(gate) * up, where gate is the first half of the outputs and up the second.

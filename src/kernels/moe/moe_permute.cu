@@ -2,6 +2,7 @@
 // arrange: one cluster of one or eight blocks, each with a part of the pairs: a histogram of their
 // experts in shared memory, prefix sums over experts and blocks, then a slot for each pair; two
 // passes over the pairs (65,536 at 8,192 tokens of 8 experts).
+// route_and_arrange: the same cluster, whose warps first choose the experts of up to 256 rows.
 // combine: one block a row, eight elements a thread; roof memory, (top_k + 2) x rows x dim x size
 // bytes. copy_parts: one block a row, element by element; small.
 #include "kernels/cuda/cluster.cuh"
@@ -10,6 +11,7 @@
 #include "kernels/moe/cuda.h"
 #include "kernels/moe/grouped_gemm_tiles.h"
 #include "kernels/router/op.h"
+#include "kernels/router/router_topk.cuh"
 
 namespace espalier::kernels::cuda {
 namespace {
@@ -19,6 +21,7 @@ static_assert(kArrangeThreads >= kMaxExperts);
 constexpr int32_t kArrangeBlocks = 8;  // of a cluster, where there are enough pairs for them
 constexpr int32_t kPairsOfOneBlock = 2 * kArrangeThreads;
 constexpr int kPermuteThreads = 128;
+constexpr size_t kMostRouteBytes = 128 << 10;  // of shared memory
 
 // Returns the sum over the threads before this one; `total` is the sum over all.
 __device__ int exclusive_sum(int value, int* scratch, int& total) {
@@ -43,15 +46,15 @@ __device__ int exclusive_sum(int value, int* scratch, int& total) {
 
 // Which of an expert's slots a pair gets depends on the order of atomics, without effect on
 // results: a slot's result depends on its own row alone.
-__global__ void __launch_bounds__(kArrangeThreads) arrange_kernel(ArrangeArgs args, int tile_rows) {
+// per_row: pairs of a row, whose experts are in one block.
+__device__ void arrange_pairs(const ArrangeArgs& args, int per_row, int tile_rows) {
   __shared__ int counts[kArrangeThreads], next_slot[kArrangeThreads];
   __shared__ int scratch[kArrangeThreads / 32];
-  release_next();
-  wait_for_previous();
   const int rank = cluster_rank(), blocks = cluster_size();
   const int expert = static_cast<int>(threadIdx.x);
-  const int end = static_cast<int>(int64_t{args.num_pairs} * (rank + 1) / blocks);
-  const int first = static_cast<int>(int64_t{args.num_pairs} * rank / blocks) + expert;
+  const int64_t rows = args.num_pairs / per_row;
+  const int end = static_cast<int>(rows * (rank + 1) / blocks) * per_row;
+  const int first = static_cast<int>(rows * rank / blocks) * per_row + expert;
   counts[expert] = 0;
   __syncthreads();
   for (int i = first; i < end; i += kArrangeThreads) atomicAdd(&counts[args.experts[i]], 1);
@@ -81,6 +84,36 @@ __global__ void __launch_bounds__(kArrangeThreads) arrange_kernel(ArrangeArgs ar
     args.plan.pairs[slot] = i;
   }
   if (blocks > 1) cluster_arrive(), cluster_wait();  // no block reads this one's counts any more
+}
+
+__global__ void __launch_bounds__(kArrangeThreads) arrange_kernel(ArrangeArgs args, int tile_rows) {
+  release_next();
+  wait_for_previous();
+  arrange_pairs(args, 1, tile_rows);
+}
+
+// A block chooses the experts of its rows, a warp for each, then arranges their pairs.
+__global__ void __launch_bounds__(kArrangeThreads)
+    route_and_arrange_kernel(RouteArgs chosen, ArrangeArgs args, int tile_rows) {
+  extern __shared__ float words[];  // [warps][route_words()]
+  release_next();
+  wait_for_previous();
+  const RouterSpec& spec = chosen.spec;
+  const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
+  const int64_t rank = cluster_rank(), blocks = cluster_size();
+  const int end = static_cast<int>(chosen.rows * (rank + 1) / blocks);
+  float* of_warp = words + warp * route_words(spec);
+  for (int row = static_cast<int>(chosen.rows * rank / blocks) + warp; row < end;
+       row += kArrangeThreads / 32) {
+    for (int i = lane; i < spec.num_experts; i += 32)
+      of_warp[i] = chosen.logits[int64_t{row} * spec.num_experts + i];
+    __syncwarp();
+    route_row(spec, chosen.correction, of_warp, lane, chosen.experts + row * spec.top_k,
+              chosen.weights + row * spec.top_k);
+    __syncwarp();
+  }
+  __syncthreads();
+  arrange_pairs(args, spec.top_k, tile_rows);
 }
 
 template <typename T>
@@ -139,6 +172,31 @@ Status arrange(const ArrangeArgs& args, const LaunchOptions& launch) {
   const int32_t blocks = alone ? 1 : kArrangeBlocks;
   return launch_clusters("arrange", arrange_kernel, dim3(static_cast<unsigned>(blocks)),
                          kArrangeThreads, blocks, 0, launch, args,
+                         grouped_tile_rows(args.num_pairs, args.num_experts));
+}
+
+Status route_and_arrange(const RouteArgs& chosen, const ArrangeArgs& args,
+                         const LaunchOptions& launch) {
+  if (args.experts != chosen.experts || args.num_experts != chosen.spec.num_experts ||
+      args.num_pairs != chosen.rows * chosen.spec.top_k)
+    return invalid_argument("route_and_arrange: {} pairs of {} experts, {} rows", args.num_pairs,
+                            args.num_experts, chosen.rows);
+  ESP_ASSIGN_OR_RETURN(const DeviceTraits traits, device_traits());
+  constexpr int32_t kRowsOfBlock = kArrangeThreads / 32;
+  const bool alone = chosen.rows <= kRowsOfBlock;
+  const size_t bytes = sizeof(float) * kRowsOfBlock * static_cast<size_t>(route_words(chosen.spec));
+  const bool together =
+      chosen.rows > 0 && bytes <= kMostRouteBytes &&
+      (alone || (traits.compute_capability >= 90 && chosen.rows <= kRowsOfBlock * kArrangeBlocks));
+  if (!together) {
+    ESP_RETURN_IF_ERROR(route(chosen, launch));
+    return arrange(args, launch);
+  }
+  ESP_RETURN_IF_ERROR(check_route(chosen));
+  ESP_RETURN_IF_ERROR(allow_shared("route", route_and_arrange_kernel, bytes));
+  const int32_t blocks = alone ? 1 : kArrangeBlocks;
+  return launch_clusters("route", route_and_arrange_kernel, dim3(static_cast<unsigned>(blocks)),
+                         kArrangeThreads, blocks, bytes, launch, chosen, args,
                          grouped_tile_rows(args.num_pairs, args.num_experts));
 }
 

@@ -32,5 +32,7 @@ struct RouteArgs {
   float* weights = nullptr;           // [rows, top_k], beside them
 };
 Status route(const RouteArgs& args, const LaunchOptions& launch);
+// What route() refuses.
+Status check_route(const RouteArgs& args);
 
 }  // namespace espalier::kernels::cuda

@@ -1,10 +1,10 @@
 // score and route: router logits of every expert, and the top-k experts of each row.
 // score: x [rows, dim], weights [outputs, dim] float32. Rows in bfloat16 by tensor cores: a weight
 // is the exact sum of three bfloat16, so three multiplications with float32 sums lose nothing. A
-// block has 16 rows by 32 outputs or 64 by 64, its eight warps an eighth of the inputs each, added
-// up in one order: a row's bits do not depend on the number of rows. Roof: L2, at 8,192 rows of
-// 2,048 and 128 outputs 200 MB. Rows in float32: a warp has one output and eight rows. route: one
-// warp a row, its scores in shared memory, top_k times the largest (router_topk.cuh).
+// block has 16 rows by 8 or 32 outputs or 64 by 64, its eight warps an eighth of the inputs each,
+// added up in one order: a row's bits do not depend on the number of rows. Roof: L2, at 8,192 rows
+// of 2,048 and 128 outputs 200 MB. Rows in float32: a warp has one output and eight rows. route:
+// one warp a row, its scores in shared memory, top_k times the largest (router_topk.cuh).
 #include "kernels/cuda/device.cuh"
 #include "kernels/cuda/launch.h"
 #include "kernels/cuda/mma.cuh"
@@ -185,16 +185,17 @@ Status score(const ScoreArgs& args, const LaunchOptions& launch) {
     return invalid_argument("score: {} rows of {} for {} outputs", args.rows, args.dim,
                             args.outputs);
   if (args.rows == 0) return {};
-  constexpr int32_t kManyRows = 1024;  // from which on large tiles fill the GPU
+  // Tiles as large as fill the GPU.
   if (args.type == DType::kBFloat16)
-    return args.rows < kManyRows ? score_by_mma<1, 4>(args, launch)
-                                 : score_by_mma<4, 8>(args, launch);
+    return args.rows <= 128   ? score_by_mma<1, 1>(args, launch)
+           : args.rows < 1024 ? score_by_mma<1, 4>(args, launch)
+                              : score_by_mma<4, 8>(args, launch);
   const dim3 grid(static_cast<unsigned>((args.rows + kScoreRows - 1) / kScoreRows),
                   static_cast<unsigned>((args.outputs + kScoreWarps - 1) / kScoreWarps));
   return launch_kernel("score", score_kernel, grid, kScoreWarps * 32, 0, launch, args);
 }
 
-Status route(const RouteArgs& args, const LaunchOptions& launch) {
+Status check_route(const RouteArgs& args) {
   const RouterSpec& spec = args.spec;
   if (args.rows < 0 || spec.num_experts < 1 || spec.num_experts > kMaxExperts || spec.top_k < 1 ||
       spec.num_groups < 1 || spec.num_experts % spec.num_groups != 0 ||
@@ -203,6 +204,12 @@ Status route(const RouteArgs& args, const LaunchOptions& launch) {
                             spec.num_experts, spec.top_groups, spec.num_groups);
   if (spec.correction != (args.correction != nullptr))
     return invalid_argument("route: a correction is given where there is none, or missing");
+  return {};
+}
+
+Status route(const RouteArgs& args, const LaunchOptions& launch) {
+  const RouterSpec& spec = args.spec;
+  ESP_RETURN_IF_ERROR(check_route(args));
   if (args.rows == 0) return {};
   const size_t bytes = size_t{kRouteWarps} * static_cast<size_t>(route_words(spec)) * 4;
   return launch_kernel("route", route_kernel,

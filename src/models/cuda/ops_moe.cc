@@ -95,18 +95,17 @@ Status run_moe_route(CudaContext& c, const Op& op) {
                                  .dim = route.in_features,
                                  .outputs = route.router.num_experts},
                                 c.launch(op)));
-  ESP_RETURN_IF_ERROR(kc::route({.spec = route.router,
-                                 .logits = c.experts().scores,
-                                 .rows = rows,
-                                 .correction = c.weights().floats(route.correction),
-                                 .experts = experts,
-                                 .weights = static_cast<float*>(c.write(op.outputs[1]))},
-                                c.launch(op)));
-  return kc::arrange({.experts = experts,
-                      .num_pairs = rows * route.router.top_k,
-                      .num_experts = route.router.num_experts,
-                      .plan = c.experts().plan},
-                     c.launch(op));
+  return kc::route_and_arrange({.spec = route.router,
+                                .logits = c.experts().scores,
+                                .rows = rows,
+                                .correction = c.weights().floats(route.correction),
+                                .experts = experts,
+                                .weights = static_cast<float*>(c.write(op.outputs[1]))},
+                               {.experts = experts,
+                                .num_pairs = rows * route.router.top_k,
+                                .num_experts = route.router.num_experts,
+                                .plan = c.experts().plan},
+                               c.launch(op));
 }
 
 namespace {

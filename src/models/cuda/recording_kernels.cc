@@ -430,24 +430,17 @@ Status score(const ScoreArgs& args, const LaunchOptions& launch) {
   return Status();
 }
 
-Status route(const RouteArgs& args, const LaunchOptions& launch) {
-  const int64_t pairs = int64_t{args.rows} * args.spec.top_k;
-  Launch("route", launch)
-      .read("scores", flat(args.logits, int64_t{4} * args.rows * args.spec.num_experts))
-      .add("rows", args.rows)
-      .add("top_k", args.spec.top_k)
-      .add("correction", weight(args.correction))
-      .write(flat(args.experts, 4 * pairs))
-      .write(flat(args.weights, 4 * pairs));
-  return Status();
-}
-
-Status arrange(const ArrangeArgs& args, const LaunchOptions& launch) {
+Status route_and_arrange(const RouteArgs& chosen, const ArrangeArgs& args,
+                         const LaunchOptions& launch) {
   const int64_t bytes = int64_t{4} * args.num_pairs;
-  Launch("arrange", launch)
-      .read("experts", flat(args.experts, bytes))
-      .add("pairs", args.num_pairs)
+  Launch("route_and_arrange", launch)
+      .read("scores", flat(chosen.logits, int64_t{4} * chosen.rows * chosen.spec.num_experts))
+      .add("rows", chosen.rows)
+      .add("top_k", chosen.spec.top_k)
+      .add("correction", weight(chosen.correction))
       .add("of", args.num_experts)
+      .write(flat(chosen.experts, bytes))
+      .write(flat(chosen.weights, bytes))
       .write(flat(args.plan.slots, bytes))
       .write(flat(args.plan.pairs, bytes));
   return Status();
