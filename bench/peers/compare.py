@@ -11,7 +11,8 @@ over HTTP. --quick leaves the two longest rows out. The engines run one after th
 8 B takes about two minutes an engine beside its start.
 
 Dummy weights may route a mixture of experts to a few of them, and then fewer bytes are read than a trained
-model would read: judge a decode row of such a shape by the roof of bench/gpu/run.
+model would read. vLLM's embedding and routers are therefore drawn anew (measure.py, spread_routing()); judge a
+decode row of SGLang on such a shape by the roof of bench/gpu/run.
 """
 import argparse
 import json

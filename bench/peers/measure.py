@@ -101,12 +101,39 @@ def until_true(attempt, what, seconds=10):
         time.sleep(0.01)
 
 
+def spread_routing(model):
+    """Draws the embedding and the routers anew, so that different tokens choose different experts: engines'
+    dummy weights are so small that the routing of many rows may collapse to a few experts, whose bytes alone a
+    decode step then reads. Returns how many experts of the first layer 16, 64 and 256 random tokens choose."""
+    import torch
+    parameters = dict(model.named_parameters())
+    embedding = next(value for name, value in parameters.items() if name.endswith("embed_tokens.weight"))
+    routers = [value for name, value in parameters.items() if name.endswith(".gate.weight")]
+    for weights in [embedding, *routers]:  # routers may be quantised
+        weights.data.copy_(torch.randn(weights.shape, device=weights.device).to(weights.dtype))
+    tokens = torch.randint(0, embedding.shape[0], (256,), device=embedding.device)
+    router = routers[0].data.float()
+    if router.shape[0] == embedding.shape[1]:  # quantised matrices lie transposed
+        router = router.T
+    scores = embedding.data[tokens].float() @ router.T
+    top_k = getattr(model.config, "num_experts_per_tok", 1)
+    chosen = scores.topk(top_k, dim=-1).indices
+    return [int(chosen[:rows].unique().numel()) for rows in (16, 64, 256)]
+
+
+def has_experts(model):
+    with open(os.path.join(model, "config.json"), encoding="utf-8") as file:
+        config = json.load(file)
+    return any(config.get(name) for name in ("num_experts", "n_routed_experts", "num_local_experts"))
+
+
 class Vllm:
-    """vLLM's LLM class."""
+    """vLLM's LLM class. A mixture of experts gets spread routing."""
 
     def __init__(self, options):
         self.started = own_start()
-        for name, value in {"VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1", "DO_NOT_TRACK": "1"}.items():
+        for name, value in {"VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1", "DO_NOT_TRACK": "1",
+                            "VLLM_ALLOW_INSECURE_SERIALIZATION": "1"}.items():  # of spread_routing()
             os.environ.setdefault(name, value)
         import vllm
         self.version = vllm.__version__
@@ -115,6 +142,9 @@ class Vllm:
                      "gpu_memory_utilization": 0.9, "max_model_len": CONTEXT_TOKENS,
                      "max_num_seqs": REQUESTS_MAX, "enable_prefix_caching": True, "seed": 0}
         self.engine = vllm.LLM(model=options.model, **{**arguments, **options.arguments})
+        if has_experts(options.model):
+            print("experts that 16, 64 and 256 tokens choose:", self.engine.apply_model(spread_routing),
+                  file=sys.stderr)
 
     def generate(self, prompts, max_new_tokens):
         sampling = self.sampling(temperature=0.0, max_tokens=max_new_tokens, ignore_eos=True,
