@@ -90,6 +90,76 @@ __device__ __forceinline__ bool score_row(const RouterSpec& spec, float* scores,
   return nan;
 }
 
+// The float whose route_key() this is.
+__device__ __forceinline__ float value_of_key(uint32_t key) {
+  return __uint_as_float(key & 0x80000000u ? key ^ 0x80000000u : ~key);
+}
+
+// route_row() of at most 32 * kExpertsOfLane experts without groups, in registers: a decode step
+// waits for this chain of instructions, of which most are fetched for the first time.
+inline constexpr int kExpertsOfLane = 4;
+
+__device__ __forceinline__ void route_few(const RouterSpec& spec, const float* correction,
+                                          const float* logits, int lane, int32_t* experts,
+                                          float* weights) {
+  float scores[kExpertsOfLane];  // of experts lane, lane + 32, ...
+  uint32_t keys[kExpertsOfLane];
+  const auto expert = [lane](int i) { return lane + 32 * i; };
+  const bool softmax = spec.scoring == RouterSpec::Scoring::kSoftmax;
+  float largest = -INFINITY, sum = 0;
+  bool nan = false;
+#pragma unroll
+  for (int i = 0; i < kExpertsOfLane; ++i) {
+    scores[i] = expert(i) < spec.num_experts ? logits[expert(i)] : -INFINITY;
+    largest = fmaxf(largest, scores[i]);
+    nan |= scores[i] != scores[i];
+  }
+  nan = __any_sync(~0u, nan);
+  if (softmax) largest = value_of_key(__reduce_max_sync(~0u, route_key(largest)));
+#pragma unroll
+  for (int i = 0; i < kExpertsOfLane; ++i) {
+    const float e = expf(softmax ? scores[i] - largest : -scores[i]);
+    scores[i] = softmax ? e : 1.0f / (1.0f + e);
+    sum += scores[i];
+  }
+  sum = softmax ? warp_sum(sum) : 1.0f;
+#pragma unroll
+  for (int i = 0; i < kExpertsOfLane; ++i) {
+    scores[i] /= sum;
+    const bool known = expert(i) < spec.num_experts;
+    const float value = scores[i] + (correction != nullptr && known ? correction[expert(i)] : 0.0f);
+    keys[i] = known ? route_key(value == value ? value : -INFINITY) : 0;
+  }
+#pragma unroll 1
+  for (int taken = 0; taken < spec.top_k; ++taken) {
+    uint32_t best = 0;
+    int at = 0x7fffffff;
+#pragma unroll
+    for (int i = 0; i < kExpertsOfLane; ++i)
+      if (keys[i] > best) best = keys[i], at = expert(i);
+    const uint32_t most = __reduce_max_sync(~0u, best);
+    at = __reduce_min_sync(~0u, best == most ? at : 0x7fffffff);
+#pragma unroll
+    for (int i = 0; i < kExpertsOfLane; ++i)
+      if (at == expert(i)) keys[i] = 0;
+  }
+  sum = 0;
+#pragma unroll
+  for (int i = 0; i < kExpertsOfLane; ++i)
+    if (expert(i) < spec.num_experts && keys[i] == 0) sum += scores[i];
+  sum = spec.normalise ? warp_sum(sum) : 1.0f;
+  int before = 0;  // taken experts of lower numbers
+#pragma unroll
+  for (int i = 0; i < kExpertsOfLane; ++i) {
+    const bool taken = expert(i) < spec.num_experts && keys[i] == 0;
+    const uint32_t all = __ballot_sync(~0u, taken);
+    const int at = before + __popc(all & ((1u << lane) - 1));
+    if (taken) experts[at] = expert(i), weights[at] = nan ? NAN : scores[i] / sum * spec.scale;
+    before += __popc(all);
+  }
+  __syncwarp();
+}
+
 // Selects a row's experts. words: [route_words()] in shared memory, the logits first, visible to
 // the whole warp. Experts and weights: [top_k] in any memory. Loops are rolled up, since kernels
 // that stream weights also wait for their instructions.
@@ -97,6 +167,8 @@ __device__ __forceinline__ void route_row(const RouterSpec& spec, const float* c
                                           float* words, int lane, int32_t* experts,
                                           float* weights) {
   const int count = spec.num_experts;
+  if (count <= 32 * kExpertsOfLane && spec.num_groups == 1)
+    return route_few(spec, correction, words, lane, experts, weights);
   float* scores = words;
   float* selection_score = words + count;
   auto* keys = reinterpret_cast<uint32_t*>(selection_score);
