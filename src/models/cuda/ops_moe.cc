@@ -68,7 +68,9 @@ kc::SmallBatchMoeArgs moe_block_args(const CudaContext& c, const Op& op) {
 // Steps whose rows may not depend on how many there are take the kernels for many rows.
 Result<bool> runs_moe_block(CudaContext& c, const Op& op) {
   if (c.attention_group(op).shape.fixed_split > 0) return false;
-  return kc::small_batch_moe_supports(moe_block_args(c, op));
+  const kc::SmallBatchMoeArgs args = moe_block_args(c, op);
+  if (args.gate_up_scales != nullptr && args.rows > kc::kSmallBatchMoeFastRowsE4m3) return false;
+  return kc::small_batch_moe_supports(args);
 }
 
 // The kernel behind the block is launched with PDL whatever the step.
