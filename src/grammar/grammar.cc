@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <atomic>
 #include <mutex>
+#include <optional>
 #include <utility>
 
 #include "base/check.h"
@@ -13,6 +14,7 @@
 #include "grammar/frontends/regex.h"
 #include "grammar/frontends/structural_tag.h"
 #include "grammar/masks/budget_masks.h"
+#include "grammar/masks/item_lookahead.h"
 #include "grammar/masks/mask_cache.h"
 #include "grammar/schema/json_schema.h"
 
@@ -44,7 +46,9 @@ struct CompiledGrammar::Impl {
         network(builder != nullptr ? builder->network() : whole),
         trie(std::move(tokens)),
         earley(network, limits, static_cast<uint32_t>(trie->all().depth_max), builder.get()),
-        masks(earley, *trie) {}
+        masks(earley, *trie) {
+    if (ItemLookahead::needed(network)) lookahead.emplace(earley, *trie);
+  }
 
   // `mutex` guards every member, except what the recogniser and the masks offer to any thread.
   const std::unique_ptr<NetworkBuilder> builder;  // null when the network is complete
@@ -55,8 +59,9 @@ struct CompiledGrammar::Impl {
   std::mutex mutex;
   EarleyRecogniser earley;
   MaskCache masks;
-  std::unique_ptr<BudgetMasks> budget;  // null until prepare_budget()
-  std::atomic<size_t> budget_bytes = 0;
+  std::optional<ItemLookahead> lookahead;  // where items of arrays are compared
+  std::unique_ptr<BudgetMasks> budget;     // null until prepare_budget()
+  std::atomic<size_t> budget_bytes = 0, lookahead_bytes = 0;
 };
 
 // Follows cached transitions without the lock. At the first transition that is not cached it takes
@@ -127,7 +132,7 @@ size_t CompiledGrammar::num_bytes() const {
   const size_t network =
       impl_->builder != nullptr ? impl_->builder->num_bytes() : impl_->whole_bytes;
   return sizeof(Impl) + network + impl_->earley.num_bytes() + impl_->masks.num_bytes() +
-         impl_->budget_bytes;
+         impl_->budget_bytes + impl_->lookahead_bytes;
 }
 
 namespace {
@@ -310,6 +315,21 @@ bool Matcher::accept_bytes(std::string_view bytes) {
   return true;
 }
 
+bool Matcher::may_take(TokenId token) {
+  if (!accept_token(token)) return false;
+  bool leads_on = true;
+  CompiledGrammar::Impl& impl = *grammar_->impl_;
+  if (impl.lookahead && !ended_) {
+    OpenItems items = items_.at(text_now().substr(0, text_sizes_.end()[-2]));
+    items.read(text_now().substr(text_sizes_.end()[-2]));
+    const std::lock_guard lock(impl.mutex);
+    impl.earley.begin_call();
+    leads_on = impl.lookahead->leads_on(history_.back(), items, text_now());
+  }
+  rollback(1);
+  return leads_on;
+}
+
 bool Matcher::fill_mask(std::span<uint32_t> words) {
   ESP_CHECK(words.size() == static_cast<size_t>(words_per_mask()), "{} words", words.size());
   if (ended_) {
@@ -317,10 +337,29 @@ bool Matcher::fill_mask(std::span<uint32_t> words) {
     return false;
   }
   CompiledGrammar::Impl& impl = *grammar_->impl_;
+  if (impl.lookahead) return fill_mask_ahead(words);
   if (const auto known = impl.masks.fill_known(history_.back(), words)) return *known;
   const std::lock_guard lock(impl.mutex);
   impl.earley.begin_call();
   return impl.masks.fill(history_.back(), text_now(), words);
+}
+
+// A mask without the tokens behind which items of an array can only repeat.
+bool Matcher::fill_mask_ahead(std::span<uint32_t> words) {
+  CompiledGrammar::Impl& impl = *grammar_->impl_;
+  const SetId set = history_.back();
+  const OpenItems& items = items_.at(text_now());
+  if (!items.any_complete() || items.all_differ_inside()) {
+    if (const auto known = impl.masks.fill_known(set, words)) return *known;
+  }
+  const std::lock_guard lock(impl.mutex);
+  impl.earley.begin_call();
+  if (!impl.masks.fill(set, text_now(), words)) return false;
+  const std::span<const TokenId> conditional = impl.masks.conditional(set);
+  impl.earley.begin_call();
+  impl.lookahead->restrict(set, items, text_now(), conditional, words);
+  impl.lookahead_bytes = impl.lookahead->num_bytes();
+  return std::ranges::any_of(words, [](uint32_t word) { return word != 0; });
 }
 
 bool Matcher::fill_mask_within(std::span<uint32_t> words, uint32_t tokens_left) {
@@ -366,6 +405,7 @@ void Matcher::rollback(size_t steps) {
   if (steps > 0) ended_ = false;
   history_.resize(history_.size() - steps);
   text_sizes_.resize(history_.size());
+  items_.shrink_to(text_sizes_.back());
 }
 
 bool Matcher::can_end() const { return grammar_->impl_->earley.accepting(history_.back()); }

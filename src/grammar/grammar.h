@@ -20,6 +20,7 @@
 #include "grammar/masks/token_trie.h"
 #include "grammar/schema/json_schema.h"
 #include "grammar/schema/json_syntax.h"
+#include "grammar/schema/open_items.h"
 
 namespace espalier::grammar {
 
@@ -98,9 +99,13 @@ class Matcher {
   explicit Matcher(std::shared_ptr<CompiledGrammar> grammar);
 
   // Advances by a token's bytes, or ends at an end-of-sequence token. Returns false, and changes
-  // nothing, when the grammar does not allow it.
+  // nothing, when the grammar does not allow it. It takes tokens that may_take() refuses.
   bool accept_token(TokenId token);
   bool accept_bytes(std::string_view bytes);
+
+  // Returns whether a mask allows the token: accept_token() would take it, and behind it the items of
+  // arrays can still differ where they must. A search that is cut short finds that they can.
+  bool may_take(TokenId token);
 
   // Writes words_per_mask() words: bit t % 32 of word t / 32 is set when token t may follow.
   // End-of-sequence ids are set when the text may end here. Returns false when no bit is set, which
@@ -134,6 +139,7 @@ class Matcher {
 
  private:
   class Steps;
+  bool fill_mask_ahead(std::span<uint32_t> words);
   std::string_view text_now() const {
     return std::string_view(text_).substr(0, text_sizes_.back());
   }
@@ -143,6 +149,7 @@ class Matcher {
   std::vector<uint32_t> history_;            // [step] Earley set
   std::string text_;                         // what was read, kept where checks need it
   std::vector<uint32_t> text_sizes_ = {0};   // [step] its length
+  ItemsOfText items_;                        // of text_, where items are compared
   uint32_t budget_check_at_ = ~uint32_t{0};  // with more tokens left no budget restricts a mask
   bool ended_ = false;
 };

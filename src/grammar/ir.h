@@ -40,6 +40,8 @@ class ValueChecker {
   virtual ~ValueChecker() = default;
   // `before`: the text before the value.
   virtual bool holds(uint32_t check, std::string_view before, std::string_view value) = 0;
+  // Returns whether the check compares an item of an array with those before it.
+  virtual bool compares_items(uint32_t check) const = 0;
   virtual size_t num_bytes() const = 0;  // held; an estimate
 };
 

@@ -73,11 +73,7 @@ JumpForward::Way JumpForward::continuation(grammar::Matcher& matcher,
   if (way.token < 0 && !way.leaves && way.text.size() < kWayBytesMax && !matcher.can_end())
     add_next_bytes(matcher, way.next);
   matcher.rollback(matcher.steps() - steps);
-  if (way.token < 0) return way;
-  if (matcher.accept_token(way.token))
-    matcher.rollback(1);
-  else
-    way.token = -1;
+  if (way.token >= 0 && !matcher.may_take(way.token)) way.token = -1;
   return way;
 }
 

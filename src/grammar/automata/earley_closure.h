@@ -50,6 +50,13 @@ class EarleyClosure {
   // Returns whether some limit was reached. Any thread may call it.
   bool exhausted() const { return exhausted_.load(std::memory_order_relaxed); }
 
+  // Returns whether half of what a limit allows is used, in this call or by the grammar. Work that
+  // masks do not need stops then.
+  bool near_limit() const {
+    return followed_ > items_per_call_max_ / 2 || num_bytes() > bytes_max_ / 2 ||
+           sets_.size() > sets_max_ / 2;
+  }
+
   ReturnStates& returns() { return returns_; }
 
   // The bytes that the sets, the return states and the scratch hold. Any thread may call it.

@@ -200,6 +200,10 @@ bool MaskCache::fill(SetId exact, std::string_view text, std::span<uint32_t> wor
   return any || !mask.empty();
 }
 
+std::span<const TokenId> MaskCache::conditional(SetId set) {
+  return mask_of(earley_.canonical(set)).conditional();
+}
+
 std::optional<bool> MaskCache::fill_known(SetId exact, std::span<uint32_t> words) const {
   const SetId set = earley_.known_canonical(exact);
   if (set == EarleySets::kUnknown) return std::nullopt;

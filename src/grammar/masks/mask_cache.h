@@ -35,6 +35,10 @@ class MaskCache {
   // allowed. `text` is what was read so far; checks read it.
   bool fill(SetId set, std::string_view text, std::span<uint32_t> words);
 
+  // Returns the tokens of the set's mask whose verdict the text decides. REQUIRES: fill() was the
+  // last call, with this set.
+  std::span<const TokenId> conditional(SetId set);
+
   // Writes a cached mask that does not depend on the text; returns nothing when there is none. Any
   // thread may call it beside one that calls the other functions.
   std::optional<bool> fill_known(SetId set, std::span<uint32_t> words) const;

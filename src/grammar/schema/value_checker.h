@@ -53,6 +53,7 @@ class SchemaChecker final : public ValueChecker {
   // it.
   uint32_t add_distinct_item();
   bool holds(uint32_t check, std::string_view before, std::string_view value) override;
+  bool compares_items(uint32_t check) const override { return check == kDistinctItem; }
   size_t num_bytes() const override;
 
  private:
