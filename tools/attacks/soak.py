@@ -1,5 +1,5 @@
 """Good and hostile requests mixed for a long time: memory, descriptors and threads must not grow once the
-server is warm, and good requests must be answered."""
+server is warm, good requests must be answered, and no figure of /metrics may be negative."""
 import json
 import os
 import random
@@ -36,6 +36,12 @@ def hostile(target, rng, documents):
         target.send("POST", path, body)
 
 
+def check_metrics(target, outcome):
+    for line in target.get("/metrics")[2].splitlines():
+        if not line.startswith("#") and float(line.rsplit(" ", 1)[1]) < 0:
+            outcome.fail("a negative figure in /metrics", line)
+
+
 def state_of(target):
     return {"MiB": target.memory_mib(), "descriptors": target.num_descriptors(),
             "threads": len(os.listdir(f"/proc/{target.process.pid}/task"))}
@@ -51,6 +57,8 @@ def run(budget):
             documents = fields.pairs(document, rng)
             while time.monotonic() < until and outcome.cases < budget.cases and target.is_alive():
                 outcome.case()
+                if rng.random() < 0.02:
+                    check_metrics(target, outcome)
                 if rng.random() < 0.5:
                     hostile(target, rng, documents)
                     continue
