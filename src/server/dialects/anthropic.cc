@@ -1,7 +1,8 @@
 // Anthropic's dialect: POST /v1/messages and /v1/messages/count_tokens, as its clients and Claude
 // Code speak it. Messages and tools become those of a chat; the answer is written as blocks of
-// thinking, text and calls. Prompt caching needs no marks here: every prefix is kept in the radix
-// tree, cache_control is accepted, and usage states what was read from the cache.
+// thinking, text and calls. Every prefix is kept in the radix tree; usage states what was read from
+// it, and what was added to it in front of the last cache_control.
+#include "server/dialects/cache_mark.h"
 #include "server/dialects/chat_dialect.h"
 #include "server/openai_generation.h"
 #include "server/routes.h"
@@ -15,6 +16,12 @@ namespace json = boost::json;
 struct MessagesRequest : ChatRequest {
   json::array system;  // messages of role system: none or one
   json::array turns;
+  // The last cache_control of each part, in the order of the prompt; `turns` counts from the first
+  // turn on. `whole`: of the request itself, for all of it.
+  struct {
+    std::optional<CacheMark> tools, system, turns, whole;
+  } marks;
+  std::optional<CacheMark> mark;  // the last of them
 };
 
 // Claude Code's system prompt begins with a block that differs from request to request and is meant
@@ -33,22 +40,30 @@ Status read_text_block(const Json& block, std::string_view where, std::string& o
   return {};
 }
 
-// A string or a list of text blocks.
-Status read_text(const Json& value, std::string_view where, std::string& out) {
+// A string or a list of text blocks; `mark` gets the last cache_control among them.
+Status read_text(const Json& value, std::string_view where, std::string& out,
+                 std::optional<CacheMark>& mark) {
   if (value.is_string()) {
     out = view(value.get_string());
     return {};
   }
   if (!value.is_array()) return wrong_type(where, "a string or a list of text blocks", value);
-  for (size_t i = 0; i < value.get_array().size(); ++i)
-    ESP_RETURN_IF_ERROR(
-        read_text_block(value.get_array()[i], fmt::format("{}[{}]", where, i), out));
+  for (size_t i = 0; i < value.get_array().size(); ++i) {
+    const Json& block = value.get_array()[i];
+    const std::string at = fmt::format("{}[{}]", where, i);
+    ESP_RETURN_IF_ERROR(read_text_block(block, at, out));
+    ESP_ASSIGN_OR_RETURN(std::optional<CacheMark> found, read_mark_of(block.get_object(), at));
+    if (!found) continue;
+    mark = found;
+    mark->text_bytes = out.size();
+  }
   return {};
 }
 
 Status read_system(const Json& value, std::string_view where, MessagesRequest& out) {
   std::string text;
-  ESP_RETURN_IF_ERROR(read_text(value, where, text));
+  ESP_RETURN_IF_ERROR(read_text(value, where, text, out.marks.system));
+  if (text.empty()) out.marks.system.reset();
   if (!text.empty()) out.system = {json::object{{"role", "system"}, {"content", text}}};
   return {};
 }
@@ -56,19 +71,50 @@ Status read_system(const Json& value, std::string_view where, MessagesRequest& o
 // Collects the blocks of one turn.
 class TurnReader {
  public:
-  TurnReader(std::string_view role, json::array& out)
-      : assistant_(role == "assistant"), out_(out) {}
+  TurnReader(std::string_view role, MessagesRequest& request)
+      : assistant_(role == "assistant"), request_(request), out_(request.turns) {}
 
   Status read(const Json& block, const std::string& where) {
     const json::object* members = block.if_object();
     if (members == nullptr) return wrong_type(where, "a block", block);
+    ESP_RETURN_IF_ERROR(read_content(block, *members, where));
+    ESP_ASSIGN_OR_RETURN(std::optional<CacheMark> mark, read_mark_of(*members, where));
+    if (!mark) return {};
     const std::string_view type = string_member(*members, "type");
+    // A result of a call is a message of its own; all else is in the one that finish() makes.
+    if (type == "tool_result") {
+      mark->num_messages = out_.size();
+      request_.marks.turns = mark;
+      return {};
+    }
+    if (type == "text" || type == "document") mark->text_bytes = text_.size();
+    mark_ = mark;
+    return {};
+  }
+
+  // Results of calls come before what the user says with them.
+  void finish() {
+    json::object message{{"role", assistant_ ? "assistant" : "user"}, {"content", text_}};
+    if (!reasoning_.empty()) message["reasoning_content"] = reasoning_;
+    const bool says = !text_.empty() || !reasoning_.empty() || !calls_.empty();
+    if (!calls_.empty()) message["tool_calls"] = std::move(calls_);
+    if (!says && !assistant_) return;
+    if (mark_) {
+      mark_->num_messages = out_.size() + (mark_->text_bytes ? 0 : 1);
+      request_.marks.turns = mark_;
+    }
+    out_.push_back(std::move(message));
+  }
+
+ private:
+  Status read_content(const Json& block, const json::object& members, const std::string& where) {
+    const std::string_view type = string_member(members, "type");
     if (type == "text") return read_text_block(block, where, text_);
-    if (type == "document") return read_document(*members, where);
-    if (!assistant_ && type == "tool_result") return read_result(*members, where);
-    if (assistant_ && type == "tool_use") return read_call(*members, where);
+    if (type == "document") return read_document(members, where);
+    if (!assistant_ && type == "tool_result") return read_result(members, where);
+    if (assistant_ && type == "tool_use") return read_call(members, where);
     if (assistant_ && type == "thinking") {
-      reasoning_ += string_member(*members, "thinking");
+      reasoning_ += string_member(members, "thinking");
       return {};
     }
     if (assistant_ && type == "redacted_thinking") return {};
@@ -81,16 +127,6 @@ class TurnReader {
         assistant_ ? "text, thinking or tool_use" : "text, tool_result or document");
   }
 
-  // Results of calls come before what the user says with them.
-  void finish() {
-    json::object message{{"role", assistant_ ? "assistant" : "user"}, {"content", text_}};
-    if (!reasoning_.empty()) message["reasoning_content"] = reasoning_;
-    const bool says = !text_.empty() || !reasoning_.empty() || !calls_.empty();
-    if (!calls_.empty()) message["tool_calls"] = std::move(calls_);
-    if (says || assistant_) out_.push_back(std::move(message));
-  }
-
- private:
   // Of a document its text; other sources need a reader of their format.
   Status read_document(const json::object& block, const std::string& where) {
     const Json* source = block.if_contains("source");
@@ -105,9 +141,10 @@ class TurnReader {
 
   Status read_result(const json::object& block, const std::string& where) {
     std::string text;
+    std::optional<CacheMark> inner;  // marks within a result count for nothing
     const Json* content = block.if_contains("content");
     if (content != nullptr && !content->is_null())
-      ESP_RETURN_IF_ERROR(read_text(*content, where + ".content", text));
+      ESP_RETURN_IF_ERROR(read_text(*content, where + ".content", text, inner));
     const std::string_view id = string_member(block, "tool_use_id");
     if (id.empty()) return invalid_argument("{}.tool_use_id is missing", where);
     out_.push_back(json::object{
@@ -125,12 +162,14 @@ class TurnReader {
   }
 
   const bool assistant_;
-  json::array& out_;
+  MessagesRequest& request_;
+  json::array& out_;  // the request's turns
   std::string text_, reasoning_;
   json::array calls_;
+  std::optional<CacheMark> mark_;  // the last one in the message that finish() makes
 };
 
-Status read_turn(const Json& turn, const std::string& where, json::array& out) {
+Status read_turn(const Json& turn, const std::string& where, MessagesRequest& out) {
   const json::object* members = turn.if_object();
   if (members == nullptr) return wrong_type(where, "a message", turn);
   const std::string_view role = string_member(*members, "role");
@@ -140,9 +179,12 @@ Status read_turn(const Json& turn, const std::string& where, json::array& out) {
   if (content == nullptr) return invalid_argument("{}.content is missing", where);
   if (content->is_string() || role == "system") {
     std::string text;
-    ESP_RETURN_IF_ERROR(read_text(*content, where + ".content", text));
-    out.push_back(json::object{{"role", json::string(role.data(), role.size())},
-                               {"content", std::move(text)}});
+    std::optional<CacheMark> mark;
+    ESP_RETURN_IF_ERROR(read_text(*content, where + ".content", text, mark));
+    if (mark) mark->num_messages = out.turns.size();
+    if (mark) out.marks.turns = mark;
+    out.turns.push_back(json::object{{"role", json::string(role.data(), role.size())},
+                                     {"content", std::move(text)}});
     return {};
   }
   if (!content->is_array())
@@ -158,8 +200,7 @@ Status read_turn(const Json& turn, const std::string& where, json::array& out) {
 Status read_turns(const Json& value, std::string_view where, MessagesRequest& out) {
   if (!value.is_array()) return wrong_type(where, "a list of messages", value);
   for (size_t i = 0; i < value.get_array().size(); ++i)
-    ESP_RETURN_IF_ERROR(
-        read_turn(value.get_array()[i], fmt::format("{}[{}]", where, i), out.turns));
+    ESP_RETURN_IF_ERROR(read_turn(value.get_array()[i], fmt::format("{}[{}]", where, i), out));
   return {};
 }
 
@@ -182,6 +223,8 @@ Status read_tools_of(const Json& value, std::string_view where, MessagesRequest&
     tools.push_back(function_tool(string_member(*members, "name"),
                                   members->if_contains("description"),
                                   members->if_contains("input_schema")));
+    ESP_ASSIGN_OR_RETURN(std::optional<CacheMark> mark, read_mark_of(*members, at));
+    if (mark) out.marks.tools = mark;
   }
   return read_tools(Json(std::move(tools)), where, out.tools);
 }
@@ -202,6 +245,21 @@ Status read_choice(const Json& value, std::string_view where, MessagesRequest& o
     return {};
   }
   return invalid_argument("{}.type is \"{}\": it must be auto, any, tool or none", where, type);
+}
+
+Status read_whole_mark(const Json& value, std::string_view where, MessagesRequest& out) {
+  ESP_ASSIGN_OR_RETURN(out.marks.whole, read_cache_control(value, where));
+  return {};
+}
+
+// The last mark, placed among all messages. Tools stand in front of all turns.
+std::optional<CacheMark> last_mark(const MessagesRequest& request) {
+  std::optional<CacheMark> mark = request.marks.whole;
+  if (mark) mark->num_messages = request.system.size() + request.turns.size();
+  if (!mark && (mark = request.marks.turns)) mark->num_messages += request.system.size();
+  if (!mark) mark = request.marks.system;
+  if (!mark && (mark = request.marks.tools)) mark->num_messages = request.system.size();
+  return mark;
 }
 
 // Without "enabled" or "adaptive" a template that can leave thinking out does so.
@@ -269,10 +327,12 @@ const Fields<MessagesRequest>& messages_fields() {
         custom<M>("output_format", object, "a JSON Schema of the answer", read_output_format),
         field<M>("rid", "request id, for /abort_request", &M::rid),
         field<M>("priority", "larger is sooner, where the scheduler has priorities", &M::priority),
+        custom<M>("cache_control", object, "counts the whole prompt as written to the cache",
+                  read_whole_mark),
         refused<M>("mcp_servers"),
     };
-    for (const char* name : {"metadata", "service_tier", "container", "context_management",
-                             "inference_geo", "speed", "cache_control"})
+    for (const char* name :
+         {"metadata", "service_tier", "container", "context_management", "inference_geo", "speed"})
       f.push_back(ignored<M>(name));
     f[1].required = true;
     return f;
@@ -286,6 +346,7 @@ Result<MessagesRequest> parse(std::string_view body, bool& malformed) {
   ESP_RETURN_IF_ERROR(read_body(body, malformed, [&](const Json& value) {
     return read_fields(messages_fields(), value, "", request);
   }));
+  request.mark = last_mark(request);
   json::array all = std::move(request.system);
   for (Json& turn : request.turns) all.push_back(std::move(turn));
   // A last turn of the assistant is the beginning of the answer.
@@ -307,9 +368,19 @@ void append_event(std::string& out, std::string_view type, std::string_view payl
   net::append_sse(out, payload);
 }
 
+// Tokens in front of the last cache_control; 0 where there is none.
+struct MarkedTokens {
+  int64_t count = 0;
+  bool hour = false;
+};
+
 class MessagesGeneration final : public ChatDialectGeneration {
  public:
-  using ChatDialectGeneration::ChatDialectGeneration;
+  MessagesGeneration(ContextPtr context, net::ResponsePtr response, GenerationItem item,
+                     const ChatRequest& request, const AnswerFormat& format, MarkedTokens marked)
+      : ChatDialectGeneration(std::move(context), std::move(response), std::move(item), request,
+                              format),
+        marked_(marked) {}
 
  protected:
   Dialect dialect() const override { return Dialect::kAnthropic; }
@@ -368,10 +439,16 @@ class MessagesGeneration final : public ChatDialectGeneration {
     w.member("role", "assistant").member("model", model());
   }
 
-  static void write_usage(JsonWriter& w, const Sample& sample) {
-    const int64_t cached = sample.stats.cached_tokens;
-    w.begin_object().member("input_tokens", sample.stats.prompt_tokens - cached);
-    w.member("cache_creation_input_tokens", 0).member("cache_read_input_tokens", cached);
+  // A prompt's tokens are those that were read from the radix tree, those that were added to it in
+  // front of the mark, and the others.
+  void write_usage(JsonWriter& w, const Sample& sample) const {
+    const int64_t cached = sample.stats.cached_tokens, fresh = sample.stats.prompt_tokens - cached;
+    const int64_t created = std::clamp<int64_t>(marked_.count - cached, 0, fresh);
+    w.begin_object().member("input_tokens", fresh - created);
+    w.member("cache_creation_input_tokens", created).member("cache_read_input_tokens", cached);
+    w.key("cache_creation").begin_object();
+    w.member("ephemeral_5m_input_tokens", marked_.hour ? 0 : created);
+    w.member("ephemeral_1h_input_tokens", marked_.hour ? created : 0).end_object();
     w.member("output_tokens", sample.stats.completion_tokens).end_object();
   }
 
@@ -480,6 +557,7 @@ class MessagesGeneration final : public ChatDialectGeneration {
     append_event(out, "message_stop", R"({"type":"message_stop"})");
   }
 
+  const MarkedTokens marked_;
   Block open_ = Block::kNone;
   int num_blocks_ = 0;
   std::string blank_;  // white space that may become the beginning of a text
@@ -488,14 +566,20 @@ class MessagesGeneration final : public ChatDialectGeneration {
 std::shared_ptr<Generation> start_messages(const ContextPtr& context,
                                            const net::ResponsePtr& response,
                                            MessagesRequest&& request) {
+  const std::optional<ChatRequest> unplanned =
+      request.mark ? std::optional<ChatRequest>(request) : std::nullopt;
   auto plan = plan_chat(*context, request);
   if (!plan) {
     response->send(error_response(Dialect::kAnthropic, plan.error()));
     return nullptr;
   }
+  MarkedTokens marked;
+  if (unplanned)
+    marked = {tokens_before(*context, *unplanned, plan->prompt, *request.mark).value_or(0),
+              request.mark->hour};
   GenerationItem item = chat_item(*context, request, *plan);
   return std::make_shared<MessagesGeneration>(context, response, std::move(item), request,
-                                              plan->answer);
+                                              plan->answer, marked);
 }
 
 void handle_messages(const ContextPtr& context, net::HttpRequest&& request,

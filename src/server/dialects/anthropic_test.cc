@@ -20,7 +20,8 @@ TEST_F(AnthropicTest, AWholeMessage) {
          R"({"id":"msg_r","type":"message","role":"assistant","model":"claude",)"
          R"("content":[{"type":"text","text":"Hi there."}],"stop_reason":"end_turn",)"
          R"("stop_sequence":null,"usage":{"input_tokens":3,"cache_creation_input_tokens":0,)"
-         R"("cache_read_input_tokens":2,"output_tokens":10}})");
+         R"("cache_read_input_tokens":2,"cache_creation":{"ephemeral_5m_input_tokens":0,)"
+         R"("ephemeral_1h_input_tokens":0},"output_tokens":10}})");
   EXPECT_EQ(engine_.submitted().back().sampling.max_new_tokens, 20);
   EXPECT_THAT(
       post("/v1/messages", R"({"max_tokens":2,"messages":[{"role":"user","content":"Hi"}]})").body,
@@ -106,6 +107,70 @@ TEST_F(AnthropicTest, ToolsAreCalledAndTheirResultsRead) {
   EXPECT_THAT(prompt, HasSubstr("Be brief."));
   EXPECT_THAT(prompt, ::testing::Not(HasSubstr("billing")));
   EXPECT_LT(prompt.find("So"), prompt.find("and?"));
+}
+
+// What usage counts of the prompt: read from the cache, written to it in front of the last mark,
+// and the rest. The scripted engine has half of a prompt in its cache.
+TEST_F(AnthropicTest, UsageCountsWhatCacheControlMarks) {
+  engine_.set_script({.reply = "Hi", .context_length = 4000});
+  start();
+  const std::string mark = R"("cache_control":{"type":"ephemeral"})";
+  const std::string plain_text = R"({"type":"text","text":"0123456789"})";
+  const std::string marked_text = R"({"type":"text","text":"0123456789",)" + mark + "}";
+  const std::string marked_hour =
+      R"({"type":"text","text":"0123456789","cache_control":{"type":"ephemeral","ttl":"1h"}})";
+  const std::string turn = R"({"role":"user","content":[)";
+  const std::string answer = R"({"role":"assistant","content":"ok"},)";
+  struct Case {
+    std::string system, messages, more, front;  // the prompt in front of the last mark
+    bool hour = false;
+  };
+  const std::string text = "0123456789",
+                    all = "<|system|>" + text + "<|user|>" + text + "<|assistant|>ok";
+  const Case cases[] = {
+      {plain_text, turn + plain_text + "]}", "", ""},
+      {marked_text, turn + plain_text + "]}", "", "<|system|>" + text},
+      {plain_text, turn + marked_text + "," + plain_text + "]}", "",
+       "<|system|>" + text + "<|user|>" + text},
+      // The last mark counts, wherever the others are.
+      {marked_text,
+       turn + plain_text + "]}," + answer + turn + marked_hour + "," + plain_text + "]}", "",
+       all + "<|user|>" + text, true},
+      {plain_text, turn + plain_text + "]}", "," + mark,
+       "<|system|>" + text + "<|user|>" + text + "<|"},
+      {plain_text, turn + plain_text + "]}",
+       R"(,"tools":[{"name":"f","input_schema":{"type":"object"},)" + mark + "}]", "tools"},
+  };
+  for (const Case& each : cases) {
+    const Answer got =
+        post("/v1/messages", R"({"max_tokens":9,"system":[)" + each.system + R"(],"messages":[)" +
+                                 each.messages + "]" + each.more + "}");
+    ASSERT_EQ(got.status, 200) << got.body;
+    const auto count = [&](const std::string& prompt) {
+      return static_cast<int64_t>(
+          engine_.tokenizer()->encode(prompt, {.add_special_tokens = false}).size());
+    };
+    const std::string prompt = engine_.submitted().back().text;
+    const std::string front = each.front == "tools" ? prompt.substr(0, prompt.find("<|user|>") + 8)
+                              : each.front.empty()
+                                  ? ""
+                                  : prompt.substr(0, prompt.find("<|system|>")) + each.front;
+    const int64_t whole = count(prompt), cached = whole / 2;
+    // A prefix that ends within a special token has more tokens than the token's one.
+    const int64_t created = std::clamp<int64_t>(count(front) - cached, 0, whole - cached);
+    EXPECT_THAT(got.body, HasSubstr(fmt::format(
+                              R"("usage":{{"input_tokens":{},"cache_creation_input_tokens":{},)"
+                              R"("cache_read_input_tokens":{},"cache_creation":{{)"
+                              R"("ephemeral_5m_input_tokens":{},"ephemeral_1h_input_tokens":{}}})",
+                              whole - cached - created, created, cached, each.hour ? 0 : created,
+                              each.hour ? created : 0)))
+        << front;
+  }
+  EXPECT_THAT(
+      post("/v1/messages", R"({"max_tokens":9,"cache_control":{"type":"ephemeral","ttl":"2h"},)"
+                           R"("messages":[{"role":"user","content":"x"}]})")
+          .body,
+      HasSubstr("cache_control must be"));
 }
 
 TEST_F(AnthropicTest, CountsTokens) {
