@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cctype>
+#include <set>
 
 namespace espalier::apps {
 namespace {
@@ -377,11 +378,25 @@ bool looks_like_flag(std::string_view word) {
          std::isdigit(static_cast<unsigned char>(word[1])) == 0;
 }
 
+// The names that begin with `name`: of settings (an alias gives its setting's name) and of SGLang.
+std::vector<std::string> names_that_begin_with(const std::string& name, const SettingTable& table) {
+  std::set<std::string> names;
+  for (const Setting& row : table.rows()) {
+    const bool by_alias = std::ranges::any_of(
+        row.aliases, [&](const std::string& alias) { return alias.starts_with(name); });
+    if (by_alias || row.name.starts_with(name)) names.insert(row.name);
+  }
+  for (const SglangFlag& flag : sglang_flags())
+    if (flag.name.starts_with(name)) names.emplace(flag.name);
+  return {names.begin(), names.end()};
+}
+
 // A flag as it stands on the command line: its name, and the value behind '=' if there is one.
 struct Word {
   std::string name;
   bool has_value = false;
   std::string value;
+  bool completed = false;  // the command line has the beginning of the name alone
 };
 
 Word split(const std::string& word) {
@@ -398,6 +413,27 @@ Status judge(const SglangFlag& flag, std::string_view value) {
   if (flag.rule == Rule::kOnlyValue && !accepts(flag, value))
     return invalid_argument("--{} is '{}', but only '{}' is supported: {}", flag.name, value,
                             flag.accepted, flag.reason);
+  return {};
+}
+
+std::string spelled(const Word& word) {
+  return "--" + word.name + (word.has_value ? "=" + word.value : "");
+}
+
+// Launch lines for SGLang may abbreviate a flag to a beginning that no other flag has. A name that
+// begins none stays, and is reported where the settings are read.
+Status complete(Word& word, const SettingTable& table, std::vector<std::string>& notes) {
+  if (word.name.empty() || table.find(word.name) != nullptr ||
+      find_sglang_flag(word.name) != nullptr)
+    return {};
+  const std::vector<std::string> names = names_that_begin_with(word.name, table);
+  if (names.empty()) return {};
+  if (names.size() > 1)
+    return invalid_argument("--{} may be the beginning of --{}: write the whole name", word.name,
+                            fmt::join(names, ", --"));
+  notes.push_back(fmt::format("--{} is taken for --{}", word.name, names[0]));
+  word.name = names[0];
+  word.completed = true;
   return {};
 }
 
@@ -461,12 +497,16 @@ Result<SglangArguments> take_sglang_flags(const std::vector<std::string>& args,
       out.rest.insert(out.rest.end(), args.begin() + static_cast<ptrdiff_t>(i), args.end());
       break;
     }
-    const bool flag_like = args[i].starts_with("--");
-    Word word = flag_like ? split(args[i]) : Word{};
-    const SglangFlag* flag =
-        flag_like && table.find(word.name) == nullptr ? find_sglang_flag(word.name) : nullptr;
-    if (flag == nullptr) {
+    if (!args[i].starts_with("--")) {
       out.rest.push_back(args[i]);
+      continue;
+    }
+    Word word = split(args[i]);
+    ESP_RETURN_IF_ERROR(complete(word, table, out.notes));
+    const SglangFlag* flag =
+        table.find(word.name) == nullptr ? find_sglang_flag(word.name) : nullptr;
+    if (flag == nullptr) {
+      out.rest.push_back(word.completed ? spelled(word) : args[i]);
       continue;
     }
     if (flag->takes_value && !word.has_value) {

@@ -41,8 +41,10 @@ struct SglangArguments {
   std::vector<std::string> notes;  // "--attention-backend has no effect: ..."
 };
 
-// Takes SGLang's flags with their values out of `args`; settings of `table` stay. Fails with
-// kInvalidArgument, which names the flag and what to do, for a flag that is refused.
+// Takes SGLang's flags with their values out of `args`; settings of `table` stay. A beginning that
+// one flag alone has stands for it, as in SGLang; `rest` has its whole name. Fails with
+// kInvalidArgument, which names the flag and what to do, for a flag that is refused and for a
+// beginning of several.
 Result<SglangArguments> take_sglang_flags(const std::vector<std::string>& args,
                                           const SettingTable& table);
 

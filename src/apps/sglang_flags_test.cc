@@ -85,6 +85,20 @@ TEST_F(SglangFlags, AValueThatIsMissingIsAnError) {
   EXPECT_TRUE(take({"--offload-group-size", "-1"}).has_value());  // a number is no flag
 }
 
+TEST_F(SglangFlags, ABeginningOfOneFlagStandsForIt) {
+  const auto taken = take({"--max-running", "7", "--attention-ba", "triton", "--random_s=3",
+                           "--prot", "1", "--port", "2"});
+  ASSERT_TRUE(taken.has_value()) << taken.error().message();
+  EXPECT_THAT(taken->rest, ElementsAre("--max-running-requests", "7", "--random-seed=3", "--prot",
+                                       "1", "--port", "2"));
+  EXPECT_THAT(taken->notes[0], HasSubstr("--max-running is taken for --max-running-requests"));
+  EXPECT_THAT(taken->notes[2], HasSubstr("--attention-backend has no effect"));
+  const auto several = take({"--cuda-graph-b", "8"});
+  ASSERT_FALSE(several.has_value());
+  EXPECT_THAT(std::string(several.error().message()),
+              HasSubstr("--cuda-graph-b may be the beginning of --cuda-graph-backend-decode, --"));
+}
+
 TEST_F(SglangFlags, OtherWordsStayWhereTheyAre) {
   const auto taken = take({"--no-such-flag", "word", "--", "--pp", "9"});
   ASSERT_TRUE(taken.has_value());
