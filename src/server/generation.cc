@@ -196,16 +196,17 @@ bool Generation::is_failure(const FinishReason& finish) const {
 
 void Generation::observe(Sample& sample, const TokenEvent& event) {
   Metrics& metrics = *context_->metrics;
+  const int32_t priority = sample.item->request.priority;
   const TimePoint now = std::chrono::steady_clock::now();
   if (!event.ids.empty() || event.finish) waiting_.reset();
   if (!event.ids.empty()) {
     if (sample.last_event == TimePoint{}) {
       const RequestStats& s = event.stats;
       const TimePoint first = s.first_token != TimePoint{} ? s.first_token : now;
-      metrics.observe_first_token(std::max(0.0, to_seconds(first - s.arrived)));
+      metrics.observe_first_token(std::max(0.0, to_seconds(first - s.arrived)), priority);
     } else {
       const int count = static_cast<int>(event.ids.size());
-      metrics.observe_inter_token(to_seconds(now - sample.last_event) / count, count);
+      metrics.observe_inter_token(to_seconds(now - sample.last_event) / count, count, priority);
     }
     sample.last_event = now;
   }
@@ -214,7 +215,7 @@ void Generation::observe(Sample& sample, const TokenEvent& event) {
     const bool first = sample.index % std::max(1, sample.item->request.sampling.n) == 0;
     reservation_->use(event.stats.completion_tokens + (first ? event.stats.prompt_tokens : 0));
   }
-  metrics.observe_finish(event.stats);
+  metrics.observe_finish(event.stats, priority);
   if (context_->config.log_requests) {
     log_info("request rid={} prompt_tokens={} cached_tokens={} completion_tokens={} end={}",
              sample.rid, event.stats.prompt_tokens, event.stats.cached_tokens,

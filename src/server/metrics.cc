@@ -6,6 +6,9 @@
 #include <prometheus/text_serializer.h>
 
 #include <algorithm>
+#include <map>
+#include <mutex>
+#include <shared_mutex>
 #include <utility>
 
 namespace espalier::server {
@@ -30,55 +33,95 @@ const Buckets kTokenBuckets = {1,    10,   50,    100,   200,   500,    1000,  2
 }  // namespace
 
 struct Metrics::Impl {
+  // The histograms of one priority, or of all requests.
+  struct Series {
+    prometheus::Histogram* first_token = nullptr;
+    prometheus::Histogram* inter_token = nullptr;
+    prometheus::Histogram* e2e = nullptr;
+    prometheus::Histogram* queue_time = nullptr;
+    prometheus::Histogram* prompt_tokens = nullptr;
+    prometheus::Histogram* generation_tokens = nullptr;
+  };
+
   prometheus::Registry registry;
   prometheus::Labels labels;
-  prometheus::Histogram* first_token = nullptr;
-  prometheus::Histogram* inter_token = nullptr;
-  prometheus::Histogram* e2e = nullptr;
-  prometheus::Histogram* queue_time = nullptr;
-  prometheus::Histogram* prompt_tokens = nullptr;
-  prometheus::Histogram* generation_tokens = nullptr;
+  bool by_priority = false;
+  std::shared_mutex mutex;  // of the two below; a series stays where it is
+  std::map<int32_t, Series> series;
+  Series others;  // of all requests without by_priority; null where none was observed
 
-  prometheus::Histogram* histogram(const char* name, const char* help, const Buckets& buckets) {
-    return &prometheus::BuildHistogram().Name(name).Help(help).Register(registry).Add(labels,
-                                                                                      buckets);
-  }
+  Series& of(int32_t priority);
+  Series made(const prometheus::Labels& all);
 };
 
-Metrics::Metrics(const std::string& model_name) : impl_(std::make_unique<Impl>()) {
-  Impl& m = *impl_;
-  m.labels = {{"model_name", model_name}};
-  m.first_token = m.histogram("sglang:time_to_first_token_seconds",
-                              "Time from acceptance to the first token.", kFirstTokenBuckets);
-  m.inter_token = m.histogram("sglang:inter_token_latency_seconds",
-                              "Time between two tokens of one answer.", kInterTokenBuckets);
-  m.e2e = m.histogram("sglang:e2e_request_latency_seconds",
-                      "Time from acceptance to the last token.", kLatencyBuckets);
-  m.queue_time = m.histogram("sglang:queue_time_seconds", "Time from acceptance to the first step.",
-                             kFirstTokenBuckets);
-  m.prompt_tokens =
-      m.histogram("sglang:prompt_tokens_histogram", "Tokens of prompts.", kTokenBuckets);
-  m.generation_tokens =
-      m.histogram("sglang:generation_tokens_histogram", "Tokens of answers.", kTokenBuckets);
+// Registering a family that is there gives the one that is there.
+Metrics::Impl::Series Metrics::Impl::made(const prometheus::Labels& all) {
+  const auto histogram = [&](const char* name, const char* help, const Buckets& buckets) {
+    return &prometheus::BuildHistogram().Name(name).Help(help).Register(registry).Add(all, buckets);
+  };
+  return {
+      .first_token = histogram("sglang:time_to_first_token_seconds",
+                               "Time from acceptance to the first token.", kFirstTokenBuckets),
+      .inter_token = histogram("sglang:inter_token_latency_seconds",
+                               "Time between two tokens of one answer.", kInterTokenBuckets),
+      .e2e = histogram("sglang:e2e_request_latency_seconds",
+                       "Time from acceptance to the last token.", kLatencyBuckets),
+      .queue_time = histogram("sglang:queue_time_seconds",
+                              "Time from acceptance to the first step.", kFirstTokenBuckets),
+      .prompt_tokens =
+          histogram("sglang:prompt_tokens_histogram", "Tokens of prompts.", kTokenBuckets),
+      .generation_tokens =
+          histogram("sglang:generation_tokens_histogram", "Tokens of answers.", kTokenBuckets),
+  };
+}
+
+Metrics::Impl::Series& Metrics::Impl::of(int32_t priority) {
+  if (!by_priority) return others;
+  {
+    const std::shared_lock lock(mutex);
+    if (const auto found = series.find(priority); found != series.end()) return found->second;
+    if (series.size() >= kPrioritiesMax && others.e2e != nullptr) return others;
+  }
+  const std::lock_guard lock(mutex);
+  if (const auto found = series.find(priority); found != series.end()) return found->second;
+  prometheus::Labels all = labels;
+  if (series.size() < kPrioritiesMax) {
+    all["priority"] = std::to_string(priority);
+    return series.emplace(priority, made(all)).first->second;
+  }
+  all["priority"] = "other";
+  if (others.e2e == nullptr) others = made(all);
+  return others;
+}
+
+Metrics::Metrics(const std::string& model_name, bool by_priority)
+    : impl_(std::make_unique<Impl>()) {
+  impl_->labels = {{"model_name", model_name}};
+  impl_->by_priority = by_priority;
+  if (!by_priority) impl_->others = impl_->made(impl_->labels);
 }
 
 Metrics::~Metrics() = default;
 
-void Metrics::observe_first_token(double seconds) { impl_->first_token->Observe(seconds); }
-
-void Metrics::observe_inter_token(double seconds, int count) {
-  for (int i = 0; i < count; ++i) impl_->inter_token->Observe(seconds);
+void Metrics::observe_first_token(double seconds, int32_t priority) {
+  impl_->of(priority).first_token->Observe(seconds);
 }
 
-void Metrics::observe_finish(const RequestStats& stats) {
+void Metrics::observe_inter_token(double seconds, int count, int32_t priority) {
+  prometheus::Histogram& histogram = *impl_->of(priority).inter_token;
+  for (int i = 0; i < count; ++i) histogram.Observe(seconds);
+}
+
+void Metrics::observe_finish(const RequestStats& stats, int32_t priority) {
+  Impl::Series& series = impl_->of(priority);
   if (stats.finished > stats.arrived) {
-    impl_->e2e->Observe(to_seconds(stats.finished - stats.arrived));
+    series.e2e->Observe(to_seconds(stats.finished - stats.arrived));
   }
   if (stats.scheduled >= stats.arrived && stats.scheduled != TimePoint{}) {
-    impl_->queue_time->Observe(to_seconds(stats.scheduled - stats.arrived));
+    series.queue_time->Observe(to_seconds(stats.scheduled - stats.arrived));
   }
-  impl_->prompt_tokens->Observe(stats.prompt_tokens);
-  impl_->generation_tokens->Observe(stats.completion_tokens);
+  series.prompt_tokens->Observe(stats.prompt_tokens);
+  series.generation_tokens->Observe(stats.completion_tokens);
 }
 
 namespace {

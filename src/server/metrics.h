@@ -13,13 +13,18 @@ namespace espalier::server {
 // Thread-safe.
 class Metrics {
  public:
-  // `model_name` labels every series.
-  explicit Metrics(const std::string& model_name);
+  // `model_name` labels every series; with `by_priority` the request's priority labels those of
+  // latencies and lengths, as SGLang does under a scheduler with priorities. Clients choose
+  // priorities, so what comes after the first kPrioritiesMax of them is labelled "other".
+  Metrics(const std::string& model_name, bool by_priority);
   ~Metrics();
 
-  void observe_first_token(double seconds);             // from acceptance
-  void observe_inter_token(double seconds, int count);  // `count` tokens, so many seconds each
-  void observe_finish(const RequestStats& stats);
+  static constexpr size_t kPrioritiesMax = 64;
+
+  void observe_first_token(double seconds, int32_t priority);  // from acceptance
+  // `count` tokens, so many seconds each.
+  void observe_inter_token(double seconds, int count, int32_t priority);
+  void observe_finish(const RequestStats& stats, int32_t priority);
 
   struct Http {
     int64_t connections_open = 0;

@@ -262,7 +262,8 @@ Result<std::unique_ptr<Server>> Server::create(ServerConfig config, Engine& engi
               chat.error().message());
   }
   ESP_RETURN_IF_ERROR(choose_parsers(context));
-  context.metrics = std::make_unique<server::Metrics>(context.model_name);
+  context.metrics = std::make_unique<server::Metrics>(
+      context.model_name, context.engine.config().schedule_policy == "priority");
   context.workers = std::make_unique<server::WorkerPool>(context.config.worker_threads);
   return std::unique_ptr<Server>(new Server(std::move(impl)));
 }

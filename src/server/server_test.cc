@@ -175,6 +175,23 @@ TEST_F(ServerTest, OpenApiListsWhatTheParsersRead) {
   EXPECT_TRUE(body.starts_with("{\"components\"")) << body.substr(0, 100);
 }
 
+// Clients choose priorities, so there are not as many series as they like.
+TEST_F(ServerTest, MetricsOfPriorities) {
+  engine_.set_schedule_policy("priority");
+  start();
+  for (int priority = 1; priority <= 70; ++priority)
+    ASSERT_EQ(post("/generate", fmt::format(R"({{"text":"Hi","priority":{}}})", priority)).status,
+              200);
+  ASSERT_EQ(post("/generate", R"({"text":"Hi","priority":5})").status, 200);
+  const std::string body = call("GET", "/metrics").body;
+  const std::string count = "sglang:e2e_request_latency_seconds_count{model_name=\"scripted-1b\",";
+  EXPECT_THAT(body, HasSubstr(count + "priority=\"1\"} 1\n"));
+  EXPECT_THAT(body, HasSubstr(count + "priority=\"5\"} 2\n"));
+  EXPECT_THAT(body, HasSubstr(count + "priority=\"64\"} 1\n"));
+  EXPECT_THAT(body, HasSubstr(count + "priority=\"other\"} 6\n"));
+  EXPECT_THAT(body, Not(HasSubstr("priority=\"65\"")));
+}
+
 TEST_F(ServerTest, Metrics) {
   start();
   ASSERT_EQ(post("/generate", R"({"text":"Hi"})").status, 200);
