@@ -91,15 +91,15 @@ Result<CacheEvents> Engine::read_cache_events(uint64_t, size_t) const {
                     "no events of the cache are kept: set num_cache_events (--kv-events-config)"));
 }
 namespace {
-Status no_adapters() {
+Status no_adapters(const std::string& name) {
   return error(StatusCode::kFailedPrecondition,
-               "this engine was started without adapters: set --enable-lora");
+               "LoRA is not enabled, so there is no adapter '{}': set --enable-lora", name);
 }
 }  // namespace
-Result<AdapterInfo> Engine::load_adapter(const std::string&, const std::filesystem::path&) {
-  return fail(no_adapters());
+Result<AdapterInfo> Engine::load_adapter(const std::string& name, const std::filesystem::path&) {
+  return fail(no_adapters(name));
 }
-Status Engine::unload_adapter(const std::string&) { return no_adapters(); }
+Status Engine::unload_adapter(const std::string& name) { return no_adapters(name); }
 Status Engine::pause_generation(PauseMode) {
   return error(StatusCode::kUnimplemented, "this engine cannot be paused");
 }

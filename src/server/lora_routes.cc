@@ -102,18 +102,21 @@ void handle_unload_lora(const ContextPtr& context, HttpRequest&& request, Respon
 }  // namespace
 
 std::string adapter_of_model(const Context& context, std::string_view model) {
-  if (!context.engine.config().enable_lora || model == context.model_name) return {};
+  if (model == context.model_name) return {};
+  const size_t colon = model.rfind(':');
+  const std::string_view behind =
+      colon == std::string_view::npos ? std::string_view() : model.substr(colon + 1);
+  // Ollama's clients write MODEL:latest for MODEL.
+  const bool of_served =
+      !behind.empty() && behind != "latest" && model.substr(0, colon) == context.model_name;
+  if (!context.engine.config().enable_lora) return std::string(of_served ? behind : "");
   const std::vector<LoadedAdapter> adapters = context.engine.adapters();
   const auto is_loaded = [&](std::string_view name) {
     return std::ranges::any_of(adapters,
                                [&](const LoadedAdapter& each) { return each.name == name; });
   };
   if (is_loaded(model)) return std::string(model);
-  const size_t colon = model.rfind(':');
-  if (colon == std::string_view::npos) return {};
-  const std::string_view name = model.substr(colon + 1);
-  return is_loaded(name) || model.substr(0, colon) == context.model_name ? std::string(name)
-                                                                         : std::string();
+  return std::string(of_served || is_loaded(behind) ? behind : "");
 }
 
 void choose_adapter(const Context& context, std::string_view model, GenerateRequest& request) {

@@ -73,8 +73,11 @@ Result<AdapterLease> AdapterRegistry::acquire(std::string_view name) {
     std::string names;
     for (const auto& [other, each] : by_name_)
       if (each.state == State::kServing) names += (names.empty() ? "" : ", ") + other;
-    return fail(invalid_argument("no adapter '{}' is loaded; there {}", name,
-                                 names.empty() ? "are none" : "is " + names));
+    // SGLang's clients look for the words "never been loaded".
+    return fail(
+        invalid_argument("no adapter '{}' is loaded: it has never been loaded, or was "
+                         "unloaded; there {}",
+                         name, names.empty() ? "are none" : "is " + names));
   }
   ++entry->second.adapter.num_requests;
   return AdapterLease(*this, entry->second.id);
