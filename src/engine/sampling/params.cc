@@ -104,8 +104,12 @@ SamplingSpec make_spec(const GenerateRequest& request, const GenerationDefaults&
   return s;
 }
 
-std::vector<TokenId> make_stop_ids(const SamplingParams& p, const std::vector<TokenId>& eos_ids) {
+// Clients state the stop tokens of other models too, as SGLang lets them: an id beyond the
+// vocabulary never comes, so it is left out.
+std::vector<TokenId> make_stop_ids(const SamplingParams& p, const std::vector<TokenId>& eos_ids,
+                                   int32_t vocab_size) {
   std::vector<TokenId> ids = p.stop_token_ids;
+  std::erase_if(ids, [&](TokenId id) { return id >= vocab_size; });
   if (!p.ignore_eos) ids.insert(ids.end(), eos_ids.begin(), eos_ids.end());
   std::sort(ids.begin(), ids.end());
   ids.erase(std::unique(ids.begin(), ids.end()), ids.end());
@@ -180,11 +184,14 @@ Result<ResolvedSampling> resolve_sampling(const GenerateRequest& request,
                                           const SamplingContext& context) {
   const SamplingParams& p = request.sampling;
   ESP_RETURN_IF_ERROR(check_ranges(p));
-  ESP_RETURN_IF_ERROR(check_ids("stop_token_ids", p.stop_token_ids, context.vocab_size));
+  for (const TokenId id : p.stop_token_ids)
+    if (id < 0)
+      return fail(
+          invalid_argument("stop_token_ids holds {}, but token ids must be at least 0", id));
   ESP_RETURN_IF_ERROR(check_bias(p.logit_bias, context.vocab_size));
   ESP_RETURN_IF_ERROR(check_logprobs(request, context.vocab_size));
   ResolvedSampling r{.spec = make_spec(request, context.defaults),
-                     .stop_ids = make_stop_ids(p, context.eos_ids)};
+                     .stop_ids = make_stop_ids(p, context.eos_ids, context.vocab_size)};
   ESP_ASSIGN_OR_RETURN(r.grammar, resolve_grammar(p, context.json_whitespace));
   set_length(p, context.defaults, r);
   ESP_RETURN_IF_ERROR(check_lengths(r));

@@ -81,8 +81,7 @@ TEST(Params, EachViolationNamesTheFieldItsValueAndTheRange) {
       {{.repetition_penalty = 0.0f}, "repetition_penalty", "0", "(0, 2]"},
       {{.repetition_penalty = kNan}, "repetition_penalty", "nan", "(0, 2]"},
       {{.n = 0}, "n", "0", "[1, 1024]"},
-      {{.stop_token_ids = {5, 100}}, "stop_token_ids", "100", "[0, 100)"},
-      {{.stop_token_ids = {-1}}, "stop_token_ids", "-1", "[0, 100)"},
+      {{.stop_token_ids = {5, -1}}, "stop_token_ids", "-1", "at least 0"},
       {{.logit_bias = {{200, 1.0f}}}, "logit_bias", "200", "[0, 100)"},
       {{.logit_bias = {{20, kInf}}}, "logit_bias", "inf", "finite"},
   };
@@ -180,6 +179,11 @@ TEST(Params, StopIdsAreBannedBeforeTheMinimum) {
       {.sampling = {.min_new_tokens = 2, .stop_token_ids = {50}, .ignore_eos = true}}, context());
   EXPECT_THAT(r->stop_ids, ElementsAre(50));
   EXPECT_THAT(r->spec.banned_before_min, ElementsAre(50));
+  // Of another model's vocabulary: nothing to stop at, and nothing to ban.
+  r = resolve_sampling({.sampling = {.min_new_tokens = 2, .stop_token_ids = {100, 50, 128009}}},
+                       context());
+  EXPECT_THAT(r->stop_ids, ElementsAre(3, 7, 50));
+  EXPECT_THAT(r->spec.banned_before_min, ElementsAre(3, 7, 50));
 }
 
 Result<int32_t> length(const SamplingParams& params, int32_t prompt, int32_t limit) {
