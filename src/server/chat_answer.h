@@ -22,6 +22,7 @@ struct AnswerFormat {
   std::vector<std::string> tool_names;
   std::shared_ptr<const boost::json::value> tools;  // the same with their schemas, or null
   bool parallel = true;                             // else calls behind the first are dropped
+  bool tools_make_grammar = false;                  // the request's structural tag is made of them
   std::shared_ptr<const ResponseTemplate> response_template = nullptr;  // the model's, or null
 };
 

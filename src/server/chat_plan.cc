@@ -25,7 +25,7 @@ Result<json::value> allowed_tools(const ChatRequest& request) {
   for (const std::string& name : names)
     if (std::ranges::none_of(all, [&](const json::value& tool) { return name_of(tool) == name; }))
       return fail(
-          invalid_argument("tool_choice names the function '{}', which is not among tools", name));
+          invalid_argument("Tool '{}' not found in tools list: tool_choice names it", name));
   json::array allowed;
   for (const json::value& tool : all)
     if (std::ranges::find(names, name_of(tool)) != names.end()) allowed.push_back(tool);
@@ -75,6 +75,7 @@ Status plan_tools(const Context& context, ChatRequest& request, AnswerFormat& an
                                              {.required = required,
                                               .parallel = answer.parallel,
                                               .max_calls = context.config.max_parallel_tool_calls});
+  answer.tools_make_grammar = !tag.empty();
   if (!tag.empty()) sampling.structural_tag = std::move(tag);
   return {};
 }
@@ -132,6 +133,16 @@ Result<ChatPlan> plan_chat(const Context& context, ChatRequest& request) {
   }
   plan_reasoning(context, request, plan.prompt, plan.answer);
   return plan;
+}
+
+Status in_names_of_tools(const Status& status, bool tools_make_grammar) {
+  constexpr std::string_view kSchema = ".json_schema: ";
+  const std::string_view text = status.message();
+  const size_t at = text.find(kSchema);
+  if (!tools_make_grammar || !text.starts_with("structural_tag.") || at == std::string_view::npos)
+    return status;
+  return {status.code(), fmt::format("tools: a function has an invalid 'parameters' schema: {}",
+                                     text.substr(at + kSchema.size()))};
 }
 
 std::shared_ptr<const ResponseTemplate> response_template_of(const Context& context) {

@@ -20,6 +20,10 @@ struct ChatPlan {
 };
 Result<ChatPlan> plan_chat(const Context& context, ChatRequest& request);
 
+// A failure to compile the structural tag that was made of a request's tools, in terms of the tools
+// that the client sent; any other status unchanged.
+Status in_names_of_tools(const Status& status, bool tools_make_grammar);
+
 // The model's response template; null: it has none.
 std::shared_ptr<const ResponseTemplate> response_template_of(const Context& context);
 

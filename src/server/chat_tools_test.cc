@@ -163,6 +163,18 @@ TEST_F(ChatToolsTest, ARequiredCallIsConstrainedToItsSchema) {
               HasSubstr(R"([{"name":"now","parameters":{}}]<|user|>Result of the call: 12:00)"));
 }
 
+// A schema that does not compile is the tool's, not of a tag that the client never wrote.
+TEST_F(ChatToolsTest, AWrongSchemaIsReportedOfTheTools) {
+  start();
+  const std::string reason =
+      "structural_tag.format.elements[1].tags[0].content.json_schema: #/type: wrong";
+  engine_.set_script({.submit_error = invalid_argument("{}", reason)});
+  EXPECT_THAT(post("/v1/chat/completions", body(R"(,"tool_choice":"required")")).body,
+              HasSubstr("tools: a function has an invalid 'parameters' schema: #/type: wrong"));
+  EXPECT_THAT(post("/v1/chat/completions", body(R"(,"tool_choice":"none")")).body,
+              HasSubstr(reason));
+}
+
 // The tokens of a conversation with tools are those of its chat.
 TEST_F(ChatToolsTest, TokenizeCountsTools) {
   start();
@@ -177,6 +189,9 @@ TEST_F(ChatToolsTest, TokenizeCountsTools) {
   EXPECT_EQ(
       post("/v1/tokenize", R"({"messages":[{"role":"user","content":"a"}],"tools":[1]})").status,
       400);
+  const std::string alone = R"({"messages":[{"role":"user","content":"Hi"}])";
+  EXPECT_EQ(post("/v1/tokenize", body(R"(,"tool_choice":"none")")).body,
+            post("/v1/tokenize", alone + "}").body);
 }
 
 TEST_F(ChatToolsTest, ReasoningStandsApart) {

@@ -241,6 +241,7 @@ class ChatGeneration final : public OpenAiGeneration {
         with_logprobs_(request.logprobs),
         has_max_completion_tokens_(request.max_completion_tokens.has_value()),
         reads_calls_(!format.tool_format.empty()),
+        tools_make_grammar_(format.tools_make_grammar),
         stores_(request.store_completion) {
     if (stores_ && request.messages != nullptr) messages_ = request.messages->get_array();
     if (stores_ && request.metadata != nullptr) metadata_ = request.metadata->get_object();
@@ -252,7 +253,8 @@ class ChatGeneration final : public OpenAiGeneration {
 
  protected:
   Status in_client_names(const Status& status) const override {
-    return in_chat_names(status, has_max_completion_tokens_);
+    return in_chat_names(in_names_of_tools(status, tools_make_grammar_),
+                         has_max_completion_tokens_);
   }
 
   // The role, reasoning, text, each piece of a call and the end are chunks of their own.
@@ -421,6 +423,7 @@ class ChatGeneration final : public OpenAiGeneration {
   const bool with_logprobs_;
   const bool has_max_completion_tokens_;  // the request named its length so
   const bool reads_calls_;
+  const bool tools_make_grammar_;
   const bool stores_;
   boost::json::array messages_;      // of the request, where the answer is stored
   boost::json::object metadata_;     // the same

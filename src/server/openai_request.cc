@@ -341,7 +341,12 @@ const Fields<TokenizeRequest>& tokenize_fields() {
                 [](const Json& value, std::string_view where, T& out) {
                   return read_tools(value, where, out.tools);
                 }),
-      ignored<T>("tool_choice"),
+      custom<T>("tool_choice", R"({"anyOf":[{"type":"string"},{"type":"object"}]})",
+                "none leaves the tools out",
+                [](const Json& value, std::string_view, T& out) {
+                  out.without_tools = value == "none";
+                  return Status();
+                }),
       ignored<T>("reasoning_effort"),
       ignored<T>("model"),
   };

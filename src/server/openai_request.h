@@ -74,6 +74,7 @@ struct TokenizeRequest {
   std::shared_ptr<const boost::json::value> messages;
   std::shared_ptr<const boost::json::value> template_kwargs;
   std::shared_ptr<const boost::json::value> tools;  // a checked list, or null; with messages
+  bool without_tools = false;                       // tool_choice is none
   bool continue_final_message = false;
   bool add_special_tokens = true;
 };

@@ -87,6 +87,20 @@ TEST_F(OpenAiTest, RequestsNameAdapters) {
   EXPECT_EQ(call("GET", "/v1/models/no").status, 404);
 }
 
+// An adapter that is named while there are none is the engine's to refuse; Ollama's tag is no
+// adapter.
+TEST_F(OpenAiTest, AdaptersThatAreNotEnabledReachTheEngine) {
+  start();
+  const std::pair<const char*, const char*> cases[] = {
+      {"scripted-1b:fr", "fr"}, {"scripted-1b:latest", ""}, {"llama3:8b", ""}, {"scripted-1b", ""}};
+  for (const auto& [model, adapter] : cases) {
+    EXPECT_EQ(
+        post("/v1/completions", fmt::format(R"({{"prompt":"a","model":"{}"}})", model)).status,
+        200);
+    EXPECT_EQ(engine_.submitted().back().lora, adapter) << model;
+  }
+}
+
 TEST_F(OpenAiTest, Completion) {
   start();
   expect("/v1/completions", R"({"prompt":"Hi","rid":"r"})", 200,
@@ -349,7 +363,7 @@ TEST_F(OpenAiTest, Errors) {
           {chat,
            R"({"messages":[{"role":"user","content":"a"}],"tools":[{"function":{"name":"f"}}],
                "tool_choice":{"type":"function","function":{"name":"g"}}})",
-           refused, "tool_choice names the function 'g', which is not among tools"},
+           refused, "Tool 'g' not found in tools list: tool_choice names it"},
           {chat,
            R"({"messages":[{"role":"user","content":"a"}],"tools":[{"function":{"name":"f"}}],
                "tool_choice":"required","regex":"a"})",

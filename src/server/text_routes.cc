@@ -39,7 +39,7 @@ Result<std::string> tokenize(const Context& context, const TokenizeRequest& requ
     ChatFormat::Options options;
     options.kwargs = request.template_kwargs.get();
     options.continue_final_message = request.continue_final_message;
-    options.tools = request.tools.get();
+    if (!request.without_tools) options.tools = request.tools.get();
     ESP_ASSIGN_OR_RETURN(const std::string text, context.chat->render(*request.messages, options));
     encode.add_special_tokens = false;
     all.push_back(tokenizer->encode(text, encode));
