@@ -231,6 +231,12 @@ struct PatchesSpec {
   int32_t num_rows() const { return num_patches + (class_token ? 1 : 0); }
 };
 
+// Of a decoder: how a picture stands in a prompt.
+struct ImagesSpec {
+  TokenId placeholder = -1;
+  int32_t num_rows = 0;  // that the encoder makes of a picture
+};
+
 // Carries an encoder's rows to the decoder's: matrices with an activation between two of them.
 struct ProjectorSpec {
   std::vector<PoolingSpec::HeadLayer> layers;
@@ -257,6 +263,7 @@ struct DecoderSpec {
   std::optional<PoolingSpec> pooling;         // there is no head over the vocabulary then
   std::optional<PatchesSpec> patches;         // it is an encoder: no vocabulary
   std::optional<ProjectorSpec> projector;     // of an encoder
+  std::optional<ImagesSpec> images;           // of a decoder beside an encoder
   WeightNames names;
 
   int64_t num_parameters() const;

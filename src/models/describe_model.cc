@@ -22,6 +22,11 @@ ModelInfo describe_model(const DecoderSpec& spec) {
   if (info.sliding_window == 0) info.window_layers.clear();
   info.num_parameters = spec.num_parameters();
   info.eos_ids = spec.eos_ids;
+  if (spec.images) {
+    info.images = ImagesInfo{.placeholder = spec.images->placeholder,
+                             .num_rows = spec.images->num_rows,
+                             .width = spec.hidden_size};
+  }
   if (spec.pooling) {
     info.pooled = PooledInfo{.size = spec.pooled_size(),
                              .all_tokens = spec.pooling->kind == PoolingSpec::Kind::kMean,

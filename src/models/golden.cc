@@ -49,6 +49,21 @@ float range(const std::vector<Sequence>& sequences) {
   return most - least;
 }
 
+// The spans' parts among the next `count` tokens of the track, for a batch that has so many
+// already.
+void add_spans(ForwardBatch& batch, const Track& track, int32_t count) {
+  const int32_t end = track.done + count;
+  for (const EmbeddingSpan& span : track.spans) {
+    const int32_t first = std::max(track.done, span.token_begin);
+    const int32_t last = std::min(end, span.token_begin + span.count);
+    if (first >= last) continue;
+    batch.embedding_spans.push_back({.token_begin = batch.num_tokens() + first - track.done,
+                                     .count = last - first,
+                                     .first_row = span.first_row + first - span.token_begin,
+                                     .rows = span.rows});
+  }
+}
+
 }  // namespace
 
 std::vector<std::string> names() {
@@ -145,6 +160,7 @@ void run_step(Model& model, KvMemory& kv, const std::vector<Piece>& pieces) {
       entry.input_logprob_begin = 0;
       entry.input_logprob_targets.assign(static_cast<size_t>(piece.count - 1), 0);
     }
+    add_spans(batch, track, piece.count);
     for (int32_t i = 0; i < piece.count; ++i) {
       batch.token_ids.push_back(track.tokens.at(static_cast<size_t>(track.done + i)));
       batch.positions.push_back(track.done + i);

@@ -69,6 +69,7 @@ struct Track {
   std::vector<PageId> pages;
   std::map<int32_t, std::vector<float>> logits;  // by position
   AdapterId adapter = kNoAdapter;
+  std::vector<EmbeddingSpan> spans;  // token_begin: in `tokens`
 };
 
 // What a step does with one track.

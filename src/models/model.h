@@ -30,6 +30,13 @@ struct PooledInfo {
   std::vector<std::string> labels;  // [size] of scores, where the model names them
 };
 
+// Of a model that reads pictures.
+struct ImagesInfo {
+  TokenId placeholder = -1;  // the prompt's token that stands for a picture
+  int32_t num_rows = 0;      // positions that a picture takes in a prompt
+  int32_t width = 0;         // of a row
+};
+
 // What the engine must know of a model to size its memory and check its inputs.
 struct ModelInfo {
   std::string architecture;  // "LlamaForCausalLM"
@@ -49,6 +56,7 @@ struct ModelInfo {
   int64_t weight_bytes = 0;          // as loaded
   std::vector<TokenId> eos_ids;      // from generation_config.json, else config.json
   std::optional<PooledInfo> pooled;  // the model makes vectors of texts, and does not generate
+  std::optional<ImagesInfo> images;  // the model reads pictures
 
   int32_t num_window_layers() const {
     return static_cast<int32_t>(std::count(window_layers.begin(), window_layers.end(), true));
@@ -125,7 +133,8 @@ class Model {
   virtual Status reserve(int32_t max_tokens, int32_t max_entries) = 0;
 
   // Runs `batch`, writing its tokens' keys and values into the pages named by the batch.
-  // `token_ids` is batch.token_ids with every kTokenFromSlot already resolved, [num_tokens]. A
+  // `token_ids` is batch.token_ids with every kTokenFromSlot already resolved, [num_tokens]; those
+  // of embedding spans are not read. An
   // entry's result does not depend on the other entries: the same tokens with the same prefix give
   // the same bits, whatever the batch, the chunking and the number of threads.
   virtual ForwardOutput forward(const ForwardBatch& batch, std::span<const TokenId> token_ids,

@@ -42,6 +42,26 @@ inline constexpr TokenId kTokenFromSlot = -1;
 // the executor derives them from the slot's length and the number of tokens sampled so far.
 inline constexpr int32_t kLengthFromSlot = -1;
 
+// Ids from here on stand in prompts for rows of pictures: they are the cache's keys of what a
+// position holds, in place of a token (engine/images/span_keys.h). No vocabulary reaches them.
+inline constexpr TokenId kFirstSpanKey = 1 << 24;
+
+// What an encoder makes of a picture: rows that stand in a prompt in place of tokens' embeddings.
+// Immutable once made; requests, batches in flight and the cache of encoder outputs share it.
+struct EncodedRows {
+  int32_t num_rows = 0;
+  int32_t width = 0;
+  std::vector<float> values;  // [num_rows, width]
+};
+
+// Query tokens whose input rows are an encoder's; their token_ids are kFirstSpanKey or above.
+struct EmbeddingSpan {
+  int32_t token_begin = 0;  // in the batch's token_ids
+  int32_t count = 0;
+  int32_t first_row = 0;  // of `rows`; a prompt's chunk may begin within a picture
+  std::shared_ptr<const EncodedRows> rows;  // shared with the request, which may end first
+};
+
 // One request's part of a step: num_query_tokens new tokens after prefix_len cached ones.
 struct BatchEntry {
   SlotId slot = -1;
@@ -123,6 +143,8 @@ struct ForwardBatch {
   // Empty unless the scheduler is configured to find them; parents before their children.
   std::vector<SharedPrefixSegment> shared_prefixes;
   std::vector<int32_t> shared_entries;  // indices into entries, rising within each shared prefix
+  // Of all entries, rising, without overlaps. Empty where the executor has no encoder of pictures.
+  std::vector<EmbeddingSpan> embedding_spans;
   // Indices among their entry's draft tokens, rising within each entry.
   std::vector<int32_t> draft_samples;
 
@@ -136,6 +158,7 @@ struct ForwardBatch {
     window_page_tables.clear();
     shared_prefixes.clear();
     shared_entries.clear();
+    embedding_spans.clear();
     draft_samples.clear();
   }
 };

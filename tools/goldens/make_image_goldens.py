@@ -9,6 +9,7 @@ Each folder NAME holds config.json, model.safetensors, preprocessor_config.json 
   size_I [2] int32             width and height of a drawn picture (make_media_goldens.drawn)
   rows_I [rows, width] f32     what the encoder and the projector make of it, eager attention
   prompt [n] int32, logits [n, vocab] f32    of a text without pictures
+  seen_prompt [n] int32, seen_logits [n, vocab] f32    of a text with pictures 0 and 2, placeholders expanded
 Weights are drawn wide, so that no part can be left out unseen.
 """
 import pathlib
@@ -55,15 +56,23 @@ def make(folder, config, processor):
     model.save_pretrained(folder)
     processor.save_pretrained(folder)
     reference = {}
+    pictures = []
     with torch.no_grad():
         for i, (width, height) in enumerate(SIZES):
             pixels = processor(Image.fromarray(drawn(width, height)), return_tensors="pt")["pixel_values"]
+            pictures.append(pixels.float())
             rows = model.get_image_features(pixels.float()).pooler_output[0]
             reference[f"size_{i}"] = torch.tensor([width, height], dtype=torch.int32)
             reference[f"rows_{i}"] = rows.float().contiguous()
         prompt = torch.from_numpy(numpy.random.default_rng(7).integers(3, 96, 12)).long()
         reference["prompt"] = prompt.int()
         reference["logits"] = model(input_ids=prompt[None]).logits[0].float().contiguous()
+        seen = prompt.tolist()
+        span = [config.image_token_id] * reference["rows_0"].shape[0]
+        seen = torch.tensor(seen[:4] + span + seen[4:7] + span + seen[7:])
+        reference["seen_prompt"] = seen.int()
+        both = torch.cat([pictures[0], pictures[2]])
+        reference["seen_logits"] = model(input_ids=seen[None], pixel_values=both).logits[0].float().contiguous()
     save_file(reference, folder / "reference.safetensors")
 
 

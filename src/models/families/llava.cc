@@ -1,8 +1,11 @@
 // LLaVA 1.5 (Liu et al. 2023): a decoder, a vision encoder of CLIP's shape, and an MLP of two
 // layers that carries the encoder's rows to the decoder's. Source: transformers, models/llava.
+#include <fmt/format.h>
+
 #include "models/families/clip_vision.h"
 #include "models/families/common.h"
 #include "models/families/family.h"
+#include "seams/forward_batch.h"
 
 namespace espalier {
 namespace {
@@ -63,6 +66,26 @@ Result<Features> read_features(const JsonObject& config) {
   return out;
 }
 
+// transformers has called the field by two names.
+Result<ImagesSpec> read_images(const JsonObject& config, int32_t vocab_size) {
+  ESP_ASSIGN_OR_RETURN(const Features features, read_features(config));
+  ESP_ASSIGN_OR_RETURN(const JsonObject vision, config.object("vision_config"));
+  ESP_ASSIGN_OR_RETURN(const DecoderSpec encoder, read_clip_vision(vision, features.layer));
+  constexpr int64_t kLlavaPlaceholder = 32000;
+  ESP_ASSIGN_OR_RETURN(const int64_t named,
+                       config.integer_or("image_token_index", kLlavaPlaceholder, 0, 1 << 30));
+  ESP_ASSIGN_OR_RETURN(const int64_t placeholder,
+                       config.integer_or("image_token_id", named, 0, 1 << 30));
+  if (placeholder >= vocab_size || vocab_size > kFirstSpanKey) {
+    return fail(config.field_error(
+        "image_token_index", fmt::format("is {}, which must be a token of a vocabulary of at most "
+                                         "{}, and there are {}",
+                                         placeholder, kFirstSpanKey, vocab_size)));
+  }
+  return ImagesSpec{.placeholder = static_cast<TokenId>(placeholder),
+                    .num_rows = encoder.patches->num_patches};
+}
+
 }  // namespace
 
 Result<DecoderSpec> make_llava_encoder(const JsonObject& config) {
@@ -96,6 +119,7 @@ Result<DecoderSpec> make_llava_spec(const JsonObject& config) {
   spec.model_type = "llava";
   ESP_ASSIGN_OR_RETURN(spec.checkpoint_dtype, read_dtype(config));
   set_text_names(spec.names);
+  ESP_ASSIGN_OR_RETURN(spec.images, read_images(config, spec.vocab_size));
   return spec;
 }
 

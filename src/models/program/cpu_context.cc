@@ -71,7 +71,7 @@ Status CpuContext::reserve(int32_t max_tokens, int32_t max_entries, int64_t outp
   wanted_.reserve(static_cast<size_t>(max_entries));
   adapters_.reserve(static_cast<size_t>(max_entries));
   if (spec_.patches) pictures_.rows.reserve(static_cast<size_t>(max_tokens));
-  if (collective_ != nullptr) local_ids_.reserve(static_cast<size_t>(max_tokens));
+  if (collective_ != nullptr || spec_.images) local_ids_.reserve(static_cast<size_t>(max_tokens));
   place_buffers();
   return Status();
 }

@@ -32,18 +32,38 @@ void clear_other_rows(CpuContext& context, const VocabularyPart& part, const Cpu
   }
 }
 
+// Rows of pictures take the places of those of their keys. Of several ranks the first one has them,
+// for the ranks' rows are added.
+void embed_spans(CpuContext& context, bool first_rank, const CpuView& out) {
+  const auto width = static_cast<size_t>(context.spec().hidden_size);
+  for (const EmbeddingSpan& span : context.batch().embedding_spans) {
+    ESP_CHECK(static_cast<size_t>(span.rows->width) == width &&
+                  span.first_row + span.count <= span.rows->num_rows,
+              "rows {} to {} of {}, {} wide", span.first_row, span.first_row + span.count,
+              span.rows->num_rows, span.rows->width);
+    const float* from = span.rows->values.data() + static_cast<size_t>(span.first_row) * width;
+    for (int32_t i = 0; i < span.count; ++i, from += width) {
+      float* const to = out.data + (span.token_begin + i) * out.stride;
+      first_rank ? std::copy_n(from, width, to) : std::fill_n(to, width, 0.0f);
+    }
+  }
+}
+
 // An embedding that shares its memory with the head, or is quantised, is a packed matrix.
 void run_embed(CpuContext& context, const Op& op) {
   const DecoderSpec& spec = context.spec();
   const DecoderWeights& weights = context.weights();
+  const bool spans = !context.batch().embedding_spans.empty();
   for (const TokenId id : context.token_ids()) {
-    ESP_CHECK(id >= 0 && id < spec.vocab_size, "token {} of a vocabulary of {}", id,
-              spec.vocab_size);
+    ESP_CHECK((id >= 0 && id < spec.vocab_size) || (spans && id >= kFirstSpanKey),
+              "token {} of a vocabulary of {}", id, spec.vocab_size);
   }
   const CpuView out = context.view(op.outputs[0]);
   const auto* part = std::get_if<VocabularyPart>(&op.attributes);
   const std::span<const TokenId> ids =
-      part == nullptr ? context.token_ids() : context.local_ids(*part);
+      part != nullptr ? context.local_ids(*part)
+      : spans         ? context.local_ids({.first = 0, .count = spec.vocab_size})
+                      : context.token_ids();
   if (spec.tied_embeddings || weights.quantized_embedding.quantized()) {
     const kernels::PackedMatrix& table =
         spec.tied_embeddings ? weights.head : weights.quantized_embedding;
@@ -57,6 +77,7 @@ void run_embed(CpuContext& context, const Op& op) {
                                              .out_stride = out.stride});
   }
   if (part != nullptr) clear_other_rows(context, *part, out);
+  embed_spans(context, part == nullptr || part->first == 0, out);
 }
 
 void run_embed_position(CpuContext& context, const Op& op) {
