@@ -179,6 +179,19 @@ void resolve_prefill(const EngineConfig& user, const SystemInfo& system, EngineC
   if (user.max_prefill_tokens == 0) c.max_prefill_tokens = c.chunked_prefill_size;
 }
 
+Status check_images(const EngineConfig& c) {
+  if (c.image_threads < 1 || c.max_images_per_request < 1)
+    return invalid_argument(
+        "image_threads is {} and max_images_per_request {}, but both must be at least 1",
+        c.image_threads, c.max_images_per_request);
+  if (c.image_cache_bytes < 0 || c.max_image_bytes < 1 || c.max_image_pixels < 1)
+    return invalid_argument(
+        "image_cache_bytes is {}, max_image_bytes {} and max_image_pixels {}, but the first must "
+        "not be negative and the others must be at least 1",
+        c.image_cache_bytes, c.max_image_bytes, c.max_image_pixels);
+  return {};
+}
+
 }  // namespace
 
 Result<KvType> resolve_kv_type(const EngineConfig& config, const ModelInfo& info) {
@@ -242,6 +255,7 @@ Result<EngineConfig> resolve(const EngineConfig& user, const ModelInfo& info,
     return fail(
         invalid_argument("max_session_bytes is {}, but must be at least 1, or 0 to have it chosen",
                          c.max_session_bytes));
+  ESP_RETURN_IF_ERROR(check_images(c));
   c.enable_lora = c.enable_lora || !c.lora_paths.empty();
   if (c.max_loras_per_batch < 1 || c.max_lora_rank < 0 || c.max_loaded_loras < 0)
     return fail(invalid_argument(
@@ -265,6 +279,9 @@ Result<EngineConfig> resolve(const EngineConfig& user, const ModelInfo& info,
   if (c.max_session_bytes == 0)
     c.max_session_bytes =
         std::clamp(system.available_bytes / 32, int64_t{64} << 20, int64_t{1} << 30);
+  if (c.image_cache_bytes == 0)
+    c.image_cache_bytes =
+        std::clamp(system.available_bytes / 16, int64_t{256} << 20, int64_t{4} << 30);
   if (c.tokenizer_threads == 0) c.tokenizer_threads = std::clamp(cpus / 2, 1, 8);
   if (c.tokenizer_path.empty() && !c.skip_tokenizer_init) c.tokenizer_path = c.model_path;
   while (c.random_seed == 0) c.random_seed = std::random_device{}();

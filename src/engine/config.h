@@ -94,6 +94,14 @@ struct EngineConfig {
   // Bytes of memory that open sessions hold; 0: a thirty-second of what is available, from 64 MiB
   // to 1 GiB.
   int64_t max_session_bytes = 0;
+  // Of models that read pictures: threads that read and decode them, bytes of encoders' outputs
+  // that requests use or that are kept for later ones (0: a sixteenth of the memory that is
+  // available, from 256 MiB to 4 GiB), pictures of a request, and bytes and pixels of one.
+  int32_t image_threads = 4;
+  int64_t image_cache_bytes = 0;
+  int32_t max_images_per_request = 16;
+  int64_t max_image_bytes = int64_t{32} << 20;
+  int64_t max_image_pixels = 64'000'000;
   int32_t grammar_mask_threads = 0;  // that fill the masks of a step, the scheduler's among them
   ReportLoaded load_progress;        // receives the progress of loading; null: the log has it
   uint64_t random_seed = 0;  // of requests without their own (0: drawn), and of dummy weights

@@ -141,6 +141,8 @@ Result<std::unique_ptr<Engine>> Engine::create_with_cache(const EngineConfig& us
   ESP_ASSIGN_OR_RETURN(StartedExecutor started, std::move(start_it));
   Parts parts{.executor = std::move(started.executor),
               .info = std::move(started.info),
+              .image_work = std::move(started.image_work),
+              .image_encoder = std::move(started.image_encoder),
               .make_cache = std::move(make_cache)};
   if (!config.skip_tokenizer_init) {
     ESP_ASSIGN_OR_RETURN(

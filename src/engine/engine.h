@@ -18,8 +18,10 @@
 #include "engine/requests/request.h"
 #include "engine/requests/score.h"
 #include "engine/tiers/kv_tiers.h"
+#include "models/image_encoder.h"
 #include "models/model.h"
 #include "seams/cache_event.h"
+#include "tensor/work_pool.h"
 #include "text/tokenizer/tokenizer.h"
 
 namespace espalier {
@@ -59,8 +61,12 @@ struct EngineStats {
   double grammar_compile_seconds_total = 0;
   int32_t num_grammars_waiting = 0;                        // being compiled
   int64_t num_grammars_kept = 0, grammar_cache_bytes = 0;  // compiled, and the memory they hold
-  int32_t num_sessions = 0;                                // open
-  int64_t session_bytes = 0;                               // of memory, that these hold
+  int64_t num_images_total = 0;                            // pictures that requests brought
+  int64_t num_images_encoded_total = 0;                    // the rows of the others were kept
+  double image_encode_seconds_total = 0;
+  int64_t image_row_bytes = 0;  // of encoders' outputs, in use and kept
+  int32_t num_sessions = 0;     // open
+  int64_t session_bytes = 0;    // of memory, that these hold
   int64_t num_cache_events_total = 0, num_cache_events_overwritten_total = 0;
   int32_t kv_tokens_total = 0, kv_tokens_running = 0, kv_tokens_cached = 0;
   int64_t weight_bytes = 0, kv_bytes = 0;
@@ -115,6 +121,10 @@ class Engine {
     std::unique_ptr<Tokenizer> tokenizer;
     std::unique_ptr<Executor> executor;
     ModelInfo info;
+    // Of a model that reads pictures; without, requests with pictures are refused. The pool
+    // computes for the encoder; null: it has its own.
+    std::unique_ptr<WorkPool> image_work;
+    std::unique_ptr<ImageEncoder> image_encoder;
     GenerationDefaults defaults;
     MakePrefixCache make_cache = make_prefix_cache;
     MakeTiers make_tiers;  // null: what the configuration names

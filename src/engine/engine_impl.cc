@@ -107,6 +107,14 @@ EngineImpl::EngineImpl(const EngineConfig& config, Parts parts, CacheParts cache
   loop_ = std::make_unique<EngineLoop>(config_, parts_.info, *parts_.executor, *cache_parts_.cache,
                                        cache_parts_.tiers.get(), registry_, *sessions_,
                                        parts_.tokenizer.get());
+  if (parts_.image_encoder)
+    images_ = std::make_unique<ImagePool>(
+        std::move(parts_.image_encoder),
+        ImagePoolConfig{.num_threads = config_.image_threads,
+                        .num_waiting_max = static_cast<size_t>(2 * max_samples(config)),
+                        .row_bytes_max = config_.image_cache_bytes,
+                        .limits = {.bytes_max = config_.max_image_bytes,
+                                   .pixels_max = config_.max_image_pixels}});
   if (!parts_.tokenizer) return;
   // Room for what the registry admits, and as much again: prompts of requests that were aborted
   // stay in the queue until their turn.
@@ -127,6 +135,7 @@ EngineImpl::~EngineImpl() {
   registry_.close();
   tokenizers_.reset();
   grammars_.reset();
+  images_.reset();
   loop_.reset();
 }
 
@@ -151,6 +160,13 @@ Result<std::string> EngineImpl::submit(GenerateRequest request, EventSink sink) 
   const bool within_budget = live->complete_within_budget;
   loop_->push(ArrivalMessage{std::move(live)});  // before its tokens can be
   if (awaits_tokens) tokenise(id, std::move(request.text), request.add_special_tokens);
+  if (!request.images.empty()) {
+    const auto done = [this, id](Result<std::vector<EncodedImage>>&& images) {
+      loop_->push(ImagesMessage{id, std::move(images)});
+    };
+    if (Status queued = images_->submit(std::move(request.images), done); !queued.ok())
+      done(fail(std::move(queued)));
+  }
   if (grammar)
     grammars_->compile(*grammar, id, [this, id, within_budget](GrammarCompiler::Compiled made) {
       if (made && within_budget)
@@ -173,6 +189,31 @@ void EngineImpl::tokenise(RequestId id, std::string text, bool add_special_token
 }
 
 namespace {
+
+Status check_inputs(const GenerateRequest& request, const ModelInfo& info, const EngineConfig& c,
+                    bool has_encoder) {
+  ESP_RETURN_IF_ERROR(check_use(request, info));
+  if (request.images.empty()) return {};
+  if (!info.images)
+    return error(StatusCode::kUnimplemented,
+                 "{} reads text alone: leave pictures out, or start with a model that reads them",
+                 info.architecture);
+  if (!has_encoder)
+    return error(StatusCode::kUnimplemented,
+                 "pictures on a GPU are not served yet: start with --device cpu");
+  if (c.hicache_storage_backend != "none")
+    return error(StatusCode::kUnimplemented,
+                 "pictures are not stored in tiers that outlive the engine: start without "
+                 "--hicache-storage-backend");
+  if (request.session)
+    return error(StatusCode::kUnimplemented,
+                 "a request of a session takes no pictures yet: send the whole prompt without one");
+  if (std::ssize(request.images) > c.max_images_per_request)
+    return invalid_argument(
+        "the request has {} pictures, and at most {} are taken (--max-images-per-request)",
+        request.images.size(), c.max_images_per_request);
+  return {};
+}
 
 Status check_budget(const GenerateRequest& request, bool has_grammar) {
   if (!has_grammar)
@@ -202,7 +243,7 @@ Status check_shares(const EngineConfig& c, const GenerateRequest& request) {
 
 Result<std::unique_ptr<LiveRequest>> EngineImpl::prepare(GenerateRequest& request, EventSink sink) {
   ESP_RETURN_IF_ERROR(check_shares(config_, request));
-  ESP_RETURN_IF_ERROR(check_use(request, parts_.info));
+  ESP_RETURN_IF_ERROR(check_inputs(request, parts_.info, config_, images_ != nullptr));
   if (request.embed) {
     request.sampling = {.max_new_tokens = 0};
     request.return_logprob = false;  // a vector has none
@@ -225,6 +266,7 @@ Result<std::unique_ptr<LiveRequest>> EngineImpl::prepare(GenerateRequest& reques
     return fail(
         error(StatusCode::kFailedPrecondition,
               "this engine runs without a tokenizer (skip_tokenizer_init): give input_ids"));
+  live->awaits_images = !request.images.empty();
   live->awaits_grammar = live->sampling.grammar.has_value();
   if (live->awaits_grammar) ESP_RETURN_IF_ERROR(check_grammars());
   live->complete_within_budget = request.sampling.complete_within_budget;
@@ -416,6 +458,13 @@ EngineStats EngineImpl::stats() const {
   if (const CacheEventLog* const events = cache_parts_.events.get()) {
     s.num_cache_events_total = static_cast<int64_t>(events->num_events());
     s.num_cache_events_overwritten_total = static_cast<int64_t>(events->num_overwritten());
+  }
+  if (images_ != nullptr) {
+    const ImagePoolStats images = images_->stats();
+    s.num_images_total = images.num_images_total;
+    s.num_images_encoded_total = images.num_encoded_total;
+    s.image_encode_seconds_total = images.encode_seconds_total;
+    s.image_row_bytes = images.row_bytes;
   }
   if (grammars_ != nullptr) {
     const GrammarCompilerStats g = grammars_->stats();

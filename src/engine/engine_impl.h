@@ -11,6 +11,7 @@
 #include "engine/constrained/grammar_compiler.h"
 #include "engine/engine.h"
 #include "engine/executor/executor.h"
+#include "engine/images/image_pool.h"
 #include "engine/loop.h"
 #include "engine/requests/registry.h"
 #include "engine/requests/sessions.h"
@@ -78,6 +79,7 @@ class EngineImpl final : public Engine {
   std::unique_ptr<EngineLoop> loop_;
   std::unique_ptr<TokenizerPool> tokenizers_;  // null without a tokenizer
   std::unique_ptr<GrammarCompiler> grammars_;  // the same
+  std::unique_ptr<ImagePool> images_;          // null where the model or the device takes none
 };
 
 }  // namespace espalier

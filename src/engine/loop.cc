@@ -62,6 +62,7 @@ EngineLoop::EngineLoop(const EngineConfig& config, const ModelInfo& info, Execut
                 .events = events_,
                 .stats = stats_,
                 .pooled = info.pooled,
+                .images = info.images,
                 .vocab_size = info.vocab_size,
                 .max_sequence_tokens = max_sequence_tokens_}),
       thread_([this] { run(); }) {}
@@ -138,13 +139,14 @@ ForwardBatch* EngineLoop::launch_next() {
   return &batch;
 }
 
-void EngineLoop::wait_and_commit(const ForwardBatch& batch) {
+void EngineLoop::wait_and_commit(ForwardBatch& batch) {
   const TimePoint start = clock_.now();
   const StepResult& result = executor_.wait(batch.step);
   turn_.waited = clock_.now() - start;
   stats_.add_forward(result.forward_seconds);
   events_.begin_step();
   scheduler_.commit(batch, result);
+  batch.embedding_spans.clear();  // an idle engine keeps no pictures of its last step
 }
 
 // The masks of a step whose tokens before are known by now, while its forward runs.

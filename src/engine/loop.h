@@ -59,7 +59,7 @@ class EngineLoop {
   bool take_inbox();
   Inbox::Park how_to_park() const;
   ForwardBatch* launch_next();
-  void wait_and_commit(const ForwardBatch& batch);
+  void wait_and_commit(ForwardBatch& batch);
   void provide_masks(const ForwardBatch& batch);
   void report_leak();
   bool idle() const { return in_flight_ == nullptr && scheduler_.idle(); }
@@ -81,7 +81,7 @@ class EngineLoop {
   std::vector<Message> messages_;  // scratch
 
   BatchRing batches_;
-  const ForwardBatch* in_flight_ = nullptr;  // launched and not committed
+  ForwardBatch* in_flight_ = nullptr;  // launched and not committed
   struct Turn {
     TimePoint start{};        // when the inbox was opened
     Duration waited{};        // for the executor

@@ -125,7 +125,7 @@ void EventEmitter::finish_unscheduled(LiveRequest& request, FinishReason::Type t
   const RequestStats stats{.prompt_tokens = static_cast<int32_t>(request.prompt_ids.size()),
                            .arrived = request.arrived,
                            .finished = parts_.clock.now()};
-  request.awaits_tokens = request.awaits_grammar = false;
+  request.awaits_tokens = request.awaits_grammar = request.awaits_images = false;
   for (SampleState& sample : request.samples)
     if (!sample.finished) finish(sample, {.type = type, .status = why}, stats);
 }

@@ -1,5 +1,6 @@
 // What other threads say to the loop. Its length is bounded by the registry: a request sends at
-// most four messages (it came, its tokens are there, its grammar is, abort or evict it), each flush
+// most five messages (it came, its tokens are there, its grammar and its pictures are, abort or
+// evict it), each flush
 // or pause blocks its caller, and who joins branches holds requests for them.
 #pragma once
 
@@ -30,6 +31,10 @@ struct GrammarMessage {
   RequestId id = 0;
   GrammarCompiler::Compiled grammar;
 };
+struct ImagesMessage {
+  RequestId id = 0;
+  Result<std::vector<EncodedImage>> images;
+};
 struct AbortMessage {
   RequestId id = 0;
 };
@@ -52,8 +57,8 @@ struct ContinueMessage {
   std::promise<Status> done;
 };
 using Message =
-    std::variant<ArrivalMessage, TokensMessage, GrammarMessage, AbortMessage, EvictMessage,
-                 JoinMessage, FlushMessage, PauseMessage, ContinueMessage>;
+    std::variant<ArrivalMessage, TokensMessage, GrammarMessage, ImagesMessage, AbortMessage,
+                 EvictMessage, JoinMessage, FlushMessage, PauseMessage, ContinueMessage>;
 
 // Thread-safe; one thread takes.
 class Inbox {

@@ -38,6 +38,17 @@ void InboxHandler::on(GrammarMessage& message) {
   start_when_ready(*request);
 }
 
+void InboxHandler::on(ImagesMessage& message) {
+  LiveRequest* const request = parts_.requests.find(message.id);
+  if (request == nullptr || !request->awaits_images) return;  // aborted meanwhile
+  if (!message.images)
+    return parts_.events.finish_unscheduled(*request, FinishReason::Type::kError,
+                                            message.images.error());
+  request->images = std::move(*message.images);
+  request->awaits_images = false;
+  start_when_ready(*request);
+}
+
 void InboxHandler::on(AbortMessage& message) {
   if (LiveRequest* const request = parts_.requests.find(message.id))
     abort(*request, error(StatusCode::kAborted, "request '{}' was aborted", request->rid));
@@ -65,7 +76,7 @@ void InboxHandler::on(ContinueMessage& message) {
 }
 
 void InboxHandler::start_when_ready(LiveRequest& request) {
-  if (request.awaits_tokens || request.awaits_grammar) return;
+  if (request.is_waiting()) return;
   if (const Status status = start(request); !status.ok())
     parts_.events.finish_unscheduled(request, FinishReason::Type::kError, status);
 }
@@ -74,10 +85,14 @@ void InboxHandler::start_when_ready(LiveRequest& request) {
 Status InboxHandler::start(LiveRequest& request) {
   ESP_RETURN_IF_ERROR(continue_session(request));
   if (request.token_healing) parts_.proposer.heal(request);
-  ESP_RETURN_IF_ERROR(check_prompt(request));
+  ESP_RETURN_IF_ERROR(check_tokens(request));
+  ESP_RETURN_IF_ERROR(place_pictures(request));
+  const auto prompt_tokens = static_cast<int32_t>(request.prompt_ids.size());
+  if (request.return_logprob && request.logprob_start_len > prompt_tokens)
+    return invalid_argument("logprob_start_len is {}, but the prompt has {} tokens",
+                            request.logprob_start_len, prompt_tokens);
   const auto max_new_tokens =
-      resolve_max_new_tokens(request.sampling, static_cast<int32_t>(request.prompt_ids.size()),
-                             parts_.max_sequence_tokens);
+      resolve_max_new_tokens(request.sampling, prompt_tokens, parts_.max_sequence_tokens);
   if (!max_new_tokens) return max_new_tokens.error();
   ESP_RETURN_IF_ERROR(check_budget(request, *max_new_tokens));
   for (int32_t i = 0; i < static_cast<int32_t>(request.samples.size()); ++i)
@@ -102,17 +117,23 @@ Status InboxHandler::continue_session(LiveRequest& request) {
   return {};
 }
 
-Status InboxHandler::check_prompt(const LiveRequest& request) const {
-  const auto prompt_tokens = static_cast<int32_t>(request.prompt_ids.size());
-  if (prompt_tokens == 0)
+Status InboxHandler::check_tokens(const LiveRequest& request) const {
+  if (request.prompt_ids.empty())
     return invalid_argument("the prompt is empty: at least one token is needed to continue from");
   for (TokenId id : request.prompt_ids)
     if (id < 0 || id >= parts_.vocab_size)
       return invalid_argument("the prompt holds token {}, but the model's are in [0, {})", id,
                               parts_.vocab_size);
-  if (request.return_logprob && request.logprob_start_len > prompt_tokens)
-    return invalid_argument("logprob_start_len is {}, but the prompt has {} tokens",
-                            request.logprob_start_len, prompt_tokens);
+  return {};
+}
+
+// A placeholder without a picture would be read as if it were a word.
+Status InboxHandler::place_pictures(LiveRequest& request) const {
+  if (!parts_.images) return {};
+  const std::vector<EncodedImage> images = std::exchange(request.images, {});
+  auto spans = place_images(*parts_.images, images, request.prompt_ids);
+  if (!spans) return spans.error();
+  if (!images.empty()) request.spans = *std::move(spans);
   return {};
 }
 
@@ -154,6 +175,7 @@ Status InboxHandler::add_sequence(LiveRequest& request, int32_t index, int32_t m
        .stop_ids = request.sampling.stop_ids,
        .has_grammar = constrained,
        .takes_proposals = constrained || sample.speculates,
+       .has_spans = request.spans != nullptr,
        .logprob_start_len = request.return_logprob ? request.logprob_start_len : -1,
        .pooled = pooled_tokens(request),
        .adapter = request.adapter.id(),
@@ -161,14 +183,14 @@ Status InboxHandler::add_sequence(LiveRequest& request, int32_t index, int32_t m
        .tenant = request.tenant,
        .share_weight = request.tenant_weight,
        .priority = request.priority,
-       .arrived = request.arrived});
+       .arrived = request.arrived,
+       .spans = request.spans});
   if (!status.ok()) parts_.requests.remove_sequence(std::exchange(sample.sequence, 0));
   return status;
 }
 
 void InboxHandler::end(LiveRequest& request, FinishReason::Type type, const Status& why) {
-  if (request.awaits_tokens || request.awaits_grammar)
-    return parts_.events.finish_unscheduled(request, type, why);
+  if (request.is_waiting()) return parts_.events.finish_unscheduled(request, type, why);
   for (SampleState& sample : request.samples)
     if (!sample.finished) parts_.scheduler.abort(sample.sequence, {.type = type, .status = why});
 }

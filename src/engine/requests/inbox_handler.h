@@ -31,6 +31,7 @@ class InboxHandler {
     EventEmitter& events;
     StatsPublisher& stats;
     std::optional<PooledInfo> pooled;
+    std::optional<ImagesInfo> images;
     int32_t vocab_size = 0;
     int32_t max_sequence_tokens = 0;  // of a prompt and its output together
   };
@@ -53,6 +54,7 @@ class InboxHandler {
   void on(ArrivalMessage& message);
   void on(TokensMessage& message);
   void on(GrammarMessage& message);
+  void on(ImagesMessage& message);
   void on(AbortMessage& message);
   void on(EvictMessage& message);
   void on(JoinMessage& message);
@@ -63,7 +65,8 @@ class InboxHandler {
   void start_when_ready(LiveRequest& request);
   Status start(LiveRequest& request);
   Status continue_session(LiveRequest& request);
-  Status check_prompt(const LiveRequest& request) const;
+  Status check_tokens(const LiveRequest& request) const;
+  Status place_pictures(LiveRequest& request) const;
   static Status check_budget(const LiveRequest& request, int32_t max_new_tokens);
   PooledTokens pooled_tokens(const LiveRequest& request) const;
   Status add_sequence(LiveRequest& request, int32_t index, int32_t max_new_tokens);

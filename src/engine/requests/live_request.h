@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "engine/images/place_images.h"
 #include "engine/requests/adapters.h"
 #include "engine/requests/registry.h"
 #include "engine/requests/request.h"
@@ -37,15 +38,15 @@ struct SampleState {
   int32_t num_logprobs_due =
       0;  // trailing forced tokens of the event without log-probabilities yet
   OutputProcessor output;
-  TokenEvent event;                         // what has not been emitted yet
-  SequenceId sequence = 0;                  // 0: not in the scheduler
-  int32_t num_input_logprobs = 0;           // reported so far
-  std::optional<grammar::Matcher> matcher;  // where the request has a grammar
+  TokenEvent event;                              // what has not been emitted yet
+  SequenceId sequence = 0;                       // 0: not in the scheduler
+  int32_t num_input_logprobs = 0;                // reported so far
+  std::optional<grammar::Matcher> matcher;       // where the request has a grammar
   std::unique_ptr<SpeculativeText> speculative;  // where draft tokens come from its text
-  std::vector<TokenId> recent;              // with a grammar: the last output tokens
-  int32_t num_forced = 0;                   // output tokens that were forced
-  std::vector<TokenId> choices;             // the few continuations behind `choices_at` tokens
-  int32_t choices_at = -1;                  // -1: not computed yet
+  std::vector<TokenId> recent;                   // with a grammar: the last output tokens
+  int32_t num_forced = 0;                        // output tokens that were forced
+  std::vector<TokenId> choices;                  // the few continuations behind `choices_at` tokens
+  int32_t choices_at = -1;                       // -1: not computed yet
   int32_t budget = 0;   // output tokens within which the grammar ends; 0: it may not end
   std::string healing;  // text with which its output must still begin
 
@@ -85,8 +86,13 @@ struct LiveRequest {
   std::optional<SessionParams> session;
   bool awaits_tokens = false;   // a TokensMessage is to come
   bool awaits_grammar = false;  // a GrammarMessage is to come
+  bool awaits_images = false;   // an ImagesMessage is to come
   std::vector<TokenId> prompt_ids;
+  std::vector<EncodedImage> images;          // until they are placed in prompt_ids
+  std::shared_ptr<const PromptSpans> spans;  // of prompt_ids; null: text alone
   TimePoint arrived{};
+
+  bool is_waiting() const { return awaits_tokens || awaits_grammar || awaits_images; }
 };
 
 }  // namespace espalier

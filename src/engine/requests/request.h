@@ -32,10 +32,21 @@ struct SessionParams {
   bool drop_previous_output = false;  // continue the prompt of `rid` alone
 };
 
+// A picture of a request: a file (JPEG, PNG, WebP, GIF or BMP) as `read` returns it. It is called
+// once, on one of the engine's threads for pictures, and may block; what it fails with reaches the
+// client.
+struct ImageInput {
+  std::function<Result<std::string>()> read;
+  int64_t source_bytes = 0;  // of memory that `read` takes while it waits
+};
+
 struct GenerateRequest {
   std::string rid;   // empty: the engine makes one
   std::string text;  // used when input_ids is empty
   std::vector<TokenId> input_ids;
+  // In the order of their placeholders in the prompt, ModelInfo::images->placeholder: one for each
+  // picture, or one for each of its rows.
+  std::vector<ImageInput> images;
   SamplingParams sampling;
   bool return_logprob = false;
   int32_t logprob_start_len = -1;  // -1: output only; else from this prompt position

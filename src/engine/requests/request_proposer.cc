@@ -22,7 +22,11 @@ void RequestProposer::start(SampleState& sample, int32_t max_new_tokens) {
       request.sampling.spec.has_penalties())
     return;
   const uint64_t scope = std::hash<std::string>()(request.cache_namespace);
-  sample.speculative = speculator_->start(scope, request.prompt_ids, max_new_tokens);
+  // Keys of pictures are no tokens and cannot be proposed.
+  const auto text_begin =
+      request.spans == nullptr ? 0 : static_cast<size_t>(request.spans->spans.back().end());
+  sample.speculative =
+      speculator_->start(scope, std::span(request.prompt_ids).subspan(text_begin), max_new_tokens);
   sample.speculates = true;
 }
 

@@ -27,6 +27,7 @@ void BatchBuilder::begin(ForwardBatch& batch, uint64_t step) {
   batch.token_ids.clear();
   batch.positions.clear();
   batch.draft_samples.clear();
+  batch.embedding_spans.clear();
   batch.step = step;
 }
 
@@ -178,6 +179,8 @@ void BatchBuilder::add_slot_init(ForwardBatch& batch, Sequence& sequence) {
   if (init.sampling->has_penalties()) {
     const auto output = sequence.tokens.begin() + sequence.prompt_len;
     init.prompt_ids.assign(sequence.tokens.begin(), output);
+    if (sequence.spec.has_spans)  // keys are no tokens, and no penalty applies to them
+      std::erase_if(init.prompt_ids, [](TokenId id) { return id >= kFirstSpanKey; });
     init.output_ids.assign(output, sequence.tokens.end());
   }
   batch.slot_inits.push_back(std::move(init));
@@ -217,6 +220,7 @@ void BatchBuilder::add_entry(ForwardBatch& batch, Sequence& sequence, int32_t nu
                                                         : kTokenFromSlot);
     batch.positions.push_back(i);
   }
+  if (sequence.spec.has_spans && begin < sequence.prompt_len) add_spans(batch, entry, sequence);
   add_draft_tokens(batch, entry);
 
   sequence.num_launched = end;
@@ -250,6 +254,23 @@ void BatchBuilder::add_logprob_targets(BatchEntry& entry, Sequence& sequence) {
   entry.input_logprob_targets.assign(sequence.tokens.begin() + due.next,
                                      sequence.tokens.begin() + end);
   due.next = end;
+  if (!sequence.spec.has_spans) return;
+  for (TokenId& target : entry.input_logprob_targets)
+    if (target >= kFirstSpanKey) target = sequence.spec.spans->placeholder;
+}
+
+// A chunk may begin and end within a picture.
+void BatchBuilder::add_spans(ForwardBatch& batch, const BatchEntry& entry,
+                             const Sequence& sequence) {
+  const int32_t first = entry.prefix_len, last = first + entry.num_query_tokens;
+  for (const PromptSpan& span : sequence.spec.spans->spans) {
+    const int32_t begin = std::max(first, span.begin), end = std::min(last, span.end());
+    if (begin >= end) continue;
+    batch.embedding_spans.push_back({.token_begin = entry.query_begin + begin - first,
+                                     .count = end - begin,
+                                     .first_row = begin - span.begin,
+                                     .rows = span.rows});
+  }
 }
 
 void BatchBuilder::set_pooling(BatchEntry& entry, const Sequence& sequence) {

@@ -120,5 +120,70 @@ TEST_F(BatchBuilderTest, SlotsAreSetUpOnceWithTheHistoryThatPenaltiesNeed) {
   EXPECT_TRUE(build().slot_inits.empty());
 }
 
+std::shared_ptr<const EncodedRows> rows_of_a_picture(int32_t num_rows) {
+  auto rows = std::make_shared<EncodedRows>();
+  rows->num_rows = num_rows;
+  return rows;
+}
+
+// Chunks cut pictures anywhere; decode entries have no spans.
+TEST_F(BatchBuilderTest, SpansFollowTheirPositions) {
+  start(100, {.chunked_prefill_size = 4});
+  const TokenId key = kFirstSpanKey;
+  Sequence& a = waiting({1, key, key, key, 2, key + 1, key + 1, 3}, 9);
+  const PromptSpans spans{.spans = {{.begin = 1, .rows = rows_of_a_picture(3)},
+                                    {.begin = 5, .rows = rows_of_a_picture(2)}},
+                          .placeholder = 9};
+  a.spec.has_spans = true;
+  a.spec.spans = std::make_shared<const PromptSpans>(spans);
+  a.logprobs.next = 1;
+  SamplingSpec sampling;
+  sampling.repetition_penalty = 1.5f;
+  a.spec.sampling = std::make_shared<SamplingSpec>(sampling);
+  ASSERT_TRUE(admit(a));
+  const auto span_of = [](const EmbeddingSpan& span) {
+    return std::vector<int32_t>{span.token_begin, span.count, span.first_row};
+  };
+  const ForwardBatch first = build();
+  EXPECT_EQ(first.token_ids, (Tokens{1, key, key, key}));
+  ASSERT_EQ(first.embedding_spans.size(), 1u);
+  EXPECT_EQ(span_of(first.embedding_spans[0]), (std::vector<int32_t>{1, 3, 0}));
+  EXPECT_EQ(first.embedding_spans[0].rows, spans.spans[0].rows);
+  EXPECT_EQ(first.slot_inits[0].prompt_ids, (Tokens{1, 2, 3}));  // keys have no penalty
+  EXPECT_EQ(first.entries[0].input_logprob_targets, (Tokens{9, 9, 9, 2}));
+  commit(first, 7);
+  const ForwardBatch second = build();
+  ASSERT_EQ(second.embedding_spans.size(), 1u);
+  EXPECT_EQ(span_of(second.embedding_spans[0]), (std::vector<int32_t>{1, 2, 0}));
+  EXPECT_EQ(second.embedding_spans[0].rows, spans.spans[1].rows);
+  EXPECT_EQ(second.entries[0].input_logprob_targets, (Tokens{9, 9, 3}));
+  commit(second, 7);
+  EXPECT_TRUE(build().embedding_spans.empty());
+  check();
+}
+
+TEST_F(BatchBuilderTest, AChunkMayBeginWithinAPicture) {
+  start(100, {.chunked_prefill_size = 3});
+  const TokenId key = kFirstSpanKey + 5;
+  Sequence& b = waiting(counting(20, 1), 9);
+  ASSERT_TRUE(admit(b));
+  commit(build(), 7);
+  Sequence& a = waiting(Tokens(8, key), 9);
+  a.spec.has_spans = true;
+  a.spec.spans = std::make_shared<const PromptSpans>(
+      PromptSpans{.spans = {{.begin = 0, .rows = rows_of_a_picture(8)}}, .placeholder = 9});
+  ASSERT_TRUE(admit(a));
+  const ForwardBatch first = build();
+  ASSERT_EQ(first.embedding_spans.size(), 1u);
+  EXPECT_EQ(first.embedding_spans[0].token_begin, 1);  // behind the decode entry's
+  EXPECT_EQ(first.embedding_spans[0].count, 3);
+  const ForwardBatch second = build();
+  ASSERT_EQ(second.embedding_spans.size(), 1u);
+  EXPECT_EQ(second.embedding_spans[0].first_row, 3);
+  commit(first, 7);
+  commit(second, 7);
+  check();
+}
+
 }  // namespace
 }  // namespace espalier

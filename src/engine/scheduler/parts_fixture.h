@@ -71,8 +71,10 @@ class PartsTest : public testing::Test, public SequenceObserver, public TokenPro
   std::vector<Sequence*> commit(const ForwardBatch& batch, TokenId token,
                                 std::vector<TokenId> draft_tokens = {}) {
     StepResult result{.step = batch.step};
-    for (const BatchEntry& entry : batch.entries)
+    for (const BatchEntry& entry : batch.entries) {
       result.entries.push_back({.token = entry.sample ? token : -1, .draft_tokens = draft_tokens});
+      result.entries.back().input_logprobs.resize(entry.input_logprob_targets.size());
+    }
     steps_.commit(batch.step);
     const auto departing = committer_->commit(batch, result);
     budget_->reclaim();

@@ -47,6 +47,20 @@ struct Sequence;
 // Which of a text's tokens make its vector, where it is to become one instead of being continued.
 enum class PooledTokens : uint8_t { kNone, kLast, kAll };
 
+// Positions of a prompt whose inputs are an encoder's rows, not tokens' embeddings.
+struct PromptSpan {
+  int32_t begin = 0;  // the first row's position; one row a position
+  std::shared_ptr<const EncodedRows> rows;
+
+  int32_t end() const { return begin + rows->num_rows; }
+};
+// All of a prompt, whose ids there are the spans' keys (kFirstSpanKey and above). Rising, without
+// overlaps. Immutable; shared by the samples of a request.
+struct PromptSpans {
+  std::vector<PromptSpan> spans;  // at least one
+  TokenId placeholder = -1;       // the token whose log-probability their positions have
+};
+
 // One sample to be generated, as the scheduler takes it over. Immutable afterwards.
 struct SequenceSpec {
   SequenceId id = 0;
@@ -56,6 +70,7 @@ struct SequenceSpec {
   std::vector<TokenId> stop_ids;   // sorted; end-of-sequence ids included unless ignored
   bool has_grammar = false;        // its sampled entries have a mask
   bool takes_proposals = false;    // the TokenProposer proposes its forced and draft tokens
+  bool has_spans = false;          // `spans` is there
   int32_t logprob_start_len = -1;  // prompt positions from here get log-probabilities; -1: none
   PooledTokens pooled = PooledTokens::kNone;  // else max_new_tokens is 0
   AdapterId adapter = kNoAdapter;             // its cache_namespace is the adapter's alone
@@ -64,6 +79,7 @@ struct SequenceSpec {
   double share_weight = 1;                    // of its tenant's part, above 0
   int32_t priority = 0;
   TimePoint arrived{};
+  std::shared_ptr<const PromptSpans> spans;  // null: the prompt is text alone
 };
 
 // Events of sequences. All calls come from inside Scheduler's add(), launch(), commit() and

@@ -21,6 +21,15 @@ Result<KvPool> make_kv_pool(const EngineConfig& config, const ModelInfo& info) {
   return KvPool::create(kv_pool_config(config, info, type));
 }
 
+// The encoder computes on threads of its own, beside the decoder's steps.
+Status load_encoder(int32_t num_threads, ModelLoadOptions options, StartedExecutor& out) {
+  out.image_work = std::make_unique<WorkPool>(num_threads);
+  options.pool = out.image_work.get();
+  options.progress = nullptr;
+  ESP_ASSIGN_OR_RETURN(out.image_encoder, load_image_encoder(options));
+  return {};
+}
+
 }  // namespace
 
 Result<StartedExecutor> start_cpu_executor(const EngineConfig& config, const SystemInfo& system) {
@@ -34,7 +43,12 @@ Result<StartedExecutor> start_cpu_executor(const EngineConfig& config, const Sys
   options.tp_size = config.tp_size;
   ESP_ASSIGN_OR_RETURN(auto model, load_model(options));
   StartedExecutor out{.info = model->info()};
-  ESP_ASSIGN_OR_RETURN(out.config, resolve(config, out.info, system));
+  SystemInfo left = system;
+  if (out.info.images) {
+    ESP_RETURN_IF_ERROR(load_encoder(pool->num_threads(), options, out));
+    left.available_bytes -= out.image_encoder->info().weight_bytes;
+  }
+  ESP_ASSIGN_OR_RETURN(out.config, resolve(config, out.info, left));
   ESP_ASSIGN_OR_RETURN(KvPool kv, make_kv_pool(out.config, out.info));
   ESP_ASSIGN_OR_RETURN(
       out.executor,

@@ -7,13 +7,17 @@
 #include "engine/config.h"
 #include "engine/executor/executor.h"
 #include "engine/startup/system_info.h"
+#include "models/image_encoder.h"
 #include "models/model.h"
+#include "tensor/work_pool.h"
 
 namespace espalier {
 
 struct StartedExecutor {
   std::unique_ptr<Executor> executor;
   ModelInfo info;
+  std::unique_ptr<WorkPool> image_work;         // outlives the encoder
+  std::unique_ptr<ImageEncoder> image_encoder;  // null: the model, or the device, takes no pictures
   EngineConfig config;  // effective: the KV cache takes what weights and scratch have left
 };
 

@@ -1,0 +1,95 @@
+// The threads that read pictures, decode and encode them before their requests are scheduled, so
+// that no picture holds up a step; and the encoder's outputs that are kept for later requests.
+//
+//   ImageInput::read -> bytes -> digest -> kept rows
+//                                      \-> decode, resize, normalise -> encode -> rows, kept
+//
+// Bounds: pictures wait for a thread, and their sources are an account; rows in use and rows kept
+// are another one, from which the kept rows that were not used longest are dropped first. Beyond
+// them a request fails with kResourceExhausted.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <list>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+#include "base/bounded_queue.h"
+#include "base/memory_account.h"
+#include "base/status.h"
+#include "engine/images/place_images.h"
+#include "engine/images/span_keys.h"
+#include "engine/requests/request.h"
+#include "media/image.h"
+#include "models/image_encoder.h"
+
+namespace espalier {
+
+struct ImagePoolConfig {
+  int32_t num_threads = 1;
+  size_t num_waiting_max = 0;  // requests
+  int64_t row_bytes_max = 0;   // of rows, in use and kept
+  ImageLimits limits;
+};
+
+struct ImagePoolStats {
+  int64_t num_images_total = 0;     // that requests brought and that could be read
+  int64_t num_encoded_total = 0;    // the others were found among the kept rows
+  double encode_seconds_total = 0;  // resizing and decoding not included
+  int64_t row_bytes = 0;            // of rows, in use and kept
+};
+
+// Thread-safe. Idle threads are parked.
+class ImagePool {
+ public:
+  using Done = std::function<void(Result<std::vector<EncodedImage>>&& images)>;
+
+  explicit ImagePool(std::unique_ptr<ImageEncoder> encoder, const ImagePoolConfig& config);
+  ~ImagePool();  // jobs that wait are dropped, those that run are finished
+
+  // `done` is called once, on a thread of the pool, with the pictures in their order; a failure
+  // names the picture. kResourceExhausted where too many wait, and kInvalidArgument for more
+  // pictures than the rows' bound has room for.
+  Status submit(std::vector<ImageInput> images, Done done);
+
+  ImagePoolStats stats() const;
+
+ private:
+  struct Job {
+    std::vector<ImageInput> images;
+    MemoryCharge charge;  // of their sources
+    Done done;
+  };
+  struct Kept {
+    SpanKeys::Digest digest;
+    std::shared_ptr<const EncodedRows> rows;
+  };
+  void work();
+  Result<std::vector<EncodedImage>> run(const Job& job);
+  Result<EncodedImage> encode(const ImageInput& image);
+  std::shared_ptr<const EncodedRows> find(const SpanKeys::Digest& digest);
+  Result<std::shared_ptr<const EncodedRows>> make_rows(const SpanKeys::Digest& digest,
+                                                       std::span<const float> patches);
+  Result<std::shared_ptr<EncodedRows>> allocate();
+
+  const std::unique_ptr<ImageEncoder> encoder_;
+  const ImagePoolConfig config_;
+  const std::shared_ptr<MemoryAccount> waiting_;  // shared with the charges
+  const std::shared_ptr<MemoryAccount> rows_;     // the same: requests may end later
+  SpanKeys keys_;
+
+  std::mutex encoder_mutex_;  // one encode() at a time; taken before mutex_
+  mutable std::mutex mutex_;  // of what follows
+  std::list<Kept> kept_;      // the last used first
+  std::map<SpanKeys::Digest, std::list<Kept>::iterator> places_;
+  ImagePoolStats stats_;
+
+  BoundedQueue<Job> jobs_;
+  std::vector<std::thread> threads_;
+};
+
+}  // namespace espalier

@@ -1,0 +1,306 @@
+// Requests with pictures through an engine of a tiny LLaVA: the numbers of transformers, the same
+// bits whatever is cached, cut or beside them, and errors for what cannot be served.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstdio>
+#include <cstring>
+#include <fstream>
+#include <future>
+#include <thread>
+
+#include "engine/testing/test_requests.h"
+#include "media/drawn.h"
+
+namespace espalier {
+namespace {
+
+using testing::HasSubstr;
+
+constexpr TokenId kPlaceholder = 97;
+constexpr int32_t kRows = 16;
+const std::string kSeeing = "../images/llava_clip";
+
+void append_number(std::string& out, uint32_t number, int bytes) {
+  for (int i = 0; i < bytes; ++i) out += static_cast<char>(number >> (8 * i));
+}
+
+// A file without compression: rows from the bottom, blue first, padded to four bytes.
+std::string bmp_of(const Image& image) {
+  const auto width = static_cast<uint32_t>(image.width);
+  const auto height = static_cast<uint32_t>(image.height);
+  const uint32_t row_bytes = (width * 3 + 3) / 4 * 4;
+  std::string out = "BM";
+  for (const uint32_t number : {54 + row_bytes * height, 0u, 54u, 40u, width, height})
+    append_number(out, number, 4);
+  append_number(out, 1, 2);
+  append_number(out, 24, 2);
+  for (int i = 0; i < 6; ++i) append_number(out, 0, 4);
+  for (uint32_t y = height; y-- > 0;) {
+    const size_t begin = out.size();
+    for (uint32_t x = 0; x < width; ++x)
+      for (int c = 2; c >= 0; --c)
+        out += static_cast<char>(image.rgb[(size_t{y} * width + x) * 3 + static_cast<size_t>(c)]);
+    out.resize(begin + row_bytes);
+  }
+  return out;
+}
+
+ImageInput picture(int32_t width, int32_t height) {
+  return {.read = [=]() -> Result<std::string> { return bmp_of(test::drawn(width, height)); }};
+}
+
+// A tensor of the golden's reference.safetensors: a length, a header of JSON, and the data.
+template <typename T>
+std::vector<T> reference(const std::string& name) {
+  std::ifstream in("tests/golden/images/llava_clip/reference.safetensors", std::ios::binary);
+  const std::string file{std::istreambuf_iterator<char>(in), std::istreambuf_iterator<char>()};
+  uint64_t header = 0;
+  if (file.size() < sizeof header) return {};
+  std::memcpy(&header, file.data(), sizeof header);
+  const std::string_view text = std::string_view(file).substr(sizeof header, header);
+  const size_t at = text.find("\"data_offsets\":[", text.find("\"" + name + "\""));
+  size_t begin = 0, end = 0;
+  if (std::sscanf(text.data() + at, "\"data_offsets\":[%zu,%zu]", &begin, &end) != 2) return {};
+  std::vector<T> values((end - begin) / sizeof(T));
+  std::memcpy(values.data(), file.data() + sizeof header + header + begin, end - begin);
+  return values;
+}
+
+// The golden's prompt, with one placeholder for each of its pictures.
+GenerateRequest seen_request() {
+  return {.input_ids = {90, 61, 66, 86, 97, 56, 75, 80, 97, 23, 8, 30, 29, 84},
+          .images = {picture(40, 31), picture(17, 90)},
+          .sampling = {.max_new_tokens = 12, .temperature = 0.0f, .ignore_eos = true},
+          .return_logprob = true,
+          .logprob_start_len = -1};
+}
+
+// Greedy, sampled and with penalties; one or two pictures, of which requests share some.
+std::vector<GenerateRequest> seeing_requests() {
+  std::vector<GenerateRequest> requests;
+  for (int i = 0; i < 8; ++i) {
+    GenerateRequest r = seen_request();
+    r.input_ids.resize(static_cast<size_t>(i % 2 == 0 ? 8 : 14));
+    r.images = {picture(20 + i / 4, 31)};
+    if (i % 2 == 1) r.images.push_back(picture(30, 9));
+    r.input_ids.push_back(i);
+    if (i % 4 == 1) r.sampling.temperature = 0.9f;
+    if (i % 4 == 2) r.sampling.repetition_penalty = 1.3f, r.sampling.presence_penalty = 0.5f;
+    if (i % 3 == 0) r.logprob_start_len = 0;
+    r.sampling.sampling_seed = static_cast<uint64_t>(i);
+    requests.push_back(std::move(r));
+  }
+  return requests;
+}
+
+std::vector<Answer> answers(Engine& engine) {
+  std::vector<Answer> out;
+  for (const GenerateRequest& request : seeing_requests()) {
+    auto result = engine.generate(request);
+    EXPECT_TRUE(result) << result.error().message();
+    if (result) out.push_back(answer_of(*result));
+  }
+  return out;
+}
+
+std::vector<Answer> answers_together(Engine& engine) {
+  std::vector<std::future<Result<GenerateResult>>> running;
+  for (const GenerateRequest& request : seeing_requests())
+    running.push_back(
+        std::async(std::launch::async, [&engine, request] { return engine.generate(request); }));
+  std::vector<Answer> out;
+  for (auto& one : running) {
+    auto result = one.get();
+    EXPECT_TRUE(result) << result.error().message();
+    if (result) out.push_back(answer_of(*result));
+  }
+  return out;
+}
+
+void expect_equal(const std::vector<Answer>& got, const std::vector<Answer>& want,
+                  const std::string& how) {
+  ASSERT_EQ(got.size(), want.size()) << how;
+  for (size_t i = 0; i < want.size(); ++i) {
+    EXPECT_EQ(got[i].ids, want[i].ids) << how << ", request " << i;
+    EXPECT_EQ(got[i].logprobs, want[i].logprobs) << how << ", request " << i;
+    EXPECT_EQ(got[i].input_logprobs, want[i].input_logprobs) << how << ", request " << i;
+  }
+}
+
+TEST(ImagesEngine, PromptLogprobsEqualTransformers) {
+  auto engine = load_golden(kSeeing, {});
+  ASSERT_NE(engine, nullptr);
+  GenerateRequest request = seen_request();
+  request.logprob_start_len = 0;
+  const auto result = engine->generate(request);
+  ASSERT_TRUE(result) << result.error().message();
+  const auto prompt = reference<TokenId>("seen_prompt");
+  const auto logits = reference<float>("seen_logits");
+  ASSERT_FALSE(prompt.empty() || logits.empty());
+  ASSERT_EQ(result->stats.prompt_tokens, std::ssize(prompt));
+  ASSERT_EQ(result->input_logprobs.size(), prompt.size() - 1);
+  const size_t vocab = logits.size() / prompt.size();
+  for (size_t at = 1; at < prompt.size(); ++at) {
+    const float* row = logits.data() + (at - 1) * vocab;
+    double sum = 0;
+    for (size_t i = 0; i < vocab; ++i) sum += std::exp(double{row[i]});
+    const double wanted = double{row[prompt[at]]} - std::log(sum);
+    EXPECT_NEAR(result->input_logprobs[at - 1].logprob, wanted, 1e-3) << at;
+  }
+}
+
+TEST(ImagesEngine, BitsDoNotDependOnTheCompany) {
+  auto alone = load_golden(kSeeing, {.disable_radix_cache = true});
+  ASSERT_NE(alone, nullptr);
+  const std::vector<Answer> wanted = answers(*alone);
+  const auto check = [&](const std::string& how, EngineConfig config) {
+    auto engine = load_golden(kSeeing, config);
+    ASSERT_NE(engine, nullptr);
+    expect_equal(answers(*engine), wanted, how + ", cold");
+    expect_equal(answers(*engine), wanted, how + ", warm");
+    expect_equal(answers_together(*engine), wanted, how + ", together");
+    EXPECT_GT(engine->stats().cached_tokens_total, 100) << how;
+  };
+  check("defaults", {});
+  for (const int32_t chunk : {1, 5, 16, 17})
+    check("chunks of " + std::to_string(chunk), {.chunked_prefill_size = chunk});
+  check("pages of 5", {.chunked_prefill_size = 7, .page_size = 5, .num_threads = 2});
+  check("draft tokens", {.speculative_algorithm = "NGRAM"});
+  check("a tiny pool",
+        {.max_total_tokens = 150, .chunked_prefill_size = 16, .schedule_conservativeness = 0.05});
+}
+
+TEST(ImagesEngine, RanksGiveOneAnswer) {
+  auto one = load_golden(kSeeing, {.tp_size = 2});
+  auto other = load_golden(kSeeing, {.chunked_prefill_size = 5, .num_threads = 4, .tp_size = 2});
+  ASSERT_TRUE(one != nullptr && other != nullptr);
+  expect_equal(answers(*other), answers(*one), "two ranks");
+}
+
+TEST(ImagesEngine, TheSecondQuestionFindsThePicture) {
+  auto engine = load_golden(kSeeing, {});
+  ASSERT_NE(engine, nullptr);
+  GenerateRequest request = seen_request();
+  request.input_ids = {1, 3, kPlaceholder, 5, 6, 7};
+  request.images = {picture(40, 31)};
+  const auto first = engine->generate(request);
+  ASSERT_TRUE(first) << first.error().message();
+  EXPECT_EQ(first->stats.cached_tokens, 0);
+  request.input_ids = {1, 3, kPlaceholder, 8, 9};
+  const auto second = engine->generate(request);
+  EXPECT_EQ(second->stats.prompt_tokens, 4 + kRows);
+  EXPECT_EQ(second->stats.cached_tokens, 2 + kRows);
+  EngineStats stats = engine->stats();
+  EXPECT_EQ(stats.num_images_total, 2);
+  EXPECT_EQ(stats.num_images_encoded_total, 1);
+  // Another picture at the same place shares what stands before it, and nothing else.
+  request.images = {picture(40, 30)};
+  EXPECT_EQ(engine->generate(request)->stats.cached_tokens, 2);
+  // One picture that is there behind another one.
+  request.input_ids = {1, 3, kPlaceholder, kPlaceholder, 8};
+  request.images = {picture(40, 31), picture(40, 30)};
+  EXPECT_EQ(engine->generate(request)->stats.cached_tokens, 2 + kRows);
+  stats = engine->stats();
+  EXPECT_EQ(stats.num_images_encoded_total, 2);
+  // Namespaces share rows, which are functions of the picture, and no pages.
+  request.extra_key = "other";
+  EXPECT_EQ(engine->generate(request)->stats.cached_tokens, 0);
+  EXPECT_EQ(engine->stats().num_images_encoded_total, 2);
+}
+
+TEST(ImagesEngine, SamplesShareThePrompt) {
+  auto engine = load_golden(kSeeing, {});
+  ASSERT_NE(engine, nullptr);
+  GenerateRequest request = seen_request();
+  request.sampling.n = 3;
+  request.sampling.temperature = 1.0f;
+  request.sampling.sampling_seed = 4;
+  const auto together = engine->generate_all(request);
+  ASSERT_TRUE(together) << together.error().message();
+  engine->flush_cache().ok();
+  const auto again = engine->generate_all(request);
+  ASSERT_TRUE(again);
+  for (size_t i = 0; i < 3; ++i) EXPECT_EQ((*together)[i].output_ids, (*again)[i].output_ids);
+  EXPECT_NE((*together)[0].output_ids, (*together)[1].output_ids);
+}
+
+// Rows that are kept give way, and those in use do not.
+TEST(ImagesEngine, RowsStayWithinTheirBound) {
+  constexpr int64_t kRowBytes = kRows * 32 * 4;
+  auto engine = load_golden(kSeeing, {.image_cache_bytes = 2 * kRowBytes});
+  ASSERT_NE(engine, nullptr);
+  GenerateRequest request = seen_request();
+  request.input_ids = {1, kPlaceholder, 2};
+  for (int32_t width = 10; width < 16; ++width) {
+    request.images = {picture(width, 20)};
+    EXPECT_TRUE(engine->generate(request));
+    EXPECT_LE(engine->stats().image_row_bytes, 2 * kRowBytes);
+  }
+  EXPECT_EQ(engine->stats().num_images_encoded_total, 6);
+  request.input_ids = {1, kPlaceholder, kPlaceholder, kPlaceholder};
+  request.images = {picture(1, 20), picture(2, 20), picture(3, 20)};
+  const auto refused = engine->generate(request);
+  ASSERT_FALSE(refused);
+  EXPECT_THAT(refused.error().message(), HasSubstr("--image-cache-bytes has room for 2"));
+}
+
+TEST(ImagesEngine, WhatCannotBeServedIsRefused) {
+  auto engine = load_golden(kSeeing, {.max_images_per_request = 2, .max_image_pixels = 5000});
+  ASSERT_NE(engine, nullptr);
+  const auto refusal = [&](Engine& by, const auto& change) {
+    GenerateRequest request = seen_request();
+    change(request);
+    const auto result = by.generate(request);
+    return result ? std::string("served") : result.error().message();
+  };
+  EXPECT_THAT(refusal(*engine, [](auto& r) { r.images.pop_back(); }),
+              HasSubstr("has 2 placeholders of pictures (token 97) and the request 1 pictures"));
+  EXPECT_THAT(refusal(*engine, [](auto& r) { r.images.clear(); }),
+              HasSubstr("and the request 0 pictures"));
+  EXPECT_THAT(refusal(*engine, [](auto& r) { r.images.resize(3, r.images[0]); }),
+              HasSubstr("--max-images-per-request"));
+  EXPECT_THAT(refusal(*engine, [](auto& r) { r.images[1] = picture(100, 51); }),
+              HasSubstr("picture 2 of 2: "));
+  EXPECT_THAT(
+      refusal(*engine,
+              [](auto& r) { r.images[0].read = [] { return Result<std::string>("no picture"); }; }),
+      HasSubstr("picture 1 of 2: "));
+  EXPECT_THAT(refusal(*engine, [](auto& r) { r.session = SessionParams{.id = "s"}; }),
+              HasSubstr("session"));
+  EXPECT_THAT(refusal(*engine, [](auto& r) { r.logprob_start_len = 100; }),
+              HasSubstr("the prompt has 44 tokens"));
+  EXPECT_THAT(refusal(*engine, [](auto& r) { r.input_ids[0] = kFirstSpanKey; }),
+              HasSubstr("the model's are in [0, 99)"));
+  auto blind = load_golden("qwen2_f32", {});
+  EXPECT_THAT(refusal(*blind, [](auto&) {}), HasSubstr("reads text alone"));
+  EXPECT_EQ(refusal(*engine, [](auto&) {}), "served");
+}
+
+// A request ends while its picture is fetched, and what comes of the picture counts for nothing.
+TEST(ImagesEngine, AbortsWhileAPictureIsRead) {
+  auto engine = load_golden(kSeeing, {});
+  ASSERT_NE(engine, nullptr);
+  std::promise<void> reading, release;
+  std::shared_future<void> released = release.get_future().share();
+  GenerateRequest request = seen_request();
+  request.rid = "slow";
+  request.images[0].read = [&reading, released]() -> Result<std::string> {
+    reading.set_value();
+    released.wait();
+    return bmp_of(test::drawn(40, 31));
+  };
+  Collector aborted;
+  ASSERT_TRUE(engine->submit(request, aborted.sink()));
+  reading.get_future().wait();
+  EXPECT_TRUE(engine->generate(seen_request()));  // others go on
+  engine->abort("slow", Engine::AbortScope::kExact);
+  ASSERT_TRUE(aborted.wait_end());
+  EXPECT_EQ(aborted.finish_type(), FinishReason::Type::kAbort);
+  release.set_value();
+  EXPECT_TRUE(engine->generate(seen_request()));
+}
+
+}  // namespace
+}  // namespace espalier

@@ -1,0 +1,90 @@
+#include "engine/images/place_images.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "base/rng.h"
+
+namespace espalier {
+namespace {
+
+using testing::ElementsAre;
+using testing::HasSubstr;
+
+constexpr ImagesInfo kInfo{.placeholder = 9, .num_rows = 3, .width = 2};
+
+EncodedImage image(TokenId key) {
+  auto rows = std::make_shared<EncodedRows>();
+  rows->num_rows = kInfo.num_rows;
+  rows->width = kInfo.width;
+  rows->values.resize(6);
+  return {.key = key, .rows = std::move(rows)};
+}
+
+TEST(PlaceImages, PlaceholdersBecomeKeys) {
+  const std::vector<EncodedImage> images = {image(100), image(200)};
+  for (std::vector<TokenId> prompt : {std::vector<TokenId>{1, 9, 2, 9}, {1, 9, 9, 9, 2, 9, 9, 9}}) {
+    const auto placed = place_images(kInfo, images, prompt);
+    ASSERT_TRUE(placed) << placed.error().message();
+    EXPECT_THAT(prompt, ElementsAre(1, 100, 100, 100, 2, 200, 200, 200));
+    ASSERT_EQ((*placed)->spans.size(), 2u);
+    EXPECT_EQ((*placed)->spans[0].begin, 1);
+    EXPECT_EQ((*placed)->spans[0].end(), 4);
+    EXPECT_EQ((*placed)->spans[1].begin, 5);
+    EXPECT_EQ((*placed)->spans[1].rows, images[1].rows);
+    EXPECT_EQ((*placed)->placeholder, 9);
+  }
+}
+
+TEST(PlaceImages, PicturesMayTouch) {
+  const std::vector<EncodedImage> images = {image(100), image(100), image(200)};
+  for (std::vector<TokenId> prompt : {std::vector<TokenId>{9, 9, 9}, std::vector<TokenId>(9, 9)}) {
+    ASSERT_TRUE(place_images(kInfo, images, prompt));
+    EXPECT_THAT(prompt, ElementsAre(100, 100, 100, 100, 100, 100, 200, 200, 200));
+  }
+}
+
+TEST(PlaceImages, OtherNumbersAreRefused) {
+  const std::vector<EncodedImage> images = {image(100)};
+  for (std::vector<TokenId> prompt :
+       {std::vector<TokenId>{1, 2}, {9, 9}, {9, 1, 9, 9}, {9, 9, 9, 9}}) {
+    const auto placed = place_images(kInfo, images, prompt);
+    ASSERT_FALSE(placed);
+    EXPECT_EQ(placed.error().code(), StatusCode::kInvalidArgument);
+    EXPECT_THAT(placed.error().message(), HasSubstr("and the request 1 pictures"));
+  }
+  EXPECT_FALSE(expand_placeholders({1, 9}, kInfo, 0));
+  EXPECT_TRUE(expand_placeholders({1, 2}, kInfo, 0));
+}
+
+// Against the definition, position by position.
+TEST(PlaceImages, RandomPrompts) {
+  Rng rng(25);
+  for (int round = 0; round < 300; ++round) {
+    std::vector<TokenId> prompt, wanted;
+    std::vector<EncodedImage> images;
+    for (auto left = rng.below(12); left > 0; --left) {
+      if (rng.below(3) == 0) {
+        images.push_back(image(static_cast<TokenId>(1000 + rng.below(4))));
+        prompt.push_back(kInfo.placeholder);
+        wanted.insert(wanted.end(), 3, images.back().key);
+      } else {
+        prompt.push_back(static_cast<TokenId>(rng.below(9)));
+        wanted.push_back(prompt.back());
+      }
+    }
+    std::vector<TokenId> expanded =
+        *expand_placeholders(prompt, kInfo, static_cast<int32_t>(images.size()));
+    EXPECT_EQ(expanded.size(), wanted.size());
+    const auto placed = *place_images(kInfo, images, prompt);
+    EXPECT_EQ(prompt, wanted);
+    ASSERT_TRUE(place_images(kInfo, images, expanded));
+    EXPECT_EQ(expanded, wanted);
+    EXPECT_EQ(placed->spans.size(), images.size());
+    for (size_t i = 0; i < images.size(); ++i)
+      EXPECT_EQ(wanted.at(static_cast<size_t>(placed->spans[i].begin)), images[i].key);
+  }
+}
+
+}  // namespace
+}  // namespace espalier
