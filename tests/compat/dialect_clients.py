@@ -36,7 +36,8 @@ def responses(client):
         for event in stream:
             if event.type == "response.output_text.delta":
                 pieces.append(event.delta)
-        final = stream.get_final_response()
+            if event.type in ("response.completed", "response.incomplete"):  # the latter: cut by its tokens
+                final = event.response
     assert "".join(pieces) == final.output_text == answer.output_text, (pieces, answer.output_text)
 
     again = client.responses.retrieve(answer.id)
@@ -203,6 +204,39 @@ def batches(client):
     assert client.files.delete(file.id).deleted
 
 
+def batch_over(client, url, bodies):
+    """The bodies of a batch's answers, in the order of its lines."""
+    lines = [json.dumps({"custom_id": f"q{i}", "method": "POST", "url": url, "body": body})
+             for i, body in enumerate(bodies)]
+    file = client.files.create(file=("in.jsonl", "\n".join(lines).encode()), purpose="batch")
+    batch = client.batches.create(input_file_id=file.id, endpoint=url, completion_window="24h")
+    deadline = time.monotonic() + 120
+    while (batch := client.batches.retrieve(batch.id)).status in ("validating", "in_progress", "finalizing"):
+        assert time.monotonic() < deadline, batch
+        time.sleep(0.05)
+    show(f"batch over {url}", (batch.status, batch.request_counts.model_dump()))
+    assert batch.request_counts.completed == len(bodies), batch
+    records = [json.loads(line) for line in client.files.content(batch.output_file_id).text.splitlines()]
+    assert [record["custom_id"] for record in records] == [f"q{i}" for i in range(len(bodies))]
+    return [record["response"]["body"] for record in records]
+
+
+def response_batches(client):
+    bodies = [{"model": "m", "input": f"What is {i} + 1?", "temperature": 0, "max_output_tokens": 8}
+              for i in range(6)]
+    made = batch_over(client, "/v1/responses", bodies)
+    alone = client.responses.create(**bodies[4])
+    assert made[4]["output"][0]["content"][0]["text"] == alone.output_text, made[4]
+
+
+def embedding_batches(client):
+    bodies = [{"model": "m", "input": [f"text {i}", "another"]} for i in range(6)]
+    made = batch_over(client, "/v1/embeddings", bodies)
+    alone = client.embeddings.create(**bodies[4], encoding_format="float").data[0].embedding
+    vector = made[4]["data"][0]["embedding"]
+    assert len(vector) == len(alone) and max(abs(a - b) for a, b in zip(vector, alone)) < 1e-5
+
+
 def uploads(client):
     """A file in parts, each method of the client, and its own way of cutting a file."""
     content = os.urandom(3_000_000)
@@ -249,10 +283,10 @@ def agents(base):
     os.environ.update(OPENAI_API_KEY="none", OPENAI_BASE_URL=base, OPENAI_AGENTS_DISABLE_TRACING="1")
     import agents as sdk
     agent = sdk.Agent(name="helper", instructions="Be brief.", model="m",
-                      model_settings=sdk.ModelSettings(max_tokens=16, temperature=0))
-    result = sdk.Runner.run_sync(agent, QUESTION)
+                      model_settings=sdk.ModelSettings(max_tokens=200, temperature=0))
+    result = sdk.Runner.run_sync(agent, QUESTION + " Answer in one word.")
     show("openai-agents, defaults", repr(result.final_output))
-    assert result.raw_responses[0].usage.output_tokens <= 16
+    assert result.raw_responses[0].usage.output_tokens <= 200
 
 
 def messages(client):
@@ -270,6 +304,16 @@ def messages(client):
     count = client.messages.count_tokens(model="m", system="Be brief.", messages=question)
     usage = answer.usage
     assert count.input_tokens == usage.input_tokens + usage.cache_read_input_tokens, (count, usage)
+
+    marked = {"type": "text", "text": "You answer in one word. " * 20, "cache_control": {"type": "ephemeral"}}
+    uses = [client.messages.create(model="m", max_tokens=2, system=[marked], messages=question).usage
+            for _ in range(2)]
+    show("messages, cache_control", [(u.input_tokens, u.cache_creation_input_tokens, u.cache_read_input_tokens)
+                                     for u in uses])
+    total = uses[0].input_tokens + uses[0].cache_creation_input_tokens + uses[0].cache_read_input_tokens
+    assert uses[0].cache_creation_input_tokens > total / 2 and 0 < uses[0].input_tokens < total / 2, uses
+    assert uses[0].cache_creation.ephemeral_5m_input_tokens == uses[0].cache_creation_input_tokens
+    assert uses[1].cache_read_input_tokens > total / 2 and uses[1].cache_creation_input_tokens == 0, uses
 
     known = client.models.list().data[0]
     assert known.type == "model" and known.display_name and known.created_at.year > 2000
@@ -439,6 +483,7 @@ def main():
         conversations(client)
         stored_chats(client)
         batches(client)
+        response_batches(client)
         uploads(client)
         models(client)
         agents(base + "/v1")
@@ -450,8 +495,11 @@ def main():
         base = f"http://127.0.0.1:{server.port}"
         anthropic.Anthropic(base_url=base, api_key="secret").messages.create(
             model="m", max_tokens=2, messages=[{"role": "user", "content": "Hi"}])
-    with Server("--is-embedding", "--rerank-format", "jina") as server:
-        ranked(f"http://127.0.0.1:{server.port}")
+    with tempfile.TemporaryDirectory() as storage, \
+            Server("--is-embedding", "--rerank-format", "jina", "--storage-path", storage) as server:
+        base = f"http://127.0.0.1:{server.port}"
+        ranked(base)
+        embedding_batches(openai.OpenAI(base_url=base + "/v1", api_key="none"))
     head = {"architectures": ["LlamaForSequenceClassification"], "id2label": {"0": "hate", "1": "safe"}}
     with Server("--model-path", os.path.join(ROOT, "share", "default_model"), "--load-format", "dummy",
                 "--json-model-override-args", json.dumps(head)) as server:
