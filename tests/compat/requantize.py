@@ -1,6 +1,6 @@
 """Writes a GGUF again with its matrices in another storage format, by the package gguf:
 
-    python tests/compat/requantize.py IN.gguf OUT.gguf F16|Q8_0|Q4_0|Q5_0|Q5_1|BF16
+    python tests/compat/requantize.py IN.gguf OUT.gguf F32|F16|BF16|Q8_0|Q5_1|Q5_0|Q4_1|Q4_0|MXFP4
 
 Vectors stay as they are, and so does a matrix whose rows are no whole number of blocks. What the first quantisation
 lost stays lost, so the answers of the results differ: they are compared engine by engine, not with each other.
