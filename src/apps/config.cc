@@ -381,6 +381,10 @@ void add_adapter_rows(SettingTable& table, EngineConfig& engine) {
   shown_default(table.integer("max-loaded-loras", engine.max_loaded_loras, 0, kInt32Max,
                               "adapters in memory; beyond, loading one is refused"),
                 "no bound");
+  shown_default(
+      table.integer("max-lora-bytes", engine.max_lora_bytes, 0, std::numeric_limits<int64_t>::max(),
+                    "memory of all adapters; beyond, loading one is refused"),
+      "a quarter of the memory that is available, at least 64 MiB");
 }
 
 void add_answer_rows(SettingTable& table, ServerConfig& server) {

@@ -262,6 +262,9 @@ Result<EngineConfig> resolve(const EngineConfig& user, const ModelInfo& info,
         "max_loras_per_batch is {}, max_lora_rank {} and max_loaded_loras {}, but the first must "
         "be at least 1 and the others at least 0",
         c.max_loras_per_batch, c.max_lora_rank, c.max_loaded_loras));
+  if (c.max_lora_bytes < 0)
+    return fail(invalid_argument(
+        "max_lora_bytes is {}, but must be at least 1, or 0 to have it chosen", c.max_lora_bytes));
   if (c.context_length == 0) c.context_length = info.context_length;
   if (c.max_running_requests == 0) c.max_running_requests = kDefaultMaxRunning;
   if (c.max_queued_requests == 0) c.max_queued_requests = kDefaultMaxQueued;
@@ -282,6 +285,8 @@ Result<EngineConfig> resolve(const EngineConfig& user, const ModelInfo& info,
   if (c.image_cache_bytes == 0)
     c.image_cache_bytes =
         std::clamp(system.available_bytes / 16, int64_t{256} << 20, int64_t{4} << 30);
+  if (c.max_lora_bytes == 0)
+    c.max_lora_bytes = std::max(system.available_bytes / 4, int64_t{64} << 20);
   if (c.tokenizer_threads == 0) c.tokenizer_threads = std::clamp(cpus / 2, 1, 8);
   if (c.tokenizer_path.empty() && !c.skip_tokenizer_init) c.tokenizer_path = c.model_path;
   while (c.random_seed == 0) c.random_seed = std::random_device{}();

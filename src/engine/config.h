@@ -119,6 +119,9 @@ struct EngineConfig {
   int32_t max_loras_per_batch = 8;  // adapters of running requests
   int32_t max_lora_rank = 0;        // of an adapter; 0: any
   int32_t max_loaded_loras = 0;     // adapters; 0: any number
+  // Bytes of memory that adapters hold together; 0: a quarter of what is available, at least 64
+  // MiB.
+  int64_t max_lora_bytes = 0;
   int32_t tokenizer_threads = 0;
   std::string sampling_defaults =
       "model";  // "model": generation_config.json overlays; "openai": not

@@ -102,7 +102,9 @@ EngineImpl::EngineImpl(const EngineConfig& config, Parts parts, CacheParts cache
       cache_parts_(std::move(cache)),
       registry_(max_samples(config), eviction_rule(config)),
       adapters_(*parts_.executor,
-                {.rank_max = config.max_lora_rank, .num_loaded_max = config.max_loaded_loras}),
+                {.rank_max = config.max_lora_rank,
+                 .num_loaded_max = config.max_loaded_loras,
+                 .bytes_max = config.max_lora_bytes}),
       sessions_(make_sessions(config, parts_, clock_)) {
   loop_ = std::make_unique<EngineLoop>(config_, parts_.info, *parts_.executor, *cache_parts_.cache,
                                        cache_parts_.tiers.get(), registry_, *sessions_,

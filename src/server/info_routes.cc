@@ -145,6 +145,7 @@ void write_adapter_settings(JsonWriter& w, const Engine& engine) {
   const EngineConfig& e = engine.config();
   w.member("enable_lora", e.enable_lora).member("max_loras_per_batch", e.max_loras_per_batch);
   w.member("max_lora_rank", e.max_lora_rank).member("max_loaded_loras", e.max_loaded_loras);
+  w.member("max_lora_bytes", e.max_lora_bytes);
   w.key("lora_adapters").begin_array();
   for (const LoadedAdapter& each : engine.adapters()) {
     w.begin_object().member("lora_name", each.name).member("rank", each.info.rank);

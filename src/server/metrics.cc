@@ -177,6 +177,15 @@ void add_memory(Figures& f, const MemoryAccount& account) {
   f.counter(name + "_refused_total", "Requests refused for want of it.", account.refused_total());
 }
 
+void add_adapters(Figures& f, const Engine& engine) {
+  if (!engine.config().enable_lora) return;
+  int64_t bytes = 0;
+  for (const LoadedAdapter& adapter : engine.adapters()) bytes += adapter.info.size_bytes;
+  f.gauge("espalier:lora_adapter_bytes", "Memory that LoRA adapters hold.", bytes);
+  f.gauge("espalier:lora_adapter_bytes_limit", "Memory that they may hold.",
+          engine.config().max_lora_bytes);
+}
+
 void add_load(Figures& f, const Engine& engine, const EngineStats& s) {
   f.gauge("sglang:num_running_reqs", "Requests in the batch.", s.num_running);
   f.gauge("sglang:num_queue_reqs", "Requests that wait.", s.num_waiting);
@@ -307,6 +316,7 @@ std::string Metrics::scrape(const Engine& engine, const Http& http) const {
   add_steps(f, s);
   add_grammars(f, s);
   add_tiers(f, s);
+  add_adapters(f, engine);
   for (const auto& account : http.accounts) add_memory(f, *account);
   f.gauge("espalier:http_connections", "Connections that are open.", http.connections_open);
   f.counter("espalier:http_dropped_slow_total", "Clients dropped because they did not read.",

@@ -4,6 +4,7 @@ import concurrent.futures
 import json
 import os
 import random
+import re
 import struct
 import tempfile
 
@@ -139,6 +140,11 @@ def main():
             info = json.loads(text)
             assert info["enable_lora"] and [x["lora_name"] for x in info["lora_adapters"]] == ["a", "b"], info
             assert all(x["size_bytes"] > 0 and x["num_requests"] == 0 for x in info["lora_adapters"])
+            _, _, text = server.request("GET", "/metrics")
+            bytes_held = sum(x["size_bytes"] for x in info["lora_adapters"])
+            for name, value in (("", bytes_held), ("_limit", info["max_lora_bytes"])):
+                line = re.search(rf"^espalier:lora_adapter_bytes{name}(?:{{.*}})? (\S+)$", text, re.MULTILINE)
+                assert line and float(line[1]) == value, text
             assert server.stop() == 0
         with Server(*common, "--served-model-name", "tiny", "--api-key", "user") as server:
             status, answer = completion(server, "tiny", lora_path="a")

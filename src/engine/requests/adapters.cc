@@ -1,9 +1,31 @@
 #include "engine/requests/adapters.h"
 
+#include <new>
+#include <system_error>
+
 #include "base/log.h"
 #include "engine/executor/executor.h"
 
 namespace espalier {
+namespace {
+
+// The size of an adapter's file; 0 where there is none, which loading it reports.
+int64_t file_bytes(const std::filesystem::path& folder) {
+  std::error_code problem;
+  const auto bytes = std::filesystem::file_size(folder / "adapter_model.safetensors", problem);
+  return problem ? 0 : static_cast<int64_t>(bytes);
+}
+
+Result<AdapterInfo> load_into(Executor& executor, AdapterId id, const std::filesystem::path& path,
+                              int32_t rank_max) {
+  try {
+    return executor.load_adapter(id, path, rank_max);
+  } catch (const std::bad_alloc&) {
+    return fail(error(StatusCode::kResourceExhausted, "there is no memory for it"));
+  }
+}
+
+}  // namespace
 
 AdapterLease::~AdapterLease() {
   if (registry_ != nullptr) registry_->release(id_);
@@ -21,24 +43,42 @@ Result<AdapterId> AdapterRegistry::reserve(const std::string& name,
     return fail(error(StatusCode::kResourceExhausted,
                       "{} adapters are loaded, as many as --max-loaded-loras allows: unload one",
                       by_name_.size()));
-  const auto [entry, added] = by_name_.try_emplace(name);
-  if (!added)
+  if (by_name_.contains(name))
     return fail(error(StatusCode::kAlreadyExists,
                       "an adapter '{}' is loaded: unload it, or give this one another name", name));
-  entry->second.id = ++last_id_;
-  entry->second.adapter = {.name = name, .path = path, .info = {}};
+  const int64_t bytes = file_bytes(path);
+  if (const Status fits = check_bytes(bytes); !fits.ok())
+    return fail(fits.with_context("adapter '" + name + "'"));
+  Entry& entry = by_name_[name];
+  entry.id = ++last_id_;
+  entry.adapter = {.name = name, .path = path, .info = {.size_bytes = bytes}};
   return last_id_;
+}
+
+Status AdapterRegistry::check_bytes(int64_t more) const {
+  int64_t used = 0;
+  for (const auto& [name, entry] : by_name_) used += entry.adapter.info.size_bytes;
+  if (limits_.bytes_max == 0 || more <= limits_.bytes_max - used) return {};
+  return error(
+      StatusCode::kResourceExhausted,
+      "it needs {} bytes, and the adapters have {} of the {} that --max-lora-bytes allows: "
+      "unload one",
+      more, used, limits_.bytes_max);
 }
 
 Result<AdapterInfo> AdapterRegistry::load(const std::string& name,
                                           const std::filesystem::path& path) {
   ESP_ASSIGN_OR_RETURN(const AdapterId id, reserve(name, path));
-  auto info = executor_.load_adapter(id, path, limits_.rank_max);
+  auto info = load_into(executor_, id, path, limits_.rank_max);
   const std::lock_guard lock(mutex_);
   const auto entry = by_name_.find(name);
-  if (!info) {
+  Status fits = info ? Status() : info.error();
+  entry->second.adapter.info.size_bytes = 0;
+  if (fits.ok()) fits = check_bytes(info->size_bytes);
+  if (!fits.ok()) {
+    if (info) executor_.unload_adapter(id);
     by_name_.erase(entry);
-    return fail(info.error().with_context("adapter '" + name + "'"));
+    return fail(fits.with_context("adapter '" + name + "'"));
   }
   entry->second.adapter.info = *info;
   entry->second.state = State::kServing;

@@ -58,13 +58,14 @@ class AdapterRegistry {
   struct Limits {
     int32_t rank_max = 0;        // of an adapter; 0: any
     int32_t num_loaded_max = 0;  // adapters; 0: any number
+    int64_t bytes_max = 0;       // of all adapters together; 0: any number
   };
   AdapterRegistry(Executor& executor, const Limits& limits)
       : executor_(executor), limits_(limits) {}
 
   // Reads the folder on the caller's thread. kAlreadyExists for a name in use, kInvalidArgument for
-  // a name that no request could state, kResourceExhausted beyond num_loaded_max; else what the
-  // model says of the files.
+  // a name that no request could state, kResourceExhausted beyond num_loaded_max or bytes_max and
+  // where there is no memory; else what the model says of the files.
   Result<AdapterInfo> load(const std::string& name, const std::filesystem::path& path);
 
   // New requests find it no more; waits for those that use it. kNotFound for an unknown name;
@@ -86,7 +87,9 @@ class AdapterRegistry {
   };
 
   void release(AdapterId id);
+  // Takes the name, and the bytes of the file until the adapter's own are known.
   Result<AdapterId> reserve(const std::string& name, const std::filesystem::path& path);
+  Status check_bytes(int64_t more) const;  // REQUIRES: mutex_ is locked
 
   Executor& executor_;
   const Limits limits_;

@@ -4,6 +4,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <atomic>
 #include <filesystem>
 #include <future>
@@ -149,6 +150,25 @@ TEST_F(Adapters, AreLoadedAndUnloadedWhileItRuns) {
   ASSERT_EQ(engine->adapters().size(), 1u);
   EXPECT_EQ(engine->adapters()[0].name, "x");
   EXPECT_EQ(engine->adapters()[0].num_requests, 0);
+}
+
+TEST_F(Adapters, TheirBytesTogetherAreBounded) {
+  auto engine = start({.lora_paths = {stated("a", 1)}});
+  ASSERT_NE(engine, nullptr);
+  EXPECT_GE(engine->config().max_lora_bytes, int64_t{64} << 20);
+  const int64_t used = engine->adapters()[0].info.size_bytes;
+  const auto file =
+      static_cast<int64_t>(std::filesystem::file_size(path(2) / "adapter_model.safetensors"));
+  auto tight = start({.lora_paths = {stated("a", 1)},
+                      .max_lora_bytes = std::max(used, file) + std::min(used, file) / 2});
+  ASSERT_NE(tight, nullptr);
+  const auto refused = tight->load_adapter("b", path(2));
+  ASSERT_FALSE(refused);
+  EXPECT_EQ(refused.error().code(), StatusCode::kResourceExhausted);
+  EXPECT_THAT(refused.error().to_string(), HasSubstr("--max-lora-bytes"));
+  EXPECT_EQ(tight->adapters().size(), 1u);
+  EXPECT_TRUE(tight->unload_adapter("a").ok());
+  EXPECT_TRUE(tight->load_adapter("b", path(2)));
 }
 
 TEST_F(Adapters, UnloadingWaitsForRequestsThatRun) {
