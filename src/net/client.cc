@@ -61,7 +61,10 @@ class Stream {
   }
 
   // `tls`: null for plain HTTP.
-  Status connect(const Url& url, const std::shared_ptr<const TlsContext>& tls, Duration timeout);
+  Status connect(const Url& url, const std::shared_ptr<const TlsContext>& tls,
+                 const HttpClientConfig& config);
+  // Whatever waits fails from then on.
+  void set_deadline(TimePoint deadline) { deadline_ = deadline; }
   Status write_all(std::string_view bytes, Duration timeout);
   // Reads at least one byte more; false at the end of the stream.
   Result<bool> read_more(Duration timeout);
@@ -89,13 +92,15 @@ class Stream {
   mutable std::mutex mutex_;  // of the next two, which interrupt() touches
   int fd_ = -1;
   bool interrupted_ = false;
+  TimePoint deadline_ = TimePoint::max();
   std::unique_ptr<Tls> tls_;
   std::string in_;
   size_t begin_ = 0;
 };
 
 Status Stream::wait(short events, Duration timeout, const char* what) {
-  const auto deadline = std::chrono::steady_clock::now() + timeout;
+  const auto start = std::chrono::steady_clock::now();
+  const auto deadline = std::min(start + timeout, deadline_);
   while (true) {
     const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(
         deadline - std::chrono::steady_clock::now());
@@ -106,7 +111,7 @@ Status Stream::wait(short events, Duration timeout, const char* what) {
     if (n < 0 && errno != EINTR) return unavailable(fmt::format("poll: {}", strerror(errno)));
     if (n == 0 && std::chrono::steady_clock::now() >= deadline) {
       return error(StatusCode::kDeadlineExceeded, "timeout after {:.1f} s while {}",
-                   to_seconds(timeout), what);
+                   to_seconds(deadline - start), what);
     }
   }
 }
@@ -132,7 +137,8 @@ Status Stream::connect_to(const addrinfo& address, Duration timeout) {
 }
 
 Status Stream::connect(const Url& url, const std::shared_ptr<const TlsContext>& tls,
-                       Duration timeout) {
+                       const HttpClientConfig& config) {
+  const Duration timeout = config.connect_timeout;
   close();
   addrinfo hints{};
   hints.ai_socktype = SOCK_STREAM;
@@ -143,6 +149,10 @@ Status Stream::connect(const Url& url, const std::shared_ptr<const TlsContext>& 
   }
   Status status = unavailable("no address");
   for (const addrinfo* a = found; a != nullptr && !is_open(); a = a->ai_next) {
+    if (config.allow_address && !config.allow_address(*a->ai_addr)) {
+      status = error(StatusCode::kPermissionDenied, "the host's address may not be connected to");
+      continue;
+    }
     status = connect_to(*a, timeout);
     if (!status.ok()) close();
   }
@@ -360,8 +370,11 @@ struct HttpClient::Impl {
 
 std::string HttpClient::Impl::build(std::string_view method, std::string_view path,
                                     std::string_view body, const Headers& headers) const {
-  std::string out = fmt::format("{} {}{} HTTP/1.1\r\nHost: {}:{}\r\nUser-Agent: espalier\r\n",
-                                method, url.path, path, url.host, url.port);
+  // The default port is left out, for signatures of URLs count without it.
+  const bool is_default = url.port == (url.is_https ? 443 : 80);
+  std::string out =
+      fmt::format("{} {}{} HTTP/1.1\r\nHost: {}{}\r\nUser-Agent: espalier\r\n", method, url.path,
+                  path, url.host, is_default ? "" : fmt::format(":{}", url.port));
   for (const Headers* list : {&config.headers, &headers}) {
     for (const auto& [name, value] : *list) out += fmt::format("{}: {}\r\n", name, value);
   }
@@ -379,11 +392,14 @@ Result<HttpResponse> HttpClient::Impl::exchange(std::string_view method, std::st
                                                 std::string_view body, const Headers& headers,
                                                 const EventCallback* on_event) {
   const std::string message = build(method, path, body, headers);
+  stream.set_deadline(config.total_timeout > Duration::zero()
+                          ? std::chrono::steady_clock::now() + config.total_timeout
+                          : TimePoint::max());
   // A kept-alive connection may have been closed by the server meanwhile: once more, on a new one.
   for (bool reused = stream.is_open();; reused = false) {
     if (stream.interrupted())
       return fail(Status(StatusCode::kAborted, "the request was interrupted"));
-    if (!stream.is_open()) ESP_RETURN_IF_ERROR(stream.connect(url, tls, config.connect_timeout));
+    if (!stream.is_open()) ESP_RETURN_IF_ERROR(stream.connect(url, tls, config));
     bool any_byte = false;
     const Status sent = stream.write_all(message, config.read_timeout);
     // Even when sending broke, the server may have said why (413).

@@ -8,6 +8,8 @@
 
 #include "net/http.h"
 
+struct sockaddr;
+
 namespace espalier::net {
 
 struct HttpClientConfig {
@@ -16,6 +18,10 @@ struct HttpClientConfig {
   size_t max_body_bytes = 1ull << 30;
   Headers headers;      // sent with each request
   std::string ca_file;  // of https: trusted certificates, PEM; "": the system's
+  Duration total_timeout = Duration::zero();  // of a request with its connection; 0: none
+  // Whether an address that the host's name has may be connected to; null: each may. The address
+  // that was asked about is the one that is connected to, so a name cannot change in between.
+  std::function<bool(const sockaddr& address)> allow_address;
 };
 
 // "http://host:port/prefix", or https.
