@@ -3,9 +3,11 @@
 #include <boost/json/parse.hpp>
 #include <boost/json/serialize.hpp>
 #include <boost/json/value.hpp>
+#include <cctype>
 
 #include "base/log.h"
 #include "base/mapped_file.h"
+#include "server/images.h"
 #include "server/json_view.h"
 #include "text/parse/tool_call_parser.h"
 
@@ -15,16 +17,52 @@ namespace json = boost::json;
 
 namespace {
 
-// The texts of a list of parts, as templates that know only strings want them.
-std::string join_parts(const json::array& parts) {
+// The texts of a list of parts, as templates that know only strings want them. Pictures stand in
+// lines of their own.
+std::string join_parts(const json::array& parts, std::string_view picture_placeholder) {
   std::string out;
+  bool begins_line = true;
   for (const json::value& part : parts) {
+    if (is_picture_part(part)) {
+      if (!begins_line) out += '\n';
+      out.append(picture_placeholder).append("\n");
+      begins_line = true;
+      continue;
+    }
     const json::value* text = part.get_object().if_contains("text");
     if (text == nullptr || !text->is_string()) continue;
-    if (!out.empty()) out += ' ';
+    if (!begins_line) out += ' ';
     out += view(text->get_string());
+    begins_line = out.empty();
   }
   return out;
+}
+
+// Templates know pictures as {"type": "image"}, wherever they come from.
+void name_pictures(json::array& parts) {
+  for (json::value& part : parts)
+    if (is_picture_part(part)) part = json::object{{"type", "image"}};
+}
+
+// Whether "for NAME in" stands before a position.
+bool ends_with_loop(std::string_view before) {
+  if (!before.ends_with(" in ")) return false;
+  before.remove_suffix(4);
+  while (!before.empty() &&
+         (std::isalnum(static_cast<unsigned char>(before.back())) != 0 || before.back() == '_'))
+    before.remove_suffix(1);
+  return before.ends_with("for ");
+}
+
+// Templates of models that see may loop over content without asking whether it is a list.
+bool loops_over_content(std::string_view source) {
+  if (source.find("is string") != std::string_view::npos) return false;
+  for (const std::string_view content :
+       {"message['content']", "message[\"content\"]", "message.content"})
+    for (size_t at = source.find(content); at != std::string_view::npos;
+         at = source.find(content, at + 1))
+      if (ends_with_loop(source.substr(0, at))) return true;
+  return false;
 }
 
 // Templates expect a call's arguments as an object; clients send them as a string of JSON.
@@ -140,6 +178,7 @@ Result<ChatFormat> ChatFormat::load(const std::string& stated, const std::filesy
   for (const char* sign : {"['type']", "[\"type\"]", ".type", "content is string"}) {
     format.takes_parts_ |= source.find(sign) != std::string::npos;
   }
+  format.needs_parts_ = format.takes_parts_ && loops_over_content(source);
   format.knows_developer_ = source.find("developer") != std::string::npos;
   format.knows_tools_ = source.find("tools") != std::string::npos;
   format.reranks_ = source.find(kYesOrNo) != std::string::npos;
@@ -189,12 +228,15 @@ Result<std::string> ChatFormat::render(const json::value& messages, const Option
     json::object& message = entry.get_object();
     json::value& content = message["content"];
     if (content.is_array() && !takes_parts_)
-      content = json::string(join_parts(content.get_array()));
+      content = json::string(join_parts(content.get_array(), options.picture_placeholder));
+    if (content.is_array()) name_pictures(content.get_array());
     if (content.is_null()) content = "";
     json::value& role = message["role"];
     if (!knows_developer_ && view(role.get_string()) == "developer") role = "system";
     parse_arguments(message);
     if (!knows_tools_) write_calls_as_text(message);
+    if (needs_parts_ && content.is_string())
+      content = json::array{json::object{{"type", "text"}, {"text", std::move(content)}}};
   }
   if (options.tools != nullptr && !knows_tools_)
     add_system_note(list, describe_tools(*options.tools));
@@ -207,7 +249,7 @@ Result<std::string> ChatFormat::render(const json::value& messages, const Option
       return fail(
           invalid_argument("continue_final_message needs a last message whose role is assistant"));
     }
-    beginning = content->is_array() ? join_parts(content->get_array())
+    beginning = content->is_array() ? join_parts(content->get_array(), options.picture_placeholder)
                                     : std::string(view(content->get_string()));
     list.pop_back();
   }

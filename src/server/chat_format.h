@@ -30,6 +30,7 @@ class ChatFormat {
     std::optional<std::string> reasoning_effort;
     bool continue_final_message = false;        // the last message's text ends the prompt
     const boost::json::value* tools = nullptr;  // a list that is not empty, or null
+    std::string picture_placeholder;            // for templates that take no parts
     std::string system_note;                    // stands behind what the system message says
   };
   // `messages`: a checked list (openai_request.h). The text holds its special tokens itself: encode
@@ -61,6 +62,7 @@ class ChatFormat {
   std::string source_;
   std::string bos_token_, eos_token_;
   bool takes_parts_ = false;      // content may stay a list of parts
+  bool needs_parts_ = false;      // and must be one, for the template loops over it
   bool knows_developer_ = false;  // else that role is called system
   bool knows_tools_ = false;
   bool reranks_ = false;  // the template itself asks for "yes" or "no"

@@ -1,4 +1,5 @@
 #include "server/chat_plan.h"
+#include "server/images.h"
 #include "server/json_view.h"
 
 #include <algorithm>
@@ -129,6 +130,10 @@ Result<ChatPlan> plan_chat(const Context& context, ChatRequest& request) {
     options.continue_final_message = request.continue_final_message;
     if (!tools.get_array().empty()) options.tools = &tools;
     if (request.describe_grammar) options.system_note = grammar_note(request.sampling);
+    plan.pictures = picture_sources(*request.messages);
+    const auto& images = context.engine.model_info().images;
+    if (images && !plan.pictures.empty())
+      options.picture_placeholder = context.token_text(images->placeholder);
     ESP_ASSIGN_OR_RETURN(plan.prompt, context.chat->render(*request.messages, options));
   }
   plan_reasoning(context, request, plan.prompt, plan.answer);
@@ -156,7 +161,10 @@ Result<size_t> count_prompt_tokens(const Context& context, const ChatPlan& plan)
     return fail(error(StatusCode::kFailedPrecondition, "this server runs without a tokenizer"));
   EncodeOptions options;
   options.add_special_tokens = false;
-  return tokenizer->encode(plan.prompt, options).size();
+  const size_t count = tokenizer->encode(plan.prompt, options).size();
+  const auto& images = context.engine.model_info().images;
+  if (!images) return count;
+  return count + plan.pictures.size() * static_cast<size_t>(images->num_rows - 1);
 }
 
 }  // namespace espalier::server

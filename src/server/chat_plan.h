@@ -3,6 +3,7 @@
 #pragma once
 
 #include <string>
+#include <vector>
 
 #include "base/status.h"
 #include "server/chat_answer.h"
@@ -16,6 +17,7 @@ namespace espalier::server {
 // that names no tool, or that contradicts another grammar.
 struct ChatPlan {
   std::string prompt;
+  std::vector<std::string> pictures;  // sources (images.h), in the order of their placeholders
   AnswerFormat answer;
 };
 Result<ChatPlan> plan_chat(const Context& context, ChatRequest& request);
@@ -27,8 +29,8 @@ Status in_names_of_tools(const Status& status, bool tools_make_grammar);
 // The model's response template; null: it has none.
 std::shared_ptr<const ResponseTemplate> response_template_of(const Context& context);
 
-// Tokens of a rendered prompt, as a generation counts them. kFailedPrecondition: this server has no
-// tokenizer.
+// Tokens of a rendered prompt with its pictures, as a generation counts them. kFailedPrecondition:
+// this server has no tokenizer.
 Result<size_t> count_prompt_tokens(const Context& context, const ChatPlan& plan);
 
 }  // namespace espalier::server

@@ -5,6 +5,7 @@
 #include <numeric>
 
 #include "base/base64.h"
+#include "server/images.h"
 
 namespace espalier::server {
 namespace {
@@ -328,6 +329,7 @@ std::shared_ptr<Generation> make_encode_generation(ContextPtr context, net::Resp
   for (NativeItem& native : request.items) {
     GenerationItem& item = items.emplace_back();
     item.request = std::move(native.request);
+    item.request.images = image_inputs(media_access(*context), std::move(native.pictures));
     item.request.embed = true;
     item.request.sampling = {};
     item.request.return_logprob = false;

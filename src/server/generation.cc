@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "base/log.h"
+#include "engine/images/place_images.h"
 #include "server/authorize.h"
 #include "server/cache_namespace.h"
 
@@ -14,7 +15,9 @@ namespace {
 GenerateRequest take_request(GenerationItem& item) {
   std::string text = std::move(item.request.text);
   std::vector<TokenId> ids = std::move(item.request.input_ids);
+  std::vector<ImageInput> images = std::move(item.request.images);
   GenerateRequest request = item.request;
+  request.images = std::move(images);
   request.text = std::move(text);
   request.input_ids = std::move(ids);
   return request;
@@ -142,6 +145,12 @@ Status Generation::prepare(GenerationItem& item) {
                          context_->engine.session_prompt(*request.session, request.input_ids));
   } else {
     item.prompt_ids = request.input_ids;
+  }
+  if (const auto& images = context_->engine.model_info().images;
+      images && !request.images.empty()) {
+    ESP_ASSIGN_OR_RETURN(item.prompt_ids,
+                         expand_placeholders(std::move(item.prompt_ids), *images,
+                                             static_cast<int32_t>(request.images.size())));
   }
   if (static_cast<size_t>(item.logprob_start) > item.prompt_ids.size()) {
     return invalid_argument("logprob_start_len {} is beyond the prompt of {} tokens",

@@ -63,6 +63,7 @@ void write_private_settings(JsonWriter& w, const Context& context, bool admin) {
   path("ssl_ca_certs", context.config.ssl_ca_certs);
   w.key("ssl_keyfile_password").null();  // it is a secret, so no client sees it
   path("storage_path", context.config.storage_path);
+  path("allowed_local_media_path", context.config.allowed_local_media_path);
   path("hicache_storage_path", e.hicache_storage_path);
   w.key("lora_paths");
   if (admin) {
@@ -141,6 +142,13 @@ void write_engine_settings(JsonWriter& w, const EngineConfig& e) {
       .member("tokenizer_worker_num", e.tokenizer_threads);
 }
 
+void write_picture_settings(JsonWriter& w, const EngineConfig& e) {
+  w.member("image_threads", e.image_threads).member("image_cache_bytes", e.image_cache_bytes);
+  w.member("max_images_per_request", e.max_images_per_request)
+      .member("max_image_bytes", e.max_image_bytes)
+      .member("max_image_pixels", e.max_image_pixels);
+}
+
 void write_adapter_settings(JsonWriter& w, const Engine& engine) {
   const EngineConfig& e = engine.config();
   w.member("enable_lora", e.enable_lora).member("max_loras_per_batch", e.max_loras_per_batch);
@@ -161,6 +169,7 @@ void write_settings(JsonWriter& w, const Context& context, bool admin) {
   const ServerConfig& c = context.config;
   write_private_settings(w, context, admin);
   write_engine_settings(w, context.engine.config());
+  write_picture_settings(w, context.engine.config());
   write_adapter_settings(w, context.engine);
   w.member("host", c.host).member("port", c.port);
   w.member("served_model_name", context.model_name).member("weight_version", c.weight_version);
@@ -184,6 +193,11 @@ void write_settings(JsonWriter& w, const Context& context, bool admin) {
   w.key("cors_origins").begin_array();
   for (const std::string& origin : c.cors_origins) w.value(origin);
   w.end_array();
+  w.key("allowed_media_domains").begin_array();
+  for (const std::string& domain : c.allowed_media_domains) w.value(domain);
+  w.end_array();
+  w.member("allow_private_media_addresses", c.allow_private_media_addresses);
+  w.member("media_fetch_timeout", to_seconds(c.media_fetch_timeout));
   w.member("header_timeout", to_seconds(c.header_timeout));
   w.member("idle_timeout", to_seconds(c.idle_timeout));
   w.member("write_timeout", to_seconds(c.write_timeout));
@@ -313,7 +327,8 @@ void handle_model_info(const ContextPtr& context, HttpRequest&&, ResponsePtr res
            (config.tokenizer_path.empty() ? config.model_path : config.tokenizer_path).string());
   w.member("is_generation", !info.pooled.has_value()).key("preferred_sampling_params").null();
   w.member("weight_version", context->config.weight_version);
-  w.member("has_image_understanding", false).member("has_audio_understanding", false);
+  w.member("has_image_understanding", info.images.has_value())
+      .member("has_audio_understanding", false);
   w.member("model_type", info.model_type).key("architectures").begin_array();
   w.value(info.architecture).end_array().end_object();
   send_json(response, std::move(out));

@@ -281,6 +281,17 @@ void add_steps(Figures& f, const EngineStats& s) {
             s.num_cache_events_overwritten_total);
 }
 
+void add_images(Figures& f, const EngineStats& s) {
+  f.counter("espalier:images_total", "Pictures that requests brought.", s.num_images_total);
+  f.counter("espalier:images_encoded_total",
+            "Of them, those that were encoded; what the encoder made of the others was kept.",
+            s.num_images_encoded_total);
+  f.counter("espalier:image_encode_seconds_total", "Time in encoding pictures.",
+            s.image_encode_seconds_total);
+  f.gauge("espalier:image_row_bytes", "Memory of encoded pictures, in use and kept.",
+          s.image_row_bytes);
+}
+
 void add_grammars(Figures& f, const EngineStats& s) {
   f.counter("sglang:num_grammar_total", "Requests with a grammar so far.", s.num_grammars_total);
   f.counter("sglang:num_grammar_cache_hit_total", "Of them, those whose grammar was known.",
@@ -314,6 +325,7 @@ std::string Metrics::scrape(const Engine& engine, const Http& http) const {
   add_load(f, engine, s);
   add_requests(f, s);
   add_steps(f, s);
+  add_images(f, s);
   add_grammars(f, s);
   add_tiers(f, s);
   add_adapters(f, engine);

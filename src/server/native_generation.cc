@@ -1,5 +1,7 @@
 #include "server/native_generation.h"
 
+#include "server/images.h"
+
 namespace espalier::server {
 namespace {
 
@@ -204,6 +206,7 @@ std::shared_ptr<Generation> make_native_generation(ContextPtr context, net::Resp
     item.logprob_start = resolve_start(native);
     item.stream_interval = native.stream_interval.value_or(context->config.stream_interval);
     item.request = std::move(native.request);
+    item.request.images = image_inputs(media_access(*context), std::move(native.pictures));
   }
   return std::make_shared<NativeGeneration>(std::move(context), std::move(response),
                                             std::move(items), request);

@@ -4,6 +4,7 @@
 #include <boost/json/value.hpp>
 
 #include "server/cache_namespace.h"
+#include "server/json_view.h"
 #include "server/session_fields.h"
 
 namespace espalier::server {
@@ -18,6 +19,7 @@ struct NativeBody {
   PerItem<bool> return_logprob;
   PerItem<std::optional<int32_t>> logprob_start_len, top_logprobs_num;
   PerItem<std::vector<TokenId>> token_ids_logprob;
+  std::vector<std::vector<std::string>> pictures;  // of a batch each prompt's, else together
   std::optional<int32_t> priority, dimensions;
   std::optional<SessionParams> session;
   std::string session_id;
@@ -51,6 +53,38 @@ Status read_adapters(const Json& value, std::string_view where, NativeBody& body
   return server::read_value(value, where, body.lora_path);
 }
 
+// "...", or {"url": "..."}.
+Status read_picture_data(const Json& value, const std::string& where,
+                         std::vector<std::string>& out) {
+  const Json* url = &value;
+  if (value.is_object()) url = value.get_object().if_contains("url");
+  if (url == nullptr || !url->is_string() || url->get_string().empty())
+    return invalid_argument("{} must be a picture's URL or base64, but it is {}", where,
+                            describe(value));
+  out.emplace_back(view(url->get_string()));
+  return {};
+}
+
+// Of one prompt a picture or a list of them; of a batch a list with either for each prompt.
+Status read_pictures(const Json& value, std::string_view where, NativeBody& body) {
+  if (!value.is_array())
+    return read_picture_data(value, std::string(where), body.pictures.emplace_back());
+  for (size_t i = 0; i < value.get_array().size(); ++i) {
+    const Json& element = value.get_array()[i];
+    const std::string place = fmt::format("{}[{}]", where, i);
+    std::vector<std::string>& own = body.pictures.emplace_back();
+    if (is_null(element)) continue;
+    if (!element.is_array()) {
+      ESP_RETURN_IF_ERROR(read_picture_data(element, place, own));
+      continue;
+    }
+    for (size_t k = 0; k < element.get_array().size(); ++k)
+      ESP_RETURN_IF_ERROR(
+          read_picture_data(element.get_array()[k], fmt::format("{}[{}]", place, k), own));
+  }
+  return {};
+}
+
 const Fields<NativeBody>& native_fields() {
   using B = NativeBody;
   static const Fields<B> fields = [] {
@@ -72,7 +106,11 @@ const Fields<NativeBody>& native_fields() {
         field<B>("cache_salt", "as extra_key; the two are joined", &B::cache_salt),
         field<B>("dimensions", "of /encode: the first so many numbers of the vector",
                  &B::dimensions),
-        refused<B>("image_data", "is not supported until a model supports images"),
+        custom<B>(
+            "image_data", R"({"anyOf":[{"type":"string"},{"type":"object"},{"type":"array"}]})",
+            "pictures in the order of the prompt's placeholders: URLs or base64; of a batch a list "
+            "with one or a list of them for each prompt",
+            read_pictures),
         refused<B>("video_data", "is not supported until a model supports videos"),
         refused<B>("audio_data", "is not supported until a model supports audio"),
         refused<B>("input_embeds"),
@@ -169,8 +207,28 @@ Status check_logprob_sizes(const NativeBody& body, size_t n) {
   return status;
 }
 
+// A flat list is one prompt's.
+Status check_pictures(const NativeBody& body, size_t n) {
+  const bool is_batch = body.has_input_ids ? body.input_ids_is_list : body.text.is_list;
+  if (body.pictures.empty() || !is_batch || body.pictures.size() == n) return {};
+  return invalid_argument(
+      "image_data has pictures for {} prompts, but there are {}: give a list with an entry for "
+      "each prompt",
+      body.pictures.size(), n);
+}
+
+// Prompt i's.
+std::vector<std::string> pictures_of(const NativeBody& body, size_t i) {
+  const bool is_batch = body.has_input_ids ? body.input_ids_is_list : body.text.is_list;
+  if (is_batch) return body.pictures.empty() ? std::vector<std::string>() : body.pictures[i];
+  std::vector<std::string> all;
+  for (const auto& some : body.pictures) all.insert(all.end(), some.begin(), some.end());
+  return all;
+}
+
 Status check(const NativeBody& body, size_t n) {
   if (n == 0) return invalid_argument("the batch is empty");
+  ESP_RETURN_IF_ERROR(check_pictures(body, n));
   ESP_RETURN_IF_ERROR(check_samples(n, 1));
   ESP_RETURN_IF_ERROR(body.sampling.check_size("sampling_params", n));
   ESP_RETURN_IF_ERROR(body.rid.check_size("rid", n));
@@ -227,6 +285,7 @@ Result<NativeRequest> parse_native(std::string_view text, bool& malformed) {
   NativeRequest request;
   for (size_t i = 0; i < n; ++i) {
     request.items.push_back(make_item(body, i, n));
+    request.items.back().pictures = pictures_of(body, i);
     if (body.has_input_ids && request.items.back().request.input_ids.empty()) {
       return fail(invalid_argument("input_ids holds no token"));
     }

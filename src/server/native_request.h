@@ -19,7 +19,8 @@ struct NativeSampling : SamplingParams {
 // One prompt of a /generate call, ready for the engine but for its rid's uniqueness.
 struct NativeItem {
   GenerateRequest request;
-  bool has_logprob_start = false;  // stated (also as -1), not left to the default
+  std::vector<std::string> pictures;  // sources (images.h), in the order of their placeholders
+  bool has_logprob_start = false;     // stated (also as -1), not left to the default
   std::optional<int32_t> stream_interval;
 };
 

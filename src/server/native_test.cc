@@ -440,8 +440,9 @@ TEST_F(NativeTest, Errors) {
             plain("n is 100000: 1 prompt with 100000 samples each are more than one call may ask "
                   "for: 65536")},
            {R"({"text":"a","sampling_params":{"n":0}})", plain("n must be at least 1")},
-           {R"({"text":"a","image_data":"x"})",
-            plain("image_data is not supported until a model supports images: leave it out")},
+           {R"({"text":["a","b"],"image_data":["x"]})",
+            plain("image_data has pictures for 1 prompts, but there are 2: give a list with an "
+                  "entry for each prompt")},
            {R"({"text":"a","video_data":["x"]})",
             plain("video_data is not supported until a model supports videos: leave it out")},
            {R"({"text":"a","lora_path":["x","y"]})",

@@ -1,5 +1,7 @@
 #include "server/openai_generation.h"
+
 #include "server/adapter_choice.h"
+#include "server/images.h"
 
 #include <boost/json/array.hpp>
 #include <boost/json/value.hpp>
@@ -521,6 +523,7 @@ GenerationItem chat_item(const Context& context, ChatRequest& request, ChatPlan&
   item.request.text = std::move(plan.prompt);
   item.request.input_ids = std::move(request.input_ids);
   item.request.add_special_tokens = false;  // the template has put them
+  item.request.images = image_inputs(media_access(context), std::move(plan.pictures));
   return item;
 }
 

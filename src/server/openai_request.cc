@@ -4,6 +4,7 @@
 #include <boost/json/value.hpp>
 
 #include "server/cache_namespace.h"
+#include "server/images.h"
 #include "server/json_view.h"
 #include "server/session_fields.h"
 
@@ -95,14 +96,18 @@ Status check_content_part(const Json& part, std::string_view where) {
     }
     return {};
   }
-  for (const char* kind : {"image", "video", "audio"}) {
+  if (is_picture_part(part)) {
+    const auto source = picture_source(part, where);
+    return source ? Status() : source.error();
+  }
+  for (const char* kind : {"video", "audio"}) {
     if (name.starts_with(kind) || (name == "input_audio" && kind == std::string_view("audio"))) {
       return error(StatusCode::kUnimplemented,
                    "{} is of type {}, which is not supported until a model supports {}s", where,
                    name, kind);
     }
   }
-  return invalid_argument("{}.type is \"{}\": it must be text", where, name);
+  return invalid_argument("{}.type is \"{}\": it must be text or image_url", where, name);
 }
 
 Status check_message(const Json& message, std::string_view where) {

@@ -352,10 +352,13 @@ TEST_F(OpenAiTest, Errors) {
           {chat, R"({"messages":[{"role":"user","content":5}]})", bad,
            "messages[0].content must be a string or a list of parts, but it is the number 5"},
           {chat,
-           R"({"messages":[{"role":"user","content":[{"type":"image_url","image_url":{"url":"x"}}]}]})",
-           refused,
-           "messages[0].content[0] is of type image_url, which is not supported until a model "
-           "supports images"},
+           R"({"messages":[{"role":"user","content":[{"type":"image_url","image_url":{"url":5}}]}]})",
+           bad,
+           "messages[0].content[0].image_url must have the picture's URL, such as "
+           "data:image/png;base64,DIGITS"},
+          {chat, R"({"messages":[{"role":"user","content":[{"type":"video_url"}]}]})", refused,
+           "messages[0].content[0] is of type video_url, which is not supported until a model "
+           "supports videos"},
           {chat, R"({"messages":[{"role":"user","content":[{"type":"text"}]}]})", bad,
            "messages[0].content[0].text must be a string"},
           {chat, R"({"messages":[{"role":"user","content":"a"}],"tools":[{"type":"function"}]})",

@@ -73,6 +73,13 @@ struct ServerConfig {
   int64_t max_storage_bytes = int64_t{16} << 30;  // --max-storage-bytes: of all files together
   // --max-batch-requests: lines of batches that run at once; 0: half of max_running_requests.
   int32_t max_batch_requests = 0;
+  // Pictures that requests name by URL. --allowed-media-domains: hosts that http(s) pictures are
+  // fetched from (empty: none); --allow-private-media-addresses: also where their addresses are not
+  // public; --allowed-local-media-path: the folder of file:// pictures (empty: none).
+  std::vector<std::string> allowed_media_domains;
+  bool allow_private_media_addresses = false;
+  std::string allowed_local_media_path;
+  Duration media_fetch_timeout = std::chrono::seconds(10);  // --media-fetch-timeout: of a picture
   // --cors-origins: whose pages may read answers; "*" is everyone. Not set: everyone, but nobody
   // where a server without a key is bound beyond loopback.
   std::vector<std::string> cors_origins;

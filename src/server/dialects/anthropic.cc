@@ -4,6 +4,7 @@
 // it, and what was added to it in front of the last cache_control.
 #include "server/dialects/cache_mark.h"
 #include "server/dialects/chat_dialect.h"
+#include "server/images.h"
 #include "server/openai_generation.h"
 #include "server/routes.h"
 #include "server/start_generation.h"
@@ -95,11 +96,14 @@ class TurnReader {
   // Results of calls come before what the user says with them.
   void finish() {
     json::object message{{"role", assistant_ ? "assistant" : "user"}, {"content", text_}};
+    if (!parts_.empty()) message["content"] = take_parts();
     if (!reasoning_.empty()) message["reasoning_content"] = reasoning_;
-    const bool says = !text_.empty() || !reasoning_.empty() || !calls_.empty();
+    const bool says =
+        message["content"].is_array() || !text_.empty() || !reasoning_.empty() || !calls_.empty();
     if (!calls_.empty()) message["tool_calls"] = std::move(calls_);
     if (!says && !assistant_) return;
     if (mark_) {
+      if (message["content"].is_array()) mark_->text_bytes.reset();  // parts are not cut
       mark_->num_messages = out_.size() + (mark_->text_bytes ? 0 : 1);
       request_.marks.turns = mark_;
     }
@@ -118,13 +122,10 @@ class TurnReader {
       return {};
     }
     if (assistant_ && type == "redacted_thinking") return {};
-    if (type == "image")
-      return error(StatusCode::kUnimplemented,
-                   "{} is of type image, which is not supported until a model supports images",
-                   where);
+    if (!assistant_ && type == "image") return read_picture_block(members, where);
     return invalid_argument(
         "{}.type is \"{}\": it must be {}", where, type,
-        assistant_ ? "text, thinking or tool_use" : "text, tool_result or document");
+        assistant_ ? "text, thinking or tool_use" : "text, image, tool_result or document");
   }
 
   // Of a document its text; other sources need a reader of their format.
@@ -137,6 +138,34 @@ class TurnReader {
     if (!text_.empty()) text_ += "\n";
     text_ += string_member(*members, "data");
     return {};
+  }
+
+  // {"type": "base64", "media_type", "data"} or {"type": "url", "url"}.
+  Status read_picture_block(const json::object& block, const std::string& where) {
+    const Json* source = block.if_contains("source");
+    const json::object* members = source != nullptr ? source->if_object() : nullptr;
+    const std::string_view type = members != nullptr ? string_member(*members, "type") : "";
+    const std::string_view text = type == "base64"
+                                      ? string_member(*members, "data")
+                                      : (type == "url" ? string_member(*members, "url") : "");
+    if (text.empty())
+      return invalid_argument(
+          "{}.source must be {{\"type\": \"base64\", \"media_type\", \"data\"}} or {{\"type\": "
+          "\"url\", \"url\"}}",
+          where);
+    take_text();
+    parts_.push_back(picture_part(text));
+    return {};
+  }
+
+  // What was said so far becomes a part.
+  void take_text() {
+    if (!text_.empty()) parts_.push_back(json::object{{"type", "text"}, {"text", text_}});
+    text_.clear();
+  }
+  json::array take_parts() {
+    take_text();
+    return std::exchange(parts_, {});
   }
 
   Status read_result(const json::object& block, const std::string& where) {
@@ -165,6 +194,7 @@ class TurnReader {
   MessagesRequest& request_;
   json::array& out_;  // the request's turns
   std::string text_, reasoning_;
+  json::array parts_;  // pictures and the texts before them
   json::array calls_;
   std::optional<CacheMark> mark_;  // the last one in the message that finish() makes
 };

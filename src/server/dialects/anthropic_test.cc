@@ -193,7 +193,7 @@ TEST_F(AnthropicTest, ErrorsHaveItsShapeAndNameItsFields) {
               HasSubstr("max_tokens is missing"));
   EXPECT_THAT(
       message(R"({"max_tokens":9,"messages":[{"role":"user","content":[{"type":"image"}]}]})"),
-      HasSubstr("messages[0].content[0] is of type image"));
+      HasSubstr("messages[0].content[0].source must be"));
   EXPECT_THAT(message(R"({"max_tokens":9,"tools":[{"type":"web_search_20250305"}],)"
                       R"("messages":[{"role":"user","content":"x"}]})"),
               HasSubstr("tools[0].type is"));

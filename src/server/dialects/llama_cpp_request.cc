@@ -258,7 +258,8 @@ std::vector<Row> answer_rows() {
           field<R>("response_fields", "members of the answer; a path is a/b", &R::response_fields)),
       hidden_row(ignored<R>("model")),
       {refused<R>("lora"), [](JsonWriter& w, const R&) { w.key("lora").raw("[]"); }},
-      hidden_row(refused<R>("image_data", "is not supported until a model supports images")),
+      hidden_row(
+          refused<R>("image_data", "is not supported: send pictures to /v1/chat/completions")),
       hidden_row(ignored<R>("cache_prompt")),
       hidden_row(ignored<R>("n_cache_reuse")),
       hidden_row(ignored<R>("id_slot")),
@@ -359,7 +360,8 @@ Status read_mixed_prompt(const Json& value, std::string_view where, MixedPrompt&
       return invalid_argument("{}.prompt_string is missing: a text", where);
     if (const Json* data = object->if_contains("multimodal_data"); data != nullptr && is_set(*data))
       return error(StatusCode::kUnimplemented,
-                   "{}.multimodal_data is not supported until a model supports images", where);
+                   "{}.multimodal_data is not supported: send pictures to /v1/chat/completions",
+                   where);
     return read_mixed_prompt(*text, where, out);
   }
   if (value.is_string()) {

@@ -30,7 +30,7 @@ Status read_parts(const json::array& parts, std::string_view where, std::string&
     const std::string_view type = string_member(*part, "type");
     if (type == "image_url")
       return error(StatusCode::kUnimplemented,
-                   "{} is an image, which is not supported until a model supports images", place);
+                   "{} is an image, and models for moderation read text alone", place);
     const Json* text = part->if_contains("text");
     if (type != "text" || text == nullptr || !text->is_string())
       return invalid_argument("{} must be {{\"type\": \"text\", \"text\": ...}}", place);

@@ -5,6 +5,7 @@
 #include <filesystem>
 
 #include "server/dialects/chat_dialect.h"
+#include "server/images.h"
 #include "server/openai_generation.h"
 #include "server/routes.h"
 #include "server/start_generation.h"
@@ -19,7 +20,8 @@ struct OllamaRequest : ChatRequest {
   bool is_chat = true;
   json::array turns;
   std::string prompt, system;
-  bool raw = false;  // the prompt as it is, without the chat template
+  std::vector<std::string> pictures;  // of /api/generate, in base64
+  bool raw = false;                   // the prompt as it is, without the chat template
   bool empty() const { return is_chat ? turns.empty() : prompt.empty(); }
 };
 
@@ -95,18 +97,30 @@ Status read_calls(const Json& value, const std::string& where, json::array& out)
   return {};
 }
 
+// Pictures in base64 stand in front of the text.
+Json with_pictures(std::string_view text, const std::vector<std::string>& sources) {
+  json::array parts;
+  for (const std::string& source : sources) parts.push_back(picture_part(source));
+  if (!text.empty())
+    parts.push_back(
+        json::object{{"type", "text"}, {"text", json::string(text.data(), text.size())}});
+  return parts;
+}
+
 Status read_ollama_turn(const Json& turn, const std::string& where, json::array& out) {
   const json::object* members = turn.if_object();
   if (members == nullptr) return wrong_type(where, "a message", turn);
   const std::string_view role = string_member(*members, "role");
   if (role != "system" && role != "user" && role != "assistant" && role != "tool")
     return invalid_argument("{}.role must be system, user, assistant or tool", where);
-  if (const Json* images = members->if_contains("images"); images != nullptr && is_set(*images))
-    return error(StatusCode::kUnimplemented,
-                 "{}.images is not supported until a model supports images", where);
   const std::string_view content = string_member(*members, "content");
   json::object message{{"role", json::string(role.data(), role.size())},
                        {"content", json::string(content.data(), content.size())}};
+  if (const Json* images = members->if_contains("images"); images != nullptr && is_set(*images)) {
+    std::vector<std::string> sources;
+    ESP_RETURN_IF_ERROR(read_value(*images, where + ".images", sources));
+    message["content"] = with_pictures(content, sources);
+  }
   if (const std::string_view thinking = string_member(*members, "thinking"); !thinking.empty())
     message["reasoning_content"] = json::string(thinking.data(), thinking.size());
   if (const std::string_view tool = string_member(*members, "tool_name"); !tool.empty())
@@ -167,7 +181,7 @@ const Fields<OllamaRequest>& generate_fields() {
         field<O>("system", "the system prompt", &O::system),
         field<O>("raw", "the prompt as it is, without the chat template", &O::raw),
         refused<O>("suffix"),
-        refused<O>("images", "is not supported until a model supports images"),
+        field<O>("images", "pictures in base64, in front of the prompt", &O::pictures),
         ignored<O>("template"),
         ignored<O>("context"),
     };
@@ -189,7 +203,9 @@ Result<OllamaRequest> parse_generate_body(std::string_view body, bool& malformed
   if (request.empty()) return request;
   if (!request.system.empty())
     request.turns.push_back(json::object{{"role", "system"}, {"content", request.system}});
-  request.turns.push_back(json::object{{"role", "user"}, {"content", request.prompt}});
+  json::object turn{{"role", "user"}, {"content", request.prompt}};
+  if (!request.pictures.empty()) turn["content"] = with_pictures(request.prompt, request.pictures);
+  request.turns.push_back(std::move(turn));
   ESP_RETURN_IF_ERROR(finish_chat(request.turns, request));
   return request;
 }
@@ -325,7 +341,8 @@ void answer_loaded(const Context& context, const net::ResponsePtr& response,
 Result<ChatPlan> ollama_plan(const Context& context, OllamaRequest& request) {
   if (!request.raw) return plan_chat(context, request);
   ChatPlan plan;
-  plan.prompt = request.prompt;
+  plan.prompt = request.prompt;  // with its placeholders
+  plan.pictures = request.pictures;
   return plan;
 }
 

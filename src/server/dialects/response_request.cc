@@ -1,5 +1,7 @@
 #include "server/dialects/response_request.h"
 
+#include "server/images.h"
+
 #include <algorithm>
 
 namespace espalier::server {
@@ -34,7 +36,14 @@ class ItemReader {
     const Json* content = item.if_contains("content");
     if (content == nullptr) return invalid_argument("{}.content is missing", where);
     std::string text;
-    ESP_RETURN_IF_ERROR(read_content(*content, where + ".content", text));
+    json::array parts;
+    ESP_RETURN_IF_ERROR(read_content(*content, where + ".content", text, &parts));
+    if (!parts.empty() && role != "assistant") {
+      if (!text.empty()) parts.push_back(text_part(text));
+      out_.push_back(json::object{{"role", json::string(role.data(), role.size())},
+                                  {"content", std::move(parts)}});
+      return {};
+    }
     if (role == "assistant") {
       assistant()["content"] = text;
       return {};
@@ -44,7 +53,14 @@ class ItemReader {
     return {};
   }
 
-  static Status read_content(const Json& content, const std::string& where, std::string& text) {
+  static json::object text_part(const std::string& text) {
+    return {{"type", "text"}, {"text", text}};
+  }
+
+  // The text behind the last picture; pictures, and the texts before them, become parts where they
+  // are taken.
+  static Status read_content(const Json& content, const std::string& where, std::string& text,
+                             json::array* parts = nullptr) {
     if (content.is_string()) {
       text = view(content.get_string());
       return {};
@@ -59,9 +75,15 @@ class ItemReader {
         text += string_member(*members, "refusal");
       } else if (type == "input_text" || type == "output_text" || type == "text") {
         text += string_member(*members, "text");
+      } else if (parts != nullptr && is_picture_part(part)) {
+        ESP_ASSIGN_OR_RETURN(const std::string source,
+                             picture_source(part, fmt::format("{}[{}]", where, i)));
+        if (!text.empty()) parts->push_back(text_part(std::exchange(text, {})));
+        parts->push_back(picture_part(source));
       } else {
         return error(StatusCode::kUnimplemented,
-                     "{}[{}] is of type {}, which is not supported: only text is", where, i, type);
+                     "{}[{}] is of type {}, which is not supported: only text and pictures are",
+                     where, i, type);
       }
     }
     return {};

@@ -327,7 +327,7 @@ TEST_F(ResponsesTest, ErrorsNameTheField) {
   };
   EXPECT_THAT(message("{}"), HasSubstr("input is missing"));
   EXPECT_THAT(message(R"({"input":[{"role":"user","content":[{"type":"input_image"}]}]})"),
-              HasSubstr("input[0].content[0] is of type input_image"));
+              HasSubstr("input[0].content[0].image_url must have the picture"));
   EXPECT_THAT(message(R"({"input":"x","tools":[{"type":"web_search"}]})"),
               HasSubstr("tools[0].type is"));
   EXPECT_THAT(message(R"({"input":"x","conversation":3})"),

@@ -1,0 +1,222 @@
+#include "server/images.h"
+
+#include <algorithm>
+#include <boost/json.hpp>
+#include <cctype>
+
+#include "net/client.h"
+#include "net/public_address.h"
+#include "server/context.h"
+#include "server/json_view.h"
+
+namespace espalier::server {
+namespace {
+
+namespace json = boost::json;
+
+constexpr int kRedirectsMax = 3;
+constexpr size_t kUrlBytesMax = 8 << 10;
+
+std::string in_lower_case(std::string_view text) {
+  std::string out(text);
+  for (char& c : out) c = static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
+  return out;
+}
+
+// "example.com" is itself alone; "*.example.com" is every name that ends so.
+bool is_allowed(std::string_view host, const std::vector<std::string>& domains) {
+  return std::ranges::any_of(domains, [&](const std::string& stated) {
+    const std::string domain = in_lower_case(stated);
+    if (domain == "*" || domain == host) return true;
+    return domain.starts_with("*.") && host.ends_with(std::string_view(domain).substr(1));
+  });
+}
+
+struct RemotePicture {
+  std::string origin;  // "https://host:port"
+  std::string path;    // "/..." with the query
+  std::string host;    // in lower case, without the port
+  bool is_https = false;
+};
+
+Status bad_url(std::string_view url) {
+  return invalid_argument("'{}' is not the URL of a picture: expected https://HOST/PATH",
+                          url.substr(0, 100));
+}
+
+// Only characters that a URL may have, so that none can begin another line of the request, and no
+// user name, which would hide the host.
+Result<RemotePicture> parse_remote(std::string_view url) {
+  const auto is_plain = [](char c) { return c > ' ' && c < '\x7f' && c != '\\' && c != '"'; };
+  if (url.size() > kUrlBytesMax || !std::ranges::all_of(url, is_plain)) return fail(bad_url(url));
+  url = url.substr(0, url.find('#'));
+  const size_t host_begin = url.find("://") + 3;
+  const size_t host_end = std::min(url.find_first_of("/?", host_begin), url.size());
+  RemotePicture remote;
+  remote.origin = url.substr(0, host_end);
+  remote.path = url.substr(host_end);
+  if (!remote.path.starts_with('/')) remote.path.insert(0, "/");
+  const auto parsed = net::Url::parse(remote.origin);
+  if (!parsed) return fail(bad_url(url));
+  remote.host = in_lower_case(parsed->host);
+  if (remote.host.ends_with('.')) remote.host.pop_back();
+  remote.is_https = parsed->is_https;
+  const auto is_of_host = [](char c) {
+    return std::isalnum(static_cast<unsigned char>(c)) != 0 || c == '.' || c == '-' || c == ':';
+  };
+  if (remote.host.empty() || !std::ranges::all_of(remote.host, is_of_host))
+    return fail(bad_url(url));
+  return remote;
+}
+
+Result<RemotePicture> check_remote(std::string_view url, const MediaAccess& access) {
+  if (access.domains.empty())
+    return fail(error(StatusCode::kPermissionDenied,
+                      "pictures are not fetched: send the picture's bytes as "
+                      "data:image/png;base64,DIGITS, or start the server with "
+                      "--allowed-media-domains"));
+  ESP_ASSIGN_OR_RETURN(RemotePicture remote, parse_remote(url));
+  if (!is_allowed(remote.host, access.domains))
+    return fail(error(StatusCode::kPermissionDenied,
+                      "the host '{}' is not among those of --allowed-media-domains", remote.host));
+  return remote;
+}
+
+// An address is checked and connected to in one step, for each redirect anew.
+Result<net::HttpResponse> get_remote(const RemotePicture& remote, const MediaAccess& access,
+                                     Duration left) {
+  net::HttpClientConfig config{.connect_timeout = left,
+                               .read_timeout = left,
+                               .max_body_bytes = static_cast<size_t>(access.limits.bytes_max),
+                               .headers = {{"Accept", "image/*"}, {"Connection", "close"}},
+                               .total_timeout = left};
+  if (!access.private_addresses) config.allow_address = net::is_public_address;
+  ESP_ASSIGN_OR_RETURN(net::HttpClient client,
+                       net::HttpClient::create(remote.origin, std::move(config)));
+  auto answer = client.get(remote.path);
+  if (answer) return answer;
+  const Status& why = answer.error();
+  if (why.code() == StatusCode::kResourceExhausted)
+    return fail(invalid_argument("the picture at {} is above the limit of {} bytes", remote.host,
+                                 access.limits.bytes_max));
+  // What stands at other addresses is not this client's to know.
+  if (why.code() == StatusCode::kPermissionDenied)
+    return fail(error(StatusCode::kPermissionDenied,
+                      "the host '{}' has no public address, and others are not connected to",
+                      remote.host));
+  return fail(invalid_argument(
+      "the picture at {} cannot be fetched: {}", remote.host,
+      why.code() == StatusCode::kDeadlineExceeded ? "it takes too long" : "no connection"));
+}
+
+// A redirect's target, which may be a path alone. Encrypted pictures stay so.
+Result<std::string> redirected(const RemotePicture& from, const net::HttpResponse& answer) {
+  const std::string* location = net::find_header(answer.headers, "Location");
+  if (location == nullptr)
+    return fail(invalid_argument("the picture at {} is redirected to nowhere", from.host));
+  if (location->starts_with("//")) return (from.is_https ? "https:" : "http:") + *location;
+  if (location->starts_with('/')) return from.origin + *location;
+  const bool is_https = in_lower_case(*location).starts_with("https://");
+  if (is_https || (!from.is_https && in_lower_case(*location).starts_with("http://")))
+    return *location;
+  return fail(
+      invalid_argument("the picture at {} is redirected to what is not fetched", from.host));
+}
+
+Result<std::string> fetch_remote(std::string url, const MediaAccess& access) {
+  const TimePoint deadline = std::chrono::steady_clock::now() + access.fetch_timeout;
+  for (int redirects = 0; redirects <= kRedirectsMax; ++redirects) {
+    ESP_ASSIGN_OR_RETURN(const RemotePicture remote, check_remote(url, access));
+    const Duration left = deadline - std::chrono::steady_clock::now();
+    if (left <= Duration::zero())
+      return fail(
+          invalid_argument("the picture at {} cannot be fetched: it takes too long", remote.host));
+    ESP_ASSIGN_OR_RETURN(net::HttpResponse answer, get_remote(remote, access, left));
+    if (answer.status == 200) return std::move(answer.body);
+    const bool is_redirect = answer.status == 301 || answer.status == 302 || answer.status == 303 ||
+                             answer.status == 307 || answer.status == 308;
+    if (!is_redirect)
+      return fail(invalid_argument("the picture at {} cannot be fetched: status {}", remote.host,
+                                   answer.status));
+    ESP_ASSIGN_OR_RETURN(url, redirected(remote, answer));
+  }
+  return fail(invalid_argument("the picture is redirected more than {} times", kRedirectsMax));
+}
+
+bool is_remote(std::string_view source) {
+  const std::string scheme = in_lower_case(source.substr(0, 8));
+  return scheme.starts_with("http://") || scheme.starts_with("https://");
+}
+
+// The URL of {"image_url": {"url": ...}} and of {"image_url": "..."}.
+const json::string* url_of(const json::value& part) {
+  const json::value* url = part.get_object().if_contains("image_url");
+  if (url != nullptr && url->is_object()) url = url->get_object().if_contains("url");
+  return url != nullptr ? url->if_string() : nullptr;
+}
+
+}  // namespace
+
+Result<std::string> read_picture(std::string_view source, const MediaAccess& access) {
+  if (is_remote(source)) {
+    std::string url(source);
+    const size_t scheme_end = url.find(':');
+    url.replace(0, scheme_end, in_lower_case(url.substr(0, scheme_end)));
+    return fetch_remote(std::move(url), access);
+  }
+  return read_media_source(source, access.limits);
+}
+
+std::shared_ptr<const MediaAccess> media_access(const Context& context) {
+  const ServerConfig& config = context.config;
+  return std::make_shared<const MediaAccess>(
+      MediaAccess{.limits = {.bytes_max = context.engine.config().max_image_bytes,
+                             .local_folder = config.allowed_local_media_path},
+                  .domains = config.allowed_media_domains,
+                  .private_addresses = config.allow_private_media_addresses,
+                  .fetch_timeout = config.media_fetch_timeout});
+}
+
+std::vector<ImageInput> image_inputs(const std::shared_ptr<const MediaAccess>& access,
+                                     std::vector<std::string> sources) {
+  std::vector<ImageInput> images;
+  for (std::string& source : sources) {
+    const auto bytes = static_cast<int64_t>(source.size());
+    // Shared, because the engine's request may be copied.
+    auto kept = std::make_shared<const std::string>(std::move(source));
+    images.push_back(
+        {.read = [access, kept] { return read_picture(*kept, *access); }, .source_bytes = bytes});
+  }
+  return images;
+}
+
+bool is_picture_part(const json::value& part) {
+  const json::value* type = part.is_object() ? part.get_object().if_contains("type") : nullptr;
+  return type != nullptr && (*type == "image_url" || *type == "input_image");
+}
+
+Result<std::string> picture_source(const json::value& part, std::string_view where) {
+  const json::string* url = url_of(part);
+  if (url == nullptr || url->empty())
+    return fail(invalid_argument(
+        "{}.image_url must have the picture's URL, such as data:image/png;base64,DIGITS", where));
+  return std::string(view(*url));
+}
+
+std::vector<std::string> picture_sources(const json::value& messages) {
+  std::vector<std::string> sources;
+  for (const json::value& message : messages.get_array()) {
+    const json::value* content = message.get_object().if_contains("content");
+    if (content == nullptr || !content->is_array()) continue;
+    for (const json::value& part : content->get_array())
+      if (is_picture_part(part)) sources.emplace_back(view(*url_of(part)));
+  }
+  return sources;
+}
+
+json::object picture_part(std::string_view source) {
+  return {{"type", "image_url"},
+          {"image_url", {{"url", json::string(source.data(), source.size())}}}};
+}
+
+}  // namespace espalier::server

@@ -1,0 +1,53 @@
+// Pictures of requests: what the parts of messages name, and where the server reads it.
+//
+//   data:image/png;base64,...   the picture itself, as is bare base64
+//   https://, http://           hosts of --allowed-media-domains, at public addresses
+//   file:///...                 files below --allowed-local-media-path
+//
+// Reading is the engine's: its threads for pictures call ImageInput::read, so that neither an I/O
+// thread nor the scheduler waits for a client's server.
+#pragma once
+
+#include <boost/json/fwd.hpp>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "base/clock.h"
+#include "base/status.h"
+#include "engine/requests/request.h"
+#include "media/source.h"
+
+namespace espalier::server {
+
+struct Context;
+
+// Immutable; shared with the pictures that wait, which may outlive their server.
+struct MediaAccess {
+  MediaSourceLimits limits;
+  std::vector<std::string> domains;  // "example.com", "*.example.com" (what ends so) or "*"
+  bool private_addresses = false;    // hosts may have addresses that are not public
+  Duration fetch_timeout = std::chrono::seconds(10);  // of a picture, redirects included
+};
+
+// Blocks. Fails with kInvalidArgument for what is malformed, too large or cannot be had, and
+// kPermissionDenied for a host, an address or a file that is not allowed. Thread-safe.
+Result<std::string> read_picture(std::string_view source, const MediaAccess& access);
+
+// As the server's settings state it.
+std::shared_ptr<const MediaAccess> media_access(const Context& context);
+// The sources are read later, by the engine's threads.
+std::vector<ImageInput> image_inputs(const std::shared_ptr<const MediaAccess>& access,
+                                     std::vector<std::string> sources);
+
+// Whether a part of a message is a picture: image_url, input_image.
+bool is_picture_part(const boost::json::value& part);
+// Its URL, or base64. kInvalidArgument where it has none.
+Result<std::string> picture_source(const boost::json::value& part, std::string_view where);
+// Those of checked messages, in the order in which a template renders them.
+std::vector<std::string> picture_sources(const boost::json::value& messages);
+// An image_url part.
+boost::json::object picture_part(std::string_view source);
+
+}  // namespace espalier::server

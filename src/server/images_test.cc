@@ -1,0 +1,214 @@
+// What the server fetches for a client, and above all what it does not.
+#include "server/images.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <boost/json.hpp>
+#include <fstream>
+#include <functional>
+#include <mutex>
+#include <thread>
+
+#include "base/base64.h"
+#include "net/test_socket.h"
+
+namespace espalier::server {
+namespace {
+
+using namespace std::chrono_literals;
+using testing::ElementsAre;
+using testing::HasSubstr;
+
+std::string ok(std::string_view body) {
+  return fmt::format("HTTP/1.1 200 OK\r\nContent-Length: {}\r\n\r\n{}", body.size(), body);
+}
+std::string redirect(std::string_view location) {
+  return fmt::format("HTTP/1.1 302 Found\r\nLocation: {}\r\nContent-Length: 0\r\n\r\n", location);
+}
+
+// On the loopback address: answers what `answer` makes of the request's first line, "" never.
+class PictureServer {
+ public:
+  explicit PictureServer(std::function<std::string(std::string_view)> answer)
+      : answer_(std::move(answer)) {
+    std::tie(listener_, port_) = net::listen_on_loopback();
+    thread_ = std::thread([this] { serve(); });
+  }
+  ~PictureServer() {
+    ::shutdown(listener_, SHUT_RDWR);
+    thread_.join();
+    ::close(listener_);
+    for (const int fd : silent_) ::close(fd);
+  }
+  std::string url(std::string_view path) const {
+    return fmt::format("http://127.0.0.1:{}{}", port_, path);
+  }
+  std::vector<std::string> requests() const {
+    std::lock_guard lock(mutex_);
+    return requests_;
+  }
+
+ private:
+  void serve() {
+    for (int fd; (fd = ::accept(listener_, nullptr, nullptr)) >= 0;) {
+      char bytes[8192];
+      const ssize_t n = ::recv(fd, bytes, sizeof bytes, 0);
+      const std::string request(bytes, static_cast<size_t>(std::max<ssize_t>(n, 0)));
+      const std::string line = request.substr(0, request.find("\r\n"));
+      {
+        std::lock_guard lock(mutex_);
+        requests_.push_back(request);
+      }
+      const std::string answer = answer_(line);
+      if (answer.empty()) {
+        silent_.push_back(fd);
+        continue;
+      }
+      (void)::send(fd, answer.data(), answer.size(), MSG_NOSIGNAL);
+      ::close(fd);
+    }
+  }
+
+  const std::function<std::string(std::string_view)> answer_;
+  int listener_ = -1, port_ = 0;
+  mutable std::mutex mutex_;
+  std::vector<std::string> requests_;
+  std::vector<int> silent_;  // the thread's, then the destructor's
+  std::thread thread_;
+};
+
+MediaAccess open_access() {
+  return {.limits = {.bytes_max = 1000},
+          .domains = {"127.0.0.1"},
+          .private_addresses = true,
+          .fetch_timeout = 5s};
+}
+
+std::string problem(const std::string& source, const MediaAccess& access) {
+  const auto read = read_picture(source, access);
+  return read ? "read: " + *read : read.error().message();
+}
+
+TEST(ReadPicture, FetchesFromAllowedHosts) {
+  PictureServer server([](std::string_view) { return ok("picture"); });
+  EXPECT_EQ(read_picture(server.url("/a/b.png?size=1#part"), open_access()), "picture");
+  ASSERT_EQ(server.requests().size(), 1u);
+  EXPECT_THAT(server.requests()[0], testing::StartsWith("GET /a/b.png?size=1 HTTP/1.1\r\n"));
+  EXPECT_EQ(read_picture("HTTP" + server.url("/").substr(4), open_access()), "picture");
+}
+
+TEST(ReadPicture, FetchesNothingUnlessHostsAreStated) {
+  MediaAccess access = open_access();
+  access.domains.clear();
+  PictureServer server([](std::string_view) { return ok("picture"); });
+  EXPECT_THAT(problem(server.url("/"), access), HasSubstr("--allowed-media-domains"));
+  EXPECT_TRUE(server.requests().empty());
+}
+
+TEST(ReadPicture, HostsAreComparedWhole) {
+  MediaAccess access = open_access();
+  access.domains = {"Good.example", "*.wide.example"};
+  for (const char* url :
+       {"http://good.example.evil.test/", "http://evilgood.example/", "http://wide.example/",
+        "http://widexexample/", "https://evil.test/?good.example", "http://evil.test/good.example",
+        "http://evil.test#good.example", "http://xwide.example/", "http://127.0.0.1/"})
+    EXPECT_THAT(problem(url, access), HasSubstr("is not among those")) << url;
+  for (const char* url :
+       {"http://good.example@evil.test/", "http://evil.test\\good.example/", "http:///x", "http://",
+        "http://good.example:99999/", "http://good.example/a b", "http://good.example/\r\nX: y",
+        "http://good.ex\xc3\xa4mple/", "http://good.example%2eevil.test/"})
+    EXPECT_THAT(problem(url, access), HasSubstr("is not the URL of a picture")) << url;
+}
+
+// Names whose addresses are not public are not connected to, whatever the domains.
+TEST(ReadPicture, PrivateAddressesAreNotConnectedTo) {
+  PictureServer server([](std::string_view) { return ok("secret"); });
+  MediaAccess access = open_access();
+  access.private_addresses = false;
+  access.domains = {"*"};
+  const std::string port = server.url("").substr(std::string("http://127.0.0.1").size());
+  for (const char* host : {"127.0.0.1", "localhost", "127.1", "2130706433", "0x7f000001",
+                           "0177.0.0.1", "0", "0.0.0.0", "[::1]", "[::ffff:127.0.0.1]", "[::]"}) {
+    const std::string why = problem("http://" + std::string(host) + port + "/", access);
+    EXPECT_TRUE(why.find("no public address") != std::string::npos ||
+                why.find("no connection") != std::string::npos)
+        << host << ": " << why;
+  }
+  EXPECT_TRUE(server.requests().empty());
+  EXPECT_THAT(problem("http://169.254.169.254/latest/meta-data/", access),
+              HasSubstr("no public address"));
+}
+
+TEST(ReadPicture, RedirectsAreCheckedAsTheFirstUrlIs) {
+  PictureServer target([](std::string_view) { return ok("picture"); });
+  std::string location;
+  PictureServer server([&](std::string_view line) {
+    return line.starts_with("GET /end") ? ok("end") : redirect(location);
+  });
+  location = target.url("/moved");
+  EXPECT_EQ(read_picture(server.url("/"), open_access()), "picture");
+  location = "/end";
+  EXPECT_EQ(read_picture(server.url("/"), open_access()), "end");
+  location = "http://evil.test/";
+  EXPECT_THAT(problem(server.url("/"), open_access()), HasSubstr("'evil.test' is not among"));
+  location = "//evil.test/";
+  EXPECT_THAT(problem(server.url("/"), open_access()), HasSubstr("'evil.test' is not among"));
+  for (const char* bad :
+       {"file:///etc/passwd", "gopher://127.0.0.1/", "data:image/png;base64,AA=="}) {
+    location = bad;
+    EXPECT_THAT(problem(server.url("/"), open_access()), HasSubstr("is redirected to what")) << bad;
+  }
+  location = "/again";
+  const size_t before = server.requests().size();
+  EXPECT_THAT(problem(server.url("/"), open_access()), HasSubstr("more than 3 times"));
+  EXPECT_EQ(server.requests().size() - before, 4u);
+}
+
+TEST(ReadPicture, SizeAndTimeAreBounded) {
+  PictureServer large([](std::string_view) { return ok(std::string(1001, 'x')); });
+  EXPECT_THAT(problem(large.url("/"), open_access()), HasSubstr("above the limit of 1000 bytes"));
+  PictureServer endless(
+      [](std::string_view) { return "HTTP/1.1 200 OK\r\n\r\n" + std::string(5000, 'x'); });
+  EXPECT_THAT(problem(endless.url("/"), open_access()), HasSubstr("above the limit"));
+  MediaAccess hasty = open_access();
+  hasty.fetch_timeout = 100ms;
+  PictureServer silent([](std::string_view) { return std::string(); });
+  EXPECT_THAT(problem(silent.url("/"), hasty), HasSubstr("it takes too long"));
+  PictureServer cut([](std::string_view) {
+    return std::string("HTTP/1.1 200 OK\r\nContent-Length: 900\r\n\r\nxx");
+  });
+  EXPECT_THAT(problem(cut.url("/"), open_access()), HasSubstr("cannot be fetched"));
+  PictureServer gone(
+      [](std::string_view) { return std::string("HTTP/1.1 404 No\r\nContent-Length: 0\r\n\r\n"); });
+  EXPECT_THAT(problem(gone.url("/"), open_access()), HasSubstr("status 404"));
+}
+
+TEST(ReadPicture, OtherSourcesAreReadAsMediaSays) {
+  const MediaAccess access = open_access();
+  EXPECT_EQ(read_picture("data:image/png;base64," + encode_base64("bytes"), access), "bytes");
+  EXPECT_EQ(read_picture(encode_base64("bytes"), access), "bytes");
+  EXPECT_THAT(problem("file:///etc/passwd", access), HasSubstr("--allowed-local-media-path"));
+  EXPECT_THAT(problem("ftp://127.0.0.1/x", access), HasSubstr("is no base64"));
+}
+
+TEST(PictureParts, AreFoundInOrder) {
+  const boost::json::value messages = boost::json::parse(R"([
+    {"role": "system", "content": "x"},
+    {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "a"}},
+                                 {"type": "text", "text": "t"},
+                                 {"type": "input_image", "image_url": "b"}]},
+    {"role": "assistant"},
+    {"role": "user", "content": [{"type": "image_url", "image_url": "c"}]}])");
+  EXPECT_THAT(picture_sources(messages), ElementsAre("a", "b", "c"));
+  for (const char* part : {R"({"type":"image_url"})", R"({"type":"image_url","image_url":{}})",
+                           R"({"type":"image_url","image_url":{"url":""}})",
+                           R"({"type":"input_image","image_url":1})"})
+    EXPECT_FALSE(picture_source(boost::json::parse(part), "messages[0]")) << part;
+  EXPECT_EQ(picture_source(picture_part("x"), ""), "x");
+}
+
+}  // namespace
+}  // namespace espalier::server
