@@ -143,7 +143,7 @@ def select(
 
 
 def image(path: str) -> Expr:
-    """A file, or "data:image/...;base64,...". The HTTP and API back ends send it."""
+    """A file, or "data:image/...;base64,...", for models that see: in this process and behind the back ends."""
     return _native.image(path)
 
 

@@ -7,9 +7,11 @@
 #include <iterator>
 #include <mutex>
 
+#include "engine/images/place_images.h"
 #include "lang/backends/engine_answer.h"
 #include "lang/json_text.h"
 #include "lang/waiting.h"
+#include "server/images.h"
 #include "server/native_request.h"
 
 namespace espalier::api {
@@ -40,6 +42,10 @@ class NativeCall::Answers {
       if (!item.has_logprob_start && r.sampling.max_new_tokens == 0) r.logprob_start_len = 0;
       if (r.logprob_start_len < 0) continue;
       if (r.input_ids.empty()) r.input_ids = engine_->tokenizer()->encode(r.text);
+      if (const auto& images = engine_->model_info().images; images && !r.images.empty())
+        r.input_ids =
+            expand_placeholders(r.input_ids, *images, static_cast<int32_t>(r.images.size()))
+                .value_or(r.input_ids);  // the engine refuses what does not fit
       const auto begin = std::min(r.input_ids.size(), static_cast<size_t>(r.logprob_start_len));
       prompt.input_ids.assign(r.input_ids.begin() + static_cast<std::ptrdiff_t>(begin),
                               r.input_ids.end());
@@ -156,6 +162,12 @@ Result<std::unique_ptr<NativeCall>> NativeCall::submit(std::shared_ptr<Engine> e
                                                        std::string_view body) {
   bool malformed = false;
   ESP_ASSIGN_OR_RETURN(auto request, server::parse_native(body, malformed));
+  // The caller is a program of this process, which reads the same files anyway.
+  const auto access = std::make_shared<const server::MediaAccess>(server::MediaAccess{
+      .limits = {.bytes_max = engine->config().max_image_bytes, .local_folder = "/"},
+      .domains = {}});
+  for (server::NativeItem& item : request.items)
+    item.request.images = server::image_inputs(access, std::move(item.pictures));
   auto answers = std::make_shared<Answers>(std::move(engine), request);
   std::unique_ptr<NativeCall> call(new NativeCall(answers));
   ESP_RETURN_IF_ERROR(Answers::submit(answers, std::move(request)));

@@ -10,7 +10,10 @@
 #include "apps/commands.h"
 #include "apps/line_editor.h"
 #include "apps/session.h"
+#include "base/base64.h"
+#include "media/image.h"
 #include "server/chat_format.h"
+#include "server/images.h"
 
 namespace espalier::apps {
 namespace {
@@ -20,6 +23,7 @@ constexpr std::string_view kHelp =
     "/reset                begin anew\n"
     "/system TEXT          instructions for a new conversation; without a text: none\n"
     "/json FILE            answers are JSON of the schema in this file; /json off ends it\n"
+    "/image FILE           a picture for the next message\n"
     "/retry                answer the last message again\n"
     "/undo                 forget the last message and its answer\n"
     "/save FILE, /load FILE  the conversation, as a list of messages in JSON\n"
@@ -27,8 +31,8 @@ constexpr std::string_view kHelp =
     "A line that ends with \\ goes on in the next; \"\"\" begins and ends a text of several "
     "lines.\n";
 
-const std::vector<std::string> kCommands = {"/help", "/reset", "/system", "/json", "/retry",
-                                            "/undo", "/save",  "/load",   "/exit"};
+const std::vector<std::string> kCommands = {"/help",  "/reset", "/system", "/json", "/image",
+                                            "/retry", "/undo",  "/save",   "/load", "/exit"};
 
 Result<std::string> read_file(const std::string& path) {
   std::ifstream in(path, std::ios::binary);
@@ -56,6 +60,24 @@ class ChatConversation {
     messages_.push_back({{"role", boost::json::string(role.data(), role.size())},
                          {"content", boost::json::string(text.data(), text.size())}});
   }
+  // What the user says, behind the pictures that were added for it.
+  void add_user(std::string_view text) {
+    if (pictures_.empty()) return add("user", text);
+    boost::json::array parts = std::exchange(pictures_, {});
+    parts.push_back({{"type", "text"}, {"text", boost::json::string(text.data(), text.size())}});
+    messages_.push_back({{"role", "user"}, {"content", std::move(parts)}});
+  }
+  // For the next message of the user's, as a data URL.
+  Status add_picture(const std::string& path) {
+    ESP_ASSIGN_OR_RETURN(const std::string bytes, read_file(path));
+    const auto* data = reinterpret_cast<const uint8_t*>(bytes.data());
+    ESP_ASSIGN_OR_RETURN(const ImageHeader header, read_image_header({data, bytes.size()}, {}));
+    std::string type(image_format_name(header.format));
+    for (char& c : type) c = static_cast<char>(std::tolower(c));
+    pictures_.push_back(
+        server::picture_part("data:image/" + type + ";base64," + encode_base64(bytes)));
+    return {};
+  }
   void drop_last() { messages_.pop_back(); }
   bool ends_with(std::string_view role) const {
     if (messages_.empty()) return false;
@@ -72,19 +94,37 @@ class ChatConversation {
       if (message == nullptr) return false;
       const boost::json::value *role = message->if_contains("role"),
                                *content = message->if_contains("content");
-      return role != nullptr && role->is_string() && content != nullptr && content->is_string();
+      return role != nullptr && role->is_string() && content != nullptr &&
+             (content->is_string() || is_list_of_parts(*content));
     };
     if (wrong || !value.is_array() || !std::ranges::all_of(value.get_array(), is_message))
       return invalid_argument("the file is no list of messages with role and content");
     messages_ = value.get_array();
     return {};
   }
-  Result<std::string> prompt() const { return format_.render(messages_, {}); }
+  Result<GenerateRequest> request(const std::string& picture_placeholder) const {
+    GenerateRequest request;
+    ESP_ASSIGN_OR_RETURN(request.text,
+                         format_.render(messages_, {.picture_placeholder = picture_placeholder}));
+    request.add_special_tokens = false;  // the template wrote them
+    request.images = server::image_inputs(std::make_shared<const server::MediaAccess>(),
+                                          server::picture_sources(messages_));
+    return request;
+  }
 
  private:
+  static bool is_list_of_parts(const boost::json::value& content) {
+    return content.is_array() &&
+           std::ranges::all_of(content.get_array(), [](const boost::json::value& part) {
+             if (!part.is_object()) return false;
+             return !server::is_picture_part(part) || server::picture_source(part, "").has_value();
+           });
+  }
+
   server::ChatFormat format_;
   std::string system_;
   boost::json::array messages_;
+  boost::json::array pictures_;  // parts of the next message
 };
 
 class Chat {
@@ -113,18 +153,21 @@ class Chat {
   int exit_code_ = kExitOk;
 };
 
+// Empty where the model reads text alone; the engine refuses pictures then.
+std::string placeholder_text(const Engine& engine) {
+  const auto& images = engine.model_info().images;
+  return images ? engine.tokenizer()->id_to_token(images->placeholder) : std::string();
+}
+
 Status Chat::answer() {
-  Result<std::string> prompt = conversation_.prompt();
-  if (!prompt) {
+  Result<GenerateRequest> request = conversation_.request(placeholder_text(engine_));
+  if (!request) {
     conversation_.drop_last();
-    return prompt.error();
+    return request.error();
   }
-  GenerateRequest request;
-  request.text = std::move(*prompt);
-  request.sampling = sampling_;
-  request.add_special_tokens = false;  // the template wrote them
+  request->sampling = sampling_;
   const Result<StreamedAnswer> answer =
-      stream(engine_, std::move(request), [](std::string_view text) {
+      stream(engine_, *std::move(request), [](std::string_view text) {
         std::fwrite(text.data(), 1, text.size(), stdout);
         std::fflush(stdout);
       });
@@ -178,6 +221,7 @@ Status Chat::command(const std::string& name, const std::string& argument) {
   if (name == "/system") conversation_.begin(argument);
   if (name == "/help" || name == "/reset" || name == "/system") return {};
   if (name == "/json") return set_schema(argument);
+  if (name == "/image") return conversation_.add_picture(argument);
   if (name == "/retry") return retry();
   if (name == "/undo") return undo();
   if (name == "/save") return write_file(argument, conversation_.to_json() + "\n");
@@ -229,7 +273,7 @@ int Chat::run(LineEditor& lines) {
       if (!obey(*text)) break;
       continue;
     }
-    conversation_.add("user", *text);
+    conversation_.add_user(*text);
     if (const Status status = answer(); !status.ok()) exit_code_ = report(status, kExitFailure);
   }
   if (terminal) fmt::print("\n");
@@ -245,10 +289,14 @@ int run_chat(const std::vector<std::string>& args) {
   sampling.to_context = true;
   std::string system;
   std::filesystem::path history;
+  std::vector<std::string> images;
   bool quiet = false;
   SettingTable table;
   table.group("Conversation");
   table.text("system", system, "TEXT", "instructions before the conversation");
+  Setting& image = table.list("image", images, "FILE",
+                              "a picture for the first message (JPEG, PNG, WebP, GIF or BMP)");
+  image.default_text = "none";
   table
       .text("chat-template", config.server.chat_template, "FILE",
             "Jinja template, or the path of one")
@@ -262,6 +310,7 @@ int run_chat(const std::vector<std::string>& args) {
                       "Talks with a model on the terminal.",
                       "Examples:\n"
                       "  espalier chat\n"
+                      "  espalier chat --model-path llava-hf/llava-1.5-7b-hf --image sea.jpg\n"
                       "  echo 'What is the capital of France?' | espalier chat --temperature 0",
                       "",
                       {}};
@@ -274,6 +323,9 @@ int run_chat(const std::vector<std::string>& args) {
       config.server.chat_template, config.engine.model_path, (*engine)->tokenizer());
   if (!format) return report(format.error(), kExitFailure);
   ChatConversation conversation(std::move(*format), std::move(system));
+  for (const std::string& path : images)
+    if (const Status added = conversation.add_picture(path); !added.ok())
+      return report(added.with_context("--image " + path), kExitUsage);
   catch_interrupts();
   if (history.empty()) history = default_history_file();
   LineEditor lines(history == "off" ? std::filesystem::path() : history, kCommands);

@@ -387,6 +387,36 @@ void add_adapter_rows(SettingTable& table, EngineConfig& engine) {
       "a quarter of the memory that is available, at least 64 MiB");
 }
 
+void add_picture_rows(SettingTable& table, EngineConfig& engine) {
+  table.group("Pictures");
+  table.integer("image-threads", engine.image_threads, 1, 256,
+                "threads that fetch and decode pictures");
+  shown_default(table.integer("image-cache-bytes", engine.image_cache_bytes, 0, int64_t{1} << 50,
+                              "memory of what the encoder made of pictures: those of requests in "
+                              "progress and those kept for later ones"),
+                "a sixteenth of the memory that is available, from 256 MiB to 4 GiB");
+  table.integer("max-images-per-request", engine.max_images_per_request, 1, 65536,
+                "beyond, a request is refused");
+  table.integer("max-image-bytes", engine.max_image_bytes, 1, int64_t{1} << 40,
+                "of a picture's file");
+  table.integer("max-image-pixels", engine.max_image_pixels, 1, int64_t{1} << 40,
+                "width times height of a picture");
+}
+
+void add_media_rows(SettingTable& table, ServerConfig& server) {
+  Setting& domains =
+      table.list("allowed-media-domains", server.allowed_media_domains, "HOST",
+                 "hosts that pictures of requests are fetched from: a name, *.NAME or *");
+  domains.takes_several = true;
+  shown_default(domains, "none: pictures come as data URLs");
+  table.toggle("allow-private-media-addresses", server.allow_private_media_addresses,
+               "fetch pictures of these hosts from loopback and private addresses too");
+  table.text("allowed-local-media-path", server.allowed_local_media_path, "FOLDER",
+             "whose files requests may name by file:// URLs");
+  table.seconds("media-fetch-timeout", server.media_fetch_timeout,
+                "for fetching a picture, redirects included");
+}
+
 void add_answer_rows(SettingTable& table, ServerConfig& server) {
   table.group("Server");
   table.text("host", server.host, "ADDRESS", "address to listen on; 0.0.0.0 for every interface");
@@ -520,6 +550,7 @@ void add_engine_settings(SettingTable& table, AppConfig& config) {
   add_grammar_rows(table, config.engine);
   add_system_rows(table, config.engine);
   add_adapter_rows(table, config.engine);
+  add_picture_rows(table, config.engine);
   table.group("Logging");
   table.custom("log-level", "debug|info|warning|error|off", "least important lines that are logged",
                config.log_level, [&config](std::string_view value) -> Status {
@@ -533,6 +564,7 @@ void add_engine_settings(SettingTable& table, AppConfig& config) {
 void add_server_settings(SettingTable& table, AppConfig& config) {
   add_answer_rows(table, config.server);
   add_class_rows(table, config.server);
+  add_media_rows(table, config.server);
   add_limit_rows(table, config);
 }
 

@@ -222,15 +222,17 @@ constexpr Group kGroups[] = {
     {Rule::kRefused, kValue, "",
      "a server does both prefill and decode; start it without this flag",
      "encoder-urls encoder-register-urls"},
-    {Rule::kNoEffect, kValue, "", "requests hold text alone, so nothing is preprocessed",
+    {Rule::kNoEffect, kValue, "",
+     "pictures are preprocessed in this process, and video and audio are not supported",
      "image-processor-backend limit-mm-data-per-request mm-feature-transport mm-io-worker-num "
-     "mm-preprocess-cache-size-mb mm-process-config mm-processor-worker-num allowed-media-domains "
+     "mm-preprocess-cache-size-mb mm-process-config mm-processor-worker-num "
      "media-url-max-file-size-mb asr-max-buffer-seconds asr-max-concurrent-sessions"},
-    {Rule::kNoEffect, kSwitch, "", "requests hold text alone, so nothing is preprocessed",
+    {Rule::kNoEffect, kSwitch, "",
+     "pictures are preprocessed in this process, and video and audio are not supported",
      "enable-broadcast-mm-inputs-process enable-mm-global-cache enable-prefix-mm-cache "
      "mm-enable-dp-encoder disable-fast-image-processor enable-precise-embedding-interpolation "
      "trust-mm-content-hashes language-only language-model-only"},
-    {Rule::kRefused, kSwitch, "", "images, video and audio are not supported; leave it out",
+    {Rule::kNoEffect, kSwitch, "", "models that read pictures do so without it",
      "enable-multimodal"},
     {Rule::kNoEffect, kValue, "",
      "recurrent layers are not supported, so nothing is sized for them",

@@ -132,15 +132,19 @@ class EndpointBackend final : public Backend {
   Result<std::string> server_info() override { return calls_->fetch("GET", "/server_info"); }
 
  private:
+  // image_data of a prompt: nothing, one, or a list.
+  static Result<json::value> media_data(const Prompt& prompt) {
+    json::array all;
+    for (const Media& media : prompt.media) {
+      ESP_ASSIGN_OR_RETURN(const MediaData data, read_media(media));
+      all.emplace_back(media.kind == Media::Kind::kVideo ? "video:" + data.base64 : data.base64);
+    }
+    if (all.empty()) return json::value();
+    return all.size() == 1 ? std::move(all[0]) : json::value(std::move(all));
+  }
   static Status add_media(json::object& body, const Prompt& prompt) {
-    if (prompt.media.empty()) return {};
-    if (prompt.media.size() > 1)
-      return error(StatusCode::kUnimplemented,
-                   "a native server takes one image or video in a prompt, not {}",
-                   prompt.media.size());
-    const Media& media = prompt.media.front();
-    ESP_ASSIGN_OR_RETURN(const MediaData data, read_media(media));
-    body["image_data"] = media.kind == Media::Kind::kVideo ? "video:" + data.base64 : data.base64;
+    ESP_ASSIGN_OR_RETURN(json::value data, media_data(prompt));
+    if (!data.is_null()) body["image_data"] = std::move(data);
     return {};
   }
 
@@ -236,14 +240,14 @@ class EndpointBackend final : public Backend {
 // log-probabilities of their last tokens (two more than the choice's, which may merge with the
 // prompt's end); and, where it is asked for, the choices by themselves.
 void EndpointBackend::score(ScoreCall call, ScoreDone done) {
-  if (!call.prompt.media.empty())
-    return done(fail(error(StatusCode::kUnimplemented,
-                           "select after an image or video is not supported by this back end")));
   if (call.method == ChoicesMethod::kExact) return score_exactly(call, std::move(done));
-  const json::object length{{"text", call.prompt.text},
-                            {"sampling_params", {{"max_new_tokens", 0}}}};
+  auto media = media_data(call.prompt);
+  if (!media) return done(fail(std::move(media).error()));
+  json::object length{{"text", call.prompt.text}, {"sampling_params", {{"max_new_tokens", 0}}}};
+  if (!media->is_null()) length["image_data"] = *media;
   HttpCalls::Call first{.id = call.id, .path = "/generate", .body = json::serialize(length)};
-  first.on_done = [this, call, done = std::move(done)](Result<std::string> answer, int) {
+  first.on_done = [this, call, media = *std::move(media), done = std::move(done)](
+                      Result<std::string> answer, int) {
     auto object = answer ? parse_answer(*answer) : Result<json::object>(fail(answer.error()));
     if (!object) return done(fail(object.error()));
     constexpr int64_t kMergedMax = 2;
@@ -251,10 +255,11 @@ void EndpointBackend::score(ScoreCall call, ScoreDone done) {
         std::max<int64_t>(0, integer_at(*object, "meta_info.prompt_tokens") - kMergedMax);
     json::array texts{json::value(call.prompt.text)};
     for (const std::string& choice : call.choices) texts.emplace_back(call.prompt.text + choice);
-    const json::object body{{"text", std::move(texts)},
-                            {"sampling_params", {{"max_new_tokens", 0}, {"temperature", 0}}},
-                            {"return_logprob", true},
-                            {"logprob_start_len", start}};
+    json::object body{{"text", std::move(texts)},
+                      {"sampling_params", {{"max_new_tokens", 0}, {"temperature", 0}}},
+                      {"return_logprob", true},
+                      {"logprob_start_len", start}};
+    if (!media.is_null()) body["image_data"] = json::array(call.choices.size() + 1, media);
     HttpCalls::Call second{.id = call.id, .path = "/generate", .body = json::serialize(body)};
     second.on_done = [this, call, done](Result<std::string> scored, int) {
       auto all = scored ? scored_list(*scored, call.choices.size() + 1)
@@ -286,6 +291,10 @@ void EndpointBackend::score(ScoreCall call, ScoreDone done) {
 
 // The search over spellings needs the vocabulary, so it is the server's: Espalier's has a route.
 void EndpointBackend::score_exactly(const ScoreCall& call, ScoreDone done) {
+  if (!call.prompt.media.empty())
+    return done(fail(error(StatusCode::kUnimplemented,
+                           "the exact method takes no images or videos over HTTP: use another "
+                           "choices method")));
   const json::object body{
       {"text", call.prompt.text}, {"choices", json::value_from(call.choices)}, {"rid", call.id}};
   HttpCalls::Call exact{.id = call.id, .path = "/exact_likelihood", .body = json::serialize(body)};

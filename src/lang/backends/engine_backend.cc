@@ -102,7 +102,7 @@ class EngineBackend final : public Backend {
   void prefetch(std::string id, const Prompt& prompt, std::function<void(Status)> done) override;
   void cancel(const std::string& id) override { requests_.cancel(id); }
   void score(ScoreCall call, ScoreDone done) override {
-    if (!call.prompt.media.empty()) return done(fail(no_media(call.prompt)));
+    if (Status media = check_media(call.prompt); !media.ok()) return done(fail(std::move(media)));
     scoring_.score(call, std::move(done));
   }
   void join(JoinCall call, JoinDone done) override;
@@ -111,11 +111,13 @@ class EngineBackend final : public Backend {
   Result<std::string> server_info() override;
 
  private:
-  static Status no_media(const Prompt& prompt) {
-    return error(StatusCode::kUnimplemented,
-                 "no model of this engine reads images or videos (\"{}\"): use a server or an API "
-                 "that does",
-                 prompt.media.front().path);
+  Status check_media(const Prompt& prompt) const {
+    for (const Media& media : prompt.media)
+      if (media.kind == Media::Kind::kVideo || !engine()->model_info().images)
+        return error(StatusCode::kUnimplemented,
+                     "this engine's model reads no {} (\"{}\"): use a server or an API that does",
+                     media.kind == Media::Kind::kVideo ? "videos" : "images", media.path);
+    return {};
   }
 
   void submit(GenerateRequest request, std::shared_ptr<Gathered> gathered);
@@ -133,7 +135,8 @@ class EngineBackend final : public Backend {
 };
 
 void EngineBackend::generate(GenerateCall call, CallEvents events) {
-  if (!call.prompt.media.empty()) return events.on_done(fail(no_media(call.prompt)));
+  if (Status media = check_media(call.prompt); !media.ok())
+    return events.on_done(fail(std::move(media)));
   GenerateRequest request = requests_.request_of(call.id, call.prompt);
   request.sampling = sampling_of(call.options);
   for_each_logprob_field([&](const auto& field) {
@@ -159,6 +162,7 @@ void EngineBackend::generate(GenerateCall call, CallEvents events) {
 
 void EngineBackend::prefetch(std::string id, const Prompt& prompt,
                              std::function<void(Status)> done) {
+  if (Status media = check_media(prompt); !media.ok()) return done(std::move(media));
   GenerateRequest request = requests_.request_of(std::move(id), prompt);
   request.sampling.max_new_tokens = 0;
   auto gathered = std::make_shared<Gathered>();
@@ -239,6 +243,8 @@ std::vector<TokenId> EngineBackend::branch_tokens(const Prompt& prompt,
 // Each branch's prompt is computed to its end, which finds all but the last tokens in the cache,
 // and the last of them that is done has the engine put the runs behind each other.
 void EngineBackend::join(JoinCall call, JoinDone done) {
+  if (!call.prompt.media.empty())
+    return done(fail(error(StatusCode::kUnimplemented, "branches behind images are not joined")));
   auto joining = std::make_shared<Joining>();
   joining->request = {.extra_key = EngineRequests::cache_key(call.prompt),
                       .prefix = requests_.encode(call.prompt)};

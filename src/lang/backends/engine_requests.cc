@@ -2,6 +2,9 @@
 
 #include <utility>
 
+#include "engine/images/place_images.h"
+#include "lang/backends/http_json.h"
+
 namespace espalier::lang {
 
 EngineRequests::EngineRequests(std::shared_ptr<Engine> engine)
@@ -46,7 +49,16 @@ void EngineRequests::cancel(const std::string& call) {
   for (const std::string& rid : queue_->rids(call)) engine_->abort(rid, Engine::AbortScope::kExact);
 }
 
+// A prompt with other placeholders stays as it is, for the engine refuses it with the reason.
 std::vector<TokenId> EngineRequests::encode(const Prompt& prompt, std::string_view more) const {
+  std::vector<TokenId> ids = encode_text(prompt, more);
+  const auto& images = engine_->model_info().images;
+  if (!images || prompt.media.empty()) return ids;
+  return expand_placeholders(ids, *images, static_cast<int32_t>(prompt.media.size())).value_or(ids);
+}
+
+std::vector<TokenId> EngineRequests::encode_text(const Prompt& prompt,
+                                                 std::string_view more) const {
   if (prompt.joined == nullptr)
     return engine_->tokenizer()->encode(more.empty() ? prompt.text
                                                      : prompt.text + std::string(more));
@@ -65,8 +77,16 @@ std::string EngineRequests::cache_key(const Prompt& prompt) {
   return prompt.joined == nullptr ? std::string() : prompt.joined->key;
 }
 
+std::vector<ImageInput> EngineRequests::images_of(const Prompt& prompt) {
+  std::vector<ImageInput> images;
+  for (const Media& media : prompt.media)
+    images.push_back({.read = [media] { return read_media_bytes(media); },
+                      .source_bytes = static_cast<int64_t>(media.path.size())});
+  return images;
+}
+
 GenerateRequest EngineRequests::request_of(std::string rid, const Prompt& prompt) const {
-  GenerateRequest request{.rid = std::move(rid)};
+  GenerateRequest request{.rid = std::move(rid), .images = images_of(prompt)};
   if (prompt.joined == nullptr) {
     request.text = prompt.text;
   } else {

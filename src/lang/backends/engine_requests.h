@@ -33,15 +33,19 @@ class EngineRequests {
   // Ends the requests of a call; those that wait are refused with kAborted. "": all.
   void cancel(const std::string& call);
 
-  // The tokens of a prompt with `more` behind it. A joined prefix has those of its branches.
+  // The tokens of a prompt with `more` behind it. A joined prefix has those of its branches, and a
+  // picture as many placeholders as it has rows.
   std::vector<TokenId> encode(const Prompt& prompt, std::string_view more = {}) const;
   // Of text that is not the beginning of a prompt.
   std::vector<TokenId> encode_part(std::string_view text) const;
   GenerateRequest request_of(std::string rid, const Prompt& prompt) const;
   static std::string cache_key(const Prompt& prompt);
+  // The prompt's pictures, whose files are read by the engine's threads.
+  static std::vector<ImageInput> images_of(const Prompt& prompt);
 
  private:
   bool submit_now(Submission& s);
+  std::vector<TokenId> encode_text(const Prompt& prompt, std::string_view more) const;
 
   const std::shared_ptr<Engine> engine_;
   const std::shared_ptr<SubmissionQueue>

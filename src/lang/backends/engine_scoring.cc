@@ -61,6 +61,7 @@ void EngineScoring::score_choices(const ScoreCall& call, const std::shared_ptr<S
     std::vector<TokenId> part(score.tokens.begin(), score.tokens.end());
     measure({.rid = fmt::format("{}/{}", call.id, i),
              .input_ids = std::move(wholes[i]),
+             .images = EngineRequests::images_of(call.prompt),
              .extra_key = EngineRequests::cache_key(call.prompt)},
             begin, [scoring, &score](Result<Logprobs> r) {
               if (r) score.logprobs = std::move(*r);
@@ -87,12 +88,14 @@ void EngineScoring::score_exactly(const ScoreCall& call, const std::shared_ptr<S
     auto num_requests = std::make_shared<int>(0);
     const std::string id = fmt::format("{}/{}", call.id, i);
     const AskNext next = [this, prompt, num_requests, id,
-                          key = EngineRequests::cache_key(call.prompt)](
+                          key = EngineRequests::cache_key(call.prompt),
+                          images = EngineRequests::images_of(call.prompt)](
                              const std::vector<TokenId>& tokens, const std::vector<TokenId>& wanted,
                              std::function<void(Result<std::vector<float>>)> done) {
       GenerateRequest request =
           next_token_request(fmt::format("{}.{}", id, (*num_requests)++), *prompt, tokens, wanted);
       request.extra_key = key;
+      request.images = images;
       measure_next(std::move(request), std::move(done));
     };
     exact_probability(speller(), call.choices[i], {}, next,

@@ -62,6 +62,17 @@ int64_t integer_at(const boost::json::object& object, std::string_view path) {
   return static_cast<int64_t>(number_at(object, path));
 }
 
+namespace {
+
+Result<std::string> read_file(const std::string& path) {
+  std::ifstream file(path, std::ios::binary);
+  if (!file)
+    return fail(error(StatusCode::kNotFound, "the image or video \"{}\" cannot be read", path));
+  return std::string{std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
+}
+
+}  // namespace
+
 Result<MediaData> read_media(const Media& media) {
   constexpr std::string_view kMark = ";base64,";
   if (media.path.starts_with("data:")) {
@@ -70,12 +81,17 @@ Result<MediaData> read_media(const Media& media) {
       return fail(invalid_argument("data URLs must be base64: \"{}\"", media.path.substr(0, 60)));
     return MediaData{media.path.substr(5, at - 5), media.path.substr(at + kMark.size())};
   }
-  std::ifstream file(media.path, std::ios::binary);
-  if (!file)
-    return fail(
-        error(StatusCode::kNotFound, "the image or video \"{}\" cannot be read", media.path));
-  const std::string bytes{std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
+  ESP_ASSIGN_OR_RETURN(const std::string bytes, read_file(media.path));
   return MediaData{type_of(media), encode_base64(bytes)};
+}
+
+Result<std::string> read_media_bytes(const Media& media) {
+  if (!media.path.starts_with("data:")) return read_file(media.path);
+  ESP_ASSIGN_OR_RETURN(const MediaData data, read_media(media));
+  std::string bytes;
+  if (!decode_base64(data.base64, bytes))
+    return fail(invalid_argument("a data URL is no base64: \"{}\"", media.path.substr(0, 60)));
+  return bytes;
 }
 
 Result<boost::json::value> openai_content(const Message& message) {

@@ -48,6 +48,8 @@ struct MediaData {
   std::string base64;
 };
 Result<MediaData> read_media(const Media& media);
+// The bytes themselves.
+Result<std::string> read_media_bytes(const Media& media);
 
 // The parts of a message as OpenAI's content: a string, or a list where there are images.
 Result<boost::json::value> openai_content(const Message& message);
