@@ -25,6 +25,7 @@
 #include "cache/page_name.h"
 #include "cache/page_pool.h"
 #include "cache/window_pages.h"
+#include "seams/cache_nodes.h"
 #include "seams/kv_view.h"
 #include "seams/vocab_view.h"
 
@@ -209,6 +210,9 @@ class PrefixCache {
   virtual int32_t flush() { return evict(num_pages()); }
 
   virtual PrefixCacheSizes sizes() const = 0;
+
+  // The nodes of the tree of prefixes, for an observer; none where nothing is reused.
+  virtual CacheNodes read_nodes(const CacheNodesQuery&) const { return {}; }
 
   // Aborts (ESP_CHECK) unless every page is free, owned by one of `sequences` (all that exist), by
   // `detached` (all that exist), or by one tree node, and the locks are exactly those of

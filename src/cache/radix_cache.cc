@@ -27,6 +27,17 @@ RadixCache::RadixCache(const PrefixCacheConfig& config)
       names_(events_ == nullptr && observer_ == nullptr ? 0
                                                         : static_cast<size_t>(config.num_pages)) {}
 
+CacheNodes RadixCache::read_nodes(const CacheNodesQuery& query) const {
+  CacheNodes read = tree_.read_nodes(query);
+  if (!names_pages()) return read;
+  for (CacheNode& node : read.nodes) {
+    if (node.last_page < 0) continue;
+    node.first_name = names_[static_cast<size_t>(node.first_page)];
+    node.last_name = names_[static_cast<size_t>(node.last_page)];
+  }
+  return read;
+}
+
 int32_t RadixCache::match_bound(std::string_view cache_namespace,
                                 std::span<const TokenId> tokens) const {
   return tree_.match(cache_namespace, tokens);

@@ -38,6 +38,7 @@ class RadixCache : public PrefixCache {
   void check_invariants(std::span<const SequencePages* const> sequences,
                         std::span<const PageId> detached) const override;
 
+  CacheNodes read_nodes(const CacheNodesQuery& query) const override;
   const RadixTree& tree() const { return tree_; }
 
  private:

@@ -23,16 +23,19 @@ RadixTree::RadixTree(const Options& options)
 
 RadixTree::~RadixTree() = default;
 
+namespace {
+int32_t num_pages_of(const RadixNode& node, const RadixTree::Options& options) {
+  return node.num_tokens / options.page_size;
+}
+}  // namespace
+
 int32_t RadixTree::num_tokens_to(const RadixNode* node) { return node->end; }
 
 int32_t RadixTree::num_pages_locked_once(const RadixNode* node) const {
   int32_t count = 0;
-  for (; node != nullptr && node->num_locks == 1; node = node->parent) count += num_pages_of(node);
+  for (; node != nullptr && node->num_locks == 1; node = node->parent)
+    count += num_pages_of(*node, options_);
   return count;
-}
-
-int32_t RadixTree::num_pages_of(const RadixNode* node) const {
-  return node->num_tokens / options_.page_size;
 }
 
 namespace {
@@ -197,7 +200,8 @@ void RadixTree::set_pages(RadixNode* node, std::span<const PageRecord> pages) {
       for (const RadixNode* at = node->first_child; at != nullptr; at = at->next_sibling)
         ESP_CHECK(!at->is_resident(), "a resident node below one that is not");
     }
-    const int32_t change = resident ? num_pages_of(node) : -num_pages_of(node);
+    const int32_t change =
+        resident ? num_pages_of(*node, options_) : -num_pages_of(*node, options_);
     num_evictable_ += change;
     num_absent_ -= change;
     ++version_;
@@ -210,8 +214,8 @@ int32_t RadixTree::evict(int32_t count, std::vector<PageRecord>* pages) {
   while (num_evicted < count && !evictable_leaves_.empty()) {
     RadixNode* leaf = evictable_leaves_.top();
     const bool resident = leaf->is_resident();
-    const int32_t take =
-        resident ? std::min(count - num_evicted, num_pages_of(leaf)) : num_pages_of(leaf);
+    const int32_t take = resident ? std::min(count - num_evicted, num_pages_of(*leaf, options_))
+                                  : num_pages_of(*leaf, options_);
     trim_leaf(leaf, take, pages);
     if (leaf->num_tokens == 0) remove_leaf(leaf);
     if (resident) num_evicted += take;
@@ -287,7 +291,7 @@ RadixNode* RadixTree::add_leaf(RadixNode* parent, std::span<const Token> tokens,
   leaf->end = parent->end + static_cast<int32_t>(tokens.size());
   nodes_.link(parent, leaf);
   children_.insert(leaf);
-  num_evictable_ += num_pages_of(leaf);
+  num_evictable_ += num_pages_of(*leaf, options_);
   ++version_;
   return leaf;
 }
@@ -295,8 +299,8 @@ RadixNode* RadixTree::add_leaf(RadixNode* parent, std::span<const Token> tokens,
 // One user more, which is one use more.
 void RadixTree::add_lock(RadixNode* node, int32_t priority) {
   if (node->num_locks++ == 0) {
-    num_evictable_ -= num_pages_of(node);
-    num_protected_ += num_pages_of(node);
+    num_evictable_ -= num_pages_of(*node, options_);
+    num_protected_ += num_pages_of(*node, options_);
     if (node->is_evictable()) evictable_leaves_.remove(node);
   }
   node->use.priority = node->use.num_uses == 0 ? priority : std::max(node->use.priority, priority);
@@ -308,8 +312,8 @@ void RadixTree::drop_lock(RadixNode* node) {
   ESP_CHECK(node->num_locks > 0, "unlocked more often than locked");
   node->use.last_use = now_;
   if (--node->num_locks > 0) return;
-  num_protected_ -= num_pages_of(node);
-  num_evictable_ += num_pages_of(node);
+  num_protected_ -= num_pages_of(*node, options_);
+  num_evictable_ += num_pages_of(*node, options_);
   if (node->is_leaf() && !node->is_root())
     evictable_leaves_.push(node, eviction_rank(options_.policy, node->use));
 }
@@ -317,6 +321,37 @@ void RadixTree::drop_lock(RadixNode* node) {
 void RadixTree::for_each_page(const std::function<void(const PageRecord&)>& visit) const {
   for (const RadixNode* node : nodes_.all())
     for (const PageRecord& page : node->pages()) visit(page);
+}
+
+namespace {
+bool has_page(const RadixNode& node) { return node.num_pages > 0 && node.is_resident(); }
+}  // namespace
+
+CacheNodes RadixTree::read_nodes(const CacheNodesQuery& query) const {
+  CacheNodes out{.num_nodes = nodes_.num_linked(), .now = now_};
+  const std::span<RadixNode* const> all = nodes_.all();  // number n is all[n - 1]
+  const size_t begin = std::min(std::max<size_t>(query.from, 1) - 1, all.size());
+  const size_t end = begin + std::min<size_t>(query.num_max, all.size() - begin);
+  out.nodes.reserve(end - begin);
+  for (const RadixNode* node : all.subspan(begin, end - begin)) {
+    if (node->id == 0) continue;
+    const auto shown = std::clamp(query.tokens_max, 0, node->num_tokens);
+    const std::span<const Token> tokens = node->tokens().first(static_cast<size_t>(shown));
+    out.nodes.push_back({.number = node->number,
+                         .parent = node->is_root() ? 0 : node->parent->number,
+                         .num_tokens = node->num_tokens,
+                         .end = node->end,
+                         .num_locks = node->num_locks,
+                         .resident = node->is_resident(),
+                         .created = node->use.created,
+                         .last_use = node->use.last_use,
+                         .first_page = has_page(*node) ? node->pages().front().page : -1,
+                         .last_page = has_page(*node) ? node->pages().back().page : -1,
+                         .name_space = node->name_space != nullptr ? *node->name_space : "",
+                         .tokens = {tokens.begin(), tokens.end()}});
+  }
+  if (end < all.size()) out.next = static_cast<uint32_t>(end) + 1;
+  return out;
 }
 
 void RadixTree::for_each_node(
@@ -382,7 +417,7 @@ void RadixTree::check_invariants(std::span<const RadixNode* const> locked) const
     ++(node.is_root() ? num_roots : num_nodes);
     (!node.is_resident()  ? num_absent
      : node.num_locks > 0 ? num_protected
-                          : num_evictable) += num_pages_of(&node);
+                          : num_evictable) += num_pages_of(node, options_);
     num_evictable_leaves += node.is_evictable() ? 1 : 0;
   }
   ESP_CHECK(num_nodes == nodes_.num_linked() && num_nodes == children_.size() &&

@@ -20,6 +20,7 @@
 #include "cache/eviction_heap.h"
 #include "cache/page_record.h"
 #include "cache/radix_nodes.h"
+#include "seams/cache_nodes.h"
 
 namespace espalier {
 
@@ -101,6 +102,9 @@ class RadixTree {
   // children, the older child first.
   void for_each_node(const std::function<void(int32_t, std::span<const Token>)>& visit) const;
 
+  // The live nodes among the numbers of the query, roots included. Cost: one look at each number.
+  CacheNodes read_nodes(const CacheNodesQuery& query) const;
+
   // Aborts (ESP_CHECK) unless links, look-ups, counts and the order of eviction agree, and the
   // locks are exactly those on `locked` (a node once for each lock).
   void check_invariants(std::span<const RadixNode* const> locked) const;
@@ -128,7 +132,6 @@ class RadixTree {
   void drop_lock(RadixNode* node);
   void remove_leaf(RadixNode* leaf);
   void trim_leaf(RadixNode* leaf, int32_t num_pages, std::vector<PageRecord>* pages);
-  int32_t num_pages_of(const RadixNode* node) const;
 
   void check_node(const RadixNode& node, int32_t num_locks) const;
 

@@ -112,6 +112,10 @@ class NaiveTree {
     return static_cast<int32_t>(std::count_if(entries_.begin(), entries_.end(),
                                               [&](auto& e) { return is_locked(e.first); }));
   }
+  // Whether a lock is on this prefix, or behind it.
+  bool locks(const std::string& name_space, const Tokens& prefix) const {
+    return is_locked({name_space, prefix});
+  }
   int32_t num_pages() const { return static_cast<int32_t>(entries_.size()); }
 
  private:
@@ -211,6 +215,30 @@ class Pair {
     const auto done = static_cast<long>(locks_.back().run.prefix.size());
     extend(locks_.size() - 1, Tokens(tokens.begin() + done, tokens.end()), priority);
     unlock(locks_.size() - 1);
+  }
+
+  // A reader of a few numbers at a time sees every cached prefix, page by page, and no other.
+  void read_nodes(uint32_t num_max) {
+    std::map<uint32_t, CacheNode> seen;
+    for (uint32_t from = 1; from != 0;) {
+      CacheNodes read = tree_.read_nodes({.from = from, .num_max = num_max, .tokens_max = 1 << 20});
+      ASSERT_EQ(read.num_nodes, tree_.num_nodes());
+      for (CacheNode& node : read.nodes)
+        ASSERT_TRUE(seen.emplace(node.number, std::move(node)).second);
+      from = read.next;
+    }
+    size_t num_pages = 0;
+    for (const auto& [number, node] : seen) {
+      num_pages += node.tokens.size() / page_size_;
+      Tokens prefix = node.tokens;
+      const CacheNode* at = &node;
+      for (; at->parent != 0; prefix.insert(prefix.begin(), at->tokens.begin(), at->tokens.end()))
+        at = &seen.at(at->parent);
+      ASSERT_EQ(prefix.size(), static_cast<size_t>(node.end));
+      ASSERT_EQ(naive_.match(at->name_space, prefix), prefix.size());
+      ASSERT_EQ(node.num_locks > 0, naive_.locks(at->name_space, prefix));
+    }
+    ASSERT_EQ(num_pages, static_cast<size_t>(naive_.num_pages()));
   }
 
   void check() {
@@ -314,6 +342,7 @@ void fuzz(uint64_t seed, int32_t page_size, bool has_pages, EvictionPolicy polic
       pair.evict(static_cast<int32_t>(rng.below(12)));
     }
     pair.check();
+    if (i % 16 == 0) pair.read_nodes(1 + static_cast<uint32_t>(rng.below(5)));
     if (testing::Test::HasFatalFailure()) return;
   }
   while (pair.num_locks() > 0) pair.unlock(0);
