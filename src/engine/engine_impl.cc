@@ -285,6 +285,7 @@ Result<std::unique_ptr<LiveRequest>> EngineImpl::prepare(GenerateRequest& reques
   live->seed =
       request.sampling.sampling_seed.value_or(mix64(config_.random_seed) + mix64(num_seeds_++));
   live->return_logprob = request.return_logprob;
+  live->return_token_origins = request.return_token_origins;
   // A stop string that forced tokens complete would end it before their log-probabilities are
   // computed.
   const bool may_stop = !request.sampling.stop.empty() || !request.sampling.stop_regex.empty();

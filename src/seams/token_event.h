@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <variant>
 #include <vector>
 
@@ -44,12 +45,23 @@ struct RequestStats {
   TimePoint finished{};
 };
 
+// Where an output token comes from: drawn from the model's distribution after a forward of its own,
+// appended by a grammar that left no choice, or accepted as a draft token that a step verified.
+enum class TokenOrigin : uint8_t { kSampled, kForced, kDrafted };
+
+// "sampled", "forced" or "drafted".
+constexpr std::string_view token_origin_name(TokenOrigin origin) {
+  constexpr std::string_view kNames[] = {"sampled", "forced", "drafted"};
+  return kNames[static_cast<size_t>(origin)];
+}
+
 struct TokenEvent {
   int32_t index = 0;  // which of the request's n samples, 0-based
   // New text: complete characters only. Text that may be the start of a stop string is withheld
   // until later tokens decide; the field may be empty.
   std::string text;
   std::vector<TokenId> ids;             // new output tokens
+  std::vector<TokenOrigin> origins;     // of `ids`, where requested
   std::vector<TokenLogprobs> logprobs;  // of `ids`, where requested
   // In the first event after prefill only: of the prompt positions from logprob_start_len on,
   // without position 0, which has no tokens before it.

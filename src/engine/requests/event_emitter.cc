@@ -42,14 +42,15 @@ void EventEmitter::on_input_logprobs(SequenceId id, int32_t first,
   }
 }
 
-std::optional<FinishReason> EventEmitter::on_token(SequenceId id, TokenId token,
+std::optional<FinishReason> EventEmitter::on_token(SequenceId id, TokenId token, TokenOrigin origin,
                                                    TokenLogprobs&& logprobs,
                                                    const RequestStats& stats) {
   SampleState& sample = parts_.requests.sample(id);
   OutputProcessor::Output out = sample.output.push(token, stop_work_left_);
   sample.event.text += out.text;
   sample.event.ids.push_back(token);
-  const bool forced = stats.forced_tokens > std::exchange(sample.num_forced, stats.forced_tokens);
+  const bool forced = origin == TokenOrigin::kForced;
+  if (sample.return_origins) sample.event.origins.push_back(origin);
   if (sample.return_logprob) {
     const SamplingSpec& spec = sample.request->sampling.spec;
     const bool is_due = forced && spec.computes_forced_logprobs();
@@ -154,6 +155,7 @@ void EventEmitter::emit(SampleState& sample) {
   deliver(request, event);
   event.text.clear();
   event.ids.clear();
+  event.origins.clear();
   event.logprobs.clear();
   event.input_logprobs.clear();
 }

@@ -58,7 +58,8 @@ class EventEmitter final : public SequenceObserver {
   void on_scheduled(SequenceId id) override;
   void on_input_logprobs(SequenceId id, int32_t first,
                          std::vector<TokenLogprobs>&& logprobs) override;
-  std::optional<FinishReason> on_token(SequenceId id, TokenId token, TokenLogprobs&& logprobs,
+  std::optional<FinishReason> on_token(SequenceId id, TokenId token, TokenOrigin origin,
+                                       TokenLogprobs&& logprobs,
                                        const RequestStats& stats) override;
   void on_forced_logprobs(SequenceId id, std::vector<TokenLogprobs>&& logprobs) override;
   void on_next_logprobs(SequenceId id, TokenLogprobs&& logprobs) override;

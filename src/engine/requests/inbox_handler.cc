@@ -161,6 +161,7 @@ Status InboxHandler::add_sequence(LiveRequest& request, int32_t index, int32_t m
   sample.output.set_max_new_tokens(max_new_tokens);
   sample.budget = request.complete_within_budget ? max_new_tokens : 0;
   sample.return_logprob = request.return_logprob;
+  sample.return_origins = request.return_token_origins;
   sample.in_session = request.session.has_value();
   sample.event.stats.prompt_tokens = static_cast<int32_t>(request.prompt_ids.size());
   sample.event.stats.arrived = request.arrived;

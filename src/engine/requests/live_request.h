@@ -30,6 +30,7 @@ struct SampleState {
   bool has_pending_event = false;  // it is listed for emission
   bool finished = false;           // `event` is, or was, its last
   bool return_logprob = false;     // as its request
+  bool return_origins = false;     // the same
   bool in_session = false;         // the same
   bool has_grammar = false;        // `matcher` is set
   bool heals = false;              // `healing` is not empty
@@ -44,7 +45,6 @@ struct SampleState {
   std::optional<grammar::Matcher> matcher;       // where the request has a grammar
   std::unique_ptr<SpeculativeText> speculative;  // where draft tokens come from its text
   std::vector<TokenId> recent;                   // with a grammar: the last output tokens
-  int32_t num_forced = 0;                        // output tokens that were forced
   std::vector<TokenId> choices;                  // the few continuations behind `choices_at` tokens
   int32_t choices_at = -1;                       // -1: not computed yet
   int32_t budget = 0;   // output tokens within which the grammar ends; 0: it may not end
@@ -69,6 +69,7 @@ struct LiveRequest {
   ResolvedSampling sampling;
   uint64_t seed = 0;
   bool return_logprob = false;
+  bool return_token_origins = false;
   bool jump_forward = false;
   bool draft_tokens = false;  // with a grammar: taken from its earlier answers
   uint64_t draft_scope = 0;   // of its grammar and cache_namespace

@@ -52,6 +52,7 @@ struct GenerateRequest {
   int32_t logprob_start_len = -1;  // -1: output only; else from this prompt position
   int32_t top_logprobs_num = 0;
   std::vector<TokenId> token_ids_logprob;
+  bool return_token_origins = false;  // TokenEvent::origins
   int32_t priority = 0;
   std::string lora;       // the name of a loaded adapter; empty: the model as it is
   std::string extra_key;  // requests with different keys never share cache entries

@@ -73,7 +73,8 @@ void Committer::take_sample(Sequence& sequence, const EntryResult& result) {
   if (stale && sequence.spec.sampling->computes_forced_logprobs())
     parts_.observer.on_forced_logprobs(sequence.spec.id, {TokenLogprobs(result.logprobs)});
   if (stale) return;
-  if (take_token(sequence, result.token, TokenLogprobs(result.logprobs))) take_forced(sequence);
+  if (take_token(sequence, result.token, TokenOrigin::kSampled, TokenLogprobs(result.logprobs)))
+    take_forced(sequence);
 }
 
 void Committer::take_prefill_only(Sequence& sequence, const BatchEntry& entry,
@@ -113,9 +114,11 @@ void Committer::take_draft_samples(Sequence& sequence, const ForwardBatch& batch
   count_verify_step(sequence, entry.num_draft_tokens);
   TokenLogprobs logprobs(result.logprobs);
   for (TokenId token = result.token; token >= 0;) {
-    if (num_accepted < entry.num_draft_tokens && draft[static_cast<size_t>(num_accepted)] == token)
-      count_accepted(num_accepted + 1);
-    if (!take_token(sequence, token, std::move(logprobs))) break;
+    const bool drafted =
+        num_accepted < entry.num_draft_tokens && draft[static_cast<size_t>(num_accepted)] == token;
+    if (drafted) count_accepted(num_accepted + 1);
+    const TokenOrigin origin = drafted ? TokenOrigin::kDrafted : TokenOrigin::kSampled;
+    if (!take_token(sequence, token, origin, std::move(logprobs))) break;
     take_forced(sequence);
     if (!all_accepted() || sequence.finish_reported) break;
     const auto sample = std::ranges::lower_bound(samples, num_accepted - 1);
@@ -158,18 +161,20 @@ void Committer::share(Sequence& sequence) {
                          sequence.first_tokens(sequence.num_computed));
 }
 
-bool Committer::take_token(Sequence& sequence, TokenId token, TokenLogprobs&& logprobs) {
+bool Committer::take_token(Sequence& sequence, TokenId token, TokenOrigin origin,
+                           TokenLogprobs&& logprobs) {
   parts_.queue.charge(sequence, kServiceOfOutput);
-  return append_token(sequence, token, std::move(logprobs));
+  return append_token(sequence, token, origin, std::move(logprobs));
 }
 
 // False: the sequence has finished with this token.
-bool Committer::append_token(Sequence& sequence, TokenId token, TokenLogprobs&& logprobs) {
+bool Committer::append_token(Sequence& sequence, TokenId token, TokenOrigin origin,
+                             TokenLogprobs&& logprobs) {
   sequence.tokens.push_back(token);
   ++counts_.generated_tokens;
   if (++sequence.stats.completion_tokens == 1) sequence.stats.first_token = now_;
-  std::optional<FinishReason> reason =
-      parts_.observer.on_token(sequence.spec.id, token, std::move(logprobs), sequence.stats);
+  std::optional<FinishReason> reason = parts_.observer.on_token(
+      sequence.spec.id, token, origin, std::move(logprobs), sequence.stats);
   const std::vector<TokenId>& stop_ids = sequence.spec.stop_ids;
   if (sequence.num_outputs() >= sequence.spec.max_new_tokens)
     reason = FinishReason{.type = FinishReason::Type::kLength};
@@ -226,7 +231,7 @@ void Committer::take_forced(Sequence& sequence) {
   for (const TokenId token : forced_) {
     ++sequence.stats.forced_tokens;
     ++counts_.forced_tokens;
-    if (!take_token(sequence, token, {})) break;
+    if (!take_token(sequence, token, TokenOrigin::kForced, {})) break;
   }
   sequence.num_samples_launched = sequence.num_outputs();
   // The executor has counted what it sampled, not the tokens that were forced.
@@ -242,7 +247,7 @@ bool Committer::take_first_forced(Sequence& sequence) {
     ++sequence.stats.forced_tokens;
     ++counts_.forced_tokens;
     count_saved(sequence, 1);
-    if (!append_token(sequence, token, {})) return false;
+    if (!append_token(sequence, token, TokenOrigin::kForced, {})) return false;
   }
   return true;
 }

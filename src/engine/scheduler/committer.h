@@ -75,8 +75,9 @@ class Committer {
   void take_prefill_only(Sequence& sequence, const BatchEntry& entry, const EntryResult& result);
   void take_input_logprobs(Sequence& sequence, const BatchEntry& entry, const EntryResult& result);
   void share(Sequence& sequence);
-  bool take_token(Sequence& sequence, TokenId token, TokenLogprobs&& logprobs);
-  bool append_token(Sequence& sequence, TokenId token, TokenLogprobs&& logprobs);
+  bool take_token(Sequence& sequence, TokenId token, TokenOrigin origin, TokenLogprobs&& logprobs);
+  bool append_token(Sequence& sequence, TokenId token, TokenOrigin origin,
+                    TokenLogprobs&& logprobs);
   void take_forced(Sequence& sequence);
   void propose_forced(const Sequence& sequence);  // into forced_
   void request_forced_logprobs(Sequence& sequence, int32_t num_in_flight);

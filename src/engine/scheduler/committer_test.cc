@@ -40,6 +40,8 @@ TEST_F(CommitterTest, ForcedTokensMakeTheSampleInFlightStale) {
   EXPECT_EQ(third.token_ids, (Tokens{11, 12}));
   commit(third, 8);
   EXPECT_EQ(outputs_.at(1), (Tokens{7, 11, 12, 8}));
+  using enum TokenOrigin;
+  EXPECT_EQ(origins_.at(1), (std::vector{kSampled, kForced, kForced, kSampled}));
   EXPECT_EQ(committer_->counts().forced_tokens, 2);
   check();
 }
@@ -52,6 +54,8 @@ TEST_F(CommitterTest, DraftTokensAreAcceptedUpToTheFirstThatDiffers) {
   ASSERT_TRUE(admit(a));
   commit(build(), 7, {9, 6, 4});  // behind the prompt 7, behind 7 9, behind 9 6: not 5
   EXPECT_EQ(outputs_.at(1), (Tokens{7, 9, 6}));
+  using enum TokenOrigin;
+  EXPECT_EQ(origins_.at(1), (std::vector{kDrafted, kDrafted, kSampled}));
   EXPECT_EQ(committer_->counts().accepted_draft_tokens, 2);
   EXPECT_EQ(committer_->counts().drafted_tokens, 3);
   EXPECT_EQ(a.num_computed, 5);

@@ -111,7 +111,7 @@ class Simulation : public SequenceObserver {
     scheduler_->commit(batch_, result);
   }
 
-  std::optional<FinishReason> on_token(SequenceId id, TokenId, TokenLogprobs&&,
+  std::optional<FinishReason> on_token(SequenceId id, TokenId, TokenOrigin, TokenLogprobs&&,
                                        const RequestStats&) override {
     if (counts_) ++(id >= kFriends ? friend_tokens_ : hostile_tokens_);
     if (const auto since = waiting_since_.find(id); since != waiting_since_.end()) {

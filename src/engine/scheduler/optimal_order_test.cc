@@ -21,7 +21,7 @@ using Tokens = std::vector<TokenId>;
 class Silent final : public SequenceObserver {
  public:
   void on_input_logprobs(SequenceId, int32_t, std::vector<TokenLogprobs>&&) override {}
-  std::optional<FinishReason> on_token(SequenceId, TokenId, TokenLogprobs&&,
+  std::optional<FinishReason> on_token(SequenceId, TokenId, TokenOrigin, TokenLogprobs&&,
                                        const RequestStats&) override {
     return std::nullopt;
   }

@@ -88,9 +88,10 @@ class PartsTest : public testing::Test, public SequenceObserver, public TokenPro
   }
 
   void on_input_logprobs(SequenceId, int32_t, std::vector<TokenLogprobs>&&) override {}
-  std::optional<FinishReason> on_token(SequenceId id, TokenId token, TokenLogprobs&&,
-                                       const RequestStats&) override {
+  std::optional<FinishReason> on_token(SequenceId id, TokenId token, TokenOrigin origin,
+                                       TokenLogprobs&&, const RequestStats&) override {
     outputs_[id].push_back(token);
+    origins_[id].push_back(origin);
     return std::nullopt;
   }
   void on_finish(SequenceId id, FinishReason reason, const RequestStats&) override {
@@ -124,6 +125,7 @@ class PartsTest : public testing::Test, public SequenceObserver, public TokenPro
   Tokens forced_, draft_tokens_;
   std::pair<int32_t, int32_t> limits_;  // of the last call of propose_draft_tokens
   std::map<SequenceId, Tokens> outputs_;
+  std::map<SequenceId, std::vector<TokenOrigin>> origins_;  // of outputs_
   std::map<SequenceId, FinishReason::Type> ends_;
 };
 

@@ -113,7 +113,7 @@ class Chats final : public SequenceObserver {
   }
 
   void on_input_logprobs(SequenceId, int32_t, std::vector<TokenLogprobs>&&) override {}
-  std::optional<FinishReason> on_token(SequenceId id, TokenId token, TokenLogprobs&&,
+  std::optional<FinishReason> on_token(SequenceId id, TokenId token, TokenOrigin, TokenLogprobs&&,
                                        const RequestStats&) override {
     chats_[chat_of_[id]].tokens.push_back(token);
     return std::nullopt;

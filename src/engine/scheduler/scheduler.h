@@ -99,7 +99,7 @@ class SequenceObserver {
   // A new output token, stop tokens included. A returned reason (a stop string that matched) ends
   // the sequence, unless the length ends it with the same token: length comes first. `stats` counts
   // this token; `finished` is not set.
-  virtual std::optional<FinishReason> on_token(SequenceId id, TokenId token,
+  virtual std::optional<FinishReason> on_token(SequenceId id, TokenId token, TokenOrigin origin,
                                                TokenLogprobs&& logprobs,
                                                const RequestStats& stats) = 0;
 

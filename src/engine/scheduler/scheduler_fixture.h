@@ -98,7 +98,7 @@ class SchedulerTest : public testing::Test, public SequenceObserver {
     for (size_t i = 0; i < logprobs.size(); ++i)
       input_positions_[id].push_back(first + static_cast<int32_t>(i));
   }
-  std::optional<FinishReason> on_token(SequenceId id, TokenId token, TokenLogprobs&&,
+  std::optional<FinishReason> on_token(SequenceId id, TokenId token, TokenOrigin, TokenLogprobs&&,
                                        const RequestStats&) override {
     if (listening_) outputs_[id].push_back(token);
     return std::nullopt;

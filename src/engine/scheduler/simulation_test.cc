@@ -252,13 +252,15 @@ class Simulation final : public SequenceObserver, public TokenProposer {
     for (const TokenLogprobs& logprob : logprobs)
       ASSERT_TRUE(client.input_logprobs.emplace(first++, logprob.logprob).second);
   }
-  std::optional<FinishReason> on_token(SequenceId id, TokenId token, TokenLogprobs&& logprobs,
+  std::optional<FinishReason> on_token(SequenceId id, TokenId token, TokenOrigin origin,
+                                       TokenLogprobs&& logprobs,
                                        const RequestStats& stats) override {
     Client& client = *clients_.at(id);
     EXPECT_EQ(client.num_ends, 0);
     EXPECT_FALSE(client.aborted);
     EXPECT_LE(logprobs.logprob, 0.0f);
-    const bool forced = stats.forced_tokens > std::exchange(client.num_forced, stats.forced_tokens);
+    const bool forced = origin == TokenOrigin::kForced;
+    EXPECT_EQ(stats.forced_tokens, client.num_forced += forced ? 1 : 0);
     if (client.spec.sampling->return_logprob) {
       EXPECT_TRUE(forced || client.num_due == 0);
       client.num_due += forced ? 1 : 0;
