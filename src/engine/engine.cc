@@ -86,6 +86,9 @@ Status Engine::close_session(std::string_view) {
 Result<std::vector<TokenId>> Engine::session_prompt(const SessionParams&, std::vector<TokenId>) {
   return fail(error(StatusCode::kUnimplemented, "this engine has no sessions"));
 }
+void Engine::read_cache_nodes(const CacheNodesQuery&, CacheNodesDone done) {
+  done(fail(error(StatusCode::kUnimplemented, "this engine's cache cannot be read")));
+}
 Result<CacheEvents> Engine::read_cache_events(uint64_t, size_t) const {
   return fail(error(StatusCode::kFailedPrecondition,
                     "no events of the cache are kept: set num_cache_events (--kv-events-config)"));

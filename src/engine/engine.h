@@ -21,6 +21,7 @@
 #include "models/image_encoder.h"
 #include "models/model.h"
 #include "seams/cache_event.h"
+#include "seams/cache_nodes.h"
 #include "tensor/work_pool.h"
 #include "text/tokenizer/tokenizer.h"
 
@@ -196,6 +197,11 @@ class Engine {
   // What the cache has come to hold and given up, from event number `from` on (0 is 1), at most so
   // many. kFailedPrecondition where num_cache_events is 0.
   virtual Result<CacheEvents> read_cache_events(uint64_t from, size_t num_events_max) const;
+
+  // The nodes of the prefix cache's radix tree, a few at a time. `done` is called once, on the
+  // scheduler's thread between two steps, and must not block. Callers keep one query under way, so
+  // that a step waits for the work of one.
+  virtual void read_cache_nodes(const CacheNodesQuery& query, CacheNodesDone done);
 
   virtual EngineStats stats() const = 0;
   virtual const ModelInfo& model_info() const = 0;

@@ -386,6 +386,10 @@ Result<std::vector<TokenId>> EngineImpl::session_prompt(const SessionParams& par
   return sessions_->prompt(params, std::move(ids));
 }
 
+void EngineImpl::read_cache_nodes(const CacheNodesQuery& query, CacheNodesDone done) {
+  loop_->push(CacheNodesMessage{query, std::move(done)});
+}
+
 Result<CacheEvents> EngineImpl::read_cache_events(uint64_t from, size_t num_events_max) const {
   if (cache_parts_.events == nullptr) return Engine::read_cache_events(from, num_events_max);
   return cache_parts_.events->read(from, num_events_max);

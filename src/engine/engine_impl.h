@@ -46,6 +46,7 @@ class EngineImpl final : public Engine {
   void drain(Duration timeout) override;
 
   Result<CacheEvents> read_cache_events(uint64_t from, size_t num_events_max) const override;
+  void read_cache_nodes(const CacheNodesQuery& query, CacheNodesDone done) override;
   EngineStats stats() const override;
   const ModelInfo& model_info() const override { return parts_.info; }
   const EngineConfig& config() const override { return config_; }

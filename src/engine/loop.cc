@@ -61,6 +61,7 @@ EngineLoop::EngineLoop(const EngineConfig& config, const ModelInfo& info, Execut
                 .proposals = proposer_,
                 .events = events_,
                 .stats = stats_,
+                .tiers = tiers,
                 .pooled = info.pooled,
                 .images = info.images,
                 .vocab_size = info.vocab_size,

@@ -1,7 +1,7 @@
 // What other threads say to the loop. Its length is bounded by the registry: a request sends at
 // most five messages (it came, its tokens are there, its grammar and its pictures are, abort or
-// evict it), each flush
-// or pause blocks its caller, and who joins branches holds requests for them.
+// evict it), each flush or pause blocks its caller, who joins branches holds requests for them, and
+// who reads the cache's nodes has one query under way.
 #pragma once
 
 #include <chrono>
@@ -46,6 +46,10 @@ struct JoinMessage {
   JoinRequest request;
   JoinDone done;
 };
+struct CacheNodesMessage {
+  CacheNodesQuery query;
+  CacheNodesDone done;
+};
 struct FlushMessage {
   std::promise<Status> done;
 };
@@ -56,9 +60,9 @@ struct PauseMessage {
 struct ContinueMessage {
   std::promise<Status> done;
 };
-using Message =
-    std::variant<ArrivalMessage, TokensMessage, GrammarMessage, ImagesMessage, AbortMessage,
-                 EvictMessage, JoinMessage, FlushMessage, PauseMessage, ContinueMessage>;
+using Message = std::variant<ArrivalMessage, TokensMessage, GrammarMessage, ImagesMessage,
+                             AbortMessage, EvictMessage, JoinMessage, CacheNodesMessage,
+                             FlushMessage, PauseMessage, ContinueMessage>;
 
 // Thread-safe; one thread takes.
 class Inbox {

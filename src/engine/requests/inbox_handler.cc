@@ -1,7 +1,10 @@
 #include "engine/requests/inbox_handler.h"
 
+#include <algorithm>
+#include <iterator>
 #include <utility>
 
+#include "base/clock.h"
 #include "engine/sampling/params.h"
 
 namespace espalier {
@@ -60,6 +63,35 @@ void InboxHandler::on(EvictMessage& message) {
 }
 
 void InboxHandler::on(JoinMessage& message) { message.done(join(message.request)); }
+
+namespace {
+// What a step may wait for an observer, and how many nodes are read between two looks at the clock.
+constexpr Duration kObserverTime = std::chrono::microseconds(100);
+constexpr uint32_t kNodesAtOnce = 64;
+}  // namespace
+
+// Ends early when the time is over: `next` says where the observer goes on.
+void InboxHandler::on(CacheNodesMessage& message) {
+  const SteadyClock clock;
+  const TimePoint deadline = clock.now() + kObserverTime;
+  CacheNodesQuery part = std::move(message.query);
+  uint32_t num_left = part.num_max;
+  CacheNodes read;
+  do {
+    part.num_max = std::min(num_left, kNodesAtOnce);
+    num_left -= part.num_max;
+    CacheNodes more = parts_.cache.read_nodes(part);
+    if (parts_.tiers != nullptr) parts_.tiers->locate(part.names, more);
+    if (!part.names.empty()) read.tiers_of_names = std::move(more.tiers_of_names);
+    part.names.clear();
+    part.from = read.next = more.next;
+    read.num_nodes = more.num_nodes;
+    read.now = more.now;
+    read.has_tiers = more.has_tiers;
+    std::ranges::move(more.nodes, std::back_inserter(read.nodes));
+  } while (part.from != 0 && num_left > 0 && clock.now() < deadline);
+  message.done(std::move(read));
+}
 
 void InboxHandler::on(FlushMessage& message) { flushes_.push_back(std::move(message.done)); }
 

@@ -15,6 +15,7 @@
 #include "engine/requests/inbox.h"
 #include "engine/requests/request_proposer.h"
 #include "engine/stats_publisher.h"
+#include "engine/tiers/kv_tiers.h"
 
 namespace espalier {
 
@@ -30,6 +31,7 @@ class InboxHandler {
     RequestProposer& proposals;
     EventEmitter& events;
     StatsPublisher& stats;
+    const KvTiers* tiers = nullptr;  // null: none
     std::optional<PooledInfo> pooled;
     std::optional<ImagesInfo> images;
     int32_t vocab_size = 0;
@@ -58,6 +60,7 @@ class InboxHandler {
   void on(AbortMessage& message);
   void on(EvictMessage& message);
   void on(JoinMessage& message);
+  void on(CacheNodesMessage& message);
   void on(FlushMessage& message);
   void on(PauseMessage& message);
   void on(ContinueMessage& message);

@@ -201,6 +201,19 @@ void KvTiers::poll(std::vector<LoadResult>& ended) {
   cancelled_.clear();
 }
 
+void KvTiers::locate(std::span<const PageName> names, CacheNodes& nodes) const {
+  const auto has = [](const PageStore* store, const PageName& name) {
+    return store != nullptr && !name.empty() && store->num_leading({&name, 1}) == 1;
+  };
+  const auto tiers_of = [&](const PageName& name) {
+    return static_cast<uint8_t>((has(parts_.host.get(), name) ? kHostTier : 0) |
+                                (has(parts_.storage.get(), name) ? kStorageTier : 0));
+  };
+  nodes.has_tiers = true;
+  for (CacheNode& node : nodes.nodes) node.tiers = tiers_of(node.last_name);
+  for (const PageName& name : names) nodes.tiers_of_names.push_back(tiers_of(name));
+}
+
 KvTiersStats KvTiers::stats() const {
   KvTiersStats stats;
   {

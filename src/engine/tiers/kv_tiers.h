@@ -31,6 +31,7 @@
 #include "cache/page_observer.h"
 #include "engine/scheduler/kv_loader.h"
 #include "engine/tiers/load_job.h"
+#include "seams/cache_nodes.h"
 #include "tiers/page_store.h"
 
 namespace espalier {
@@ -91,6 +92,9 @@ class KvTiers final : public KvLoader, public PageObserver {
   void on_stored(std::span<const PageName> names, std::span<const PageId> pages) override;
   void on_reused(std::span<const PageId> pages) override;
   void on_evicted(std::span<const PageId> pages, bool demote) override;
+
+  // Sets which tiers probably have the nodes' last pages and the named pages; none of them is read.
+  void locate(std::span<const PageName> names, CacheNodes& nodes) const;
 
   void clear_host();           // thread-safe
   KvTiersStats stats() const;  // thread-safe

@@ -112,6 +112,25 @@ class KvTiersTest : public testing::Test {
   std::unique_ptr<PrefixCache> cache_;
 };
 
+TEST_F(KvTiersTest, LocatesNodesOfTheTreeAndPagesThatHaveLeftIt) {
+  make(TierWritePolicy::kWriteThrough, nullptr);
+  compute(tokens_from(10, 5));
+  CacheNodes nodes = cache_->read_nodes({});
+  tiers_->locate({}, nodes);
+  EXPECT_TRUE(nodes.has_tiers);
+  ASSERT_EQ(nodes.nodes.size(), 2u) << "the root and a node";
+  EXPECT_EQ(nodes.nodes[0].tiers, 0) << "a root has no pages";
+  const CacheNode& node = nodes.nodes[1];
+  EXPECT_EQ(node.tiers, kHostTier);
+  EXPECT_NE(node.first_name, node.last_name);
+  EXPECT_EQ(cache_->evict(5), 5);
+  CacheNodes later = cache_->read_nodes({});
+  const std::vector<PageName> names = {node.first_name, node.last_name, PageName{{1}}};
+  tiers_->locate(names, later);
+  EXPECT_EQ(later.num_nodes, 0u);
+  EXPECT_EQ(later.tiers_of_names, (std::vector<uint8_t>{kHostTier, kHostTier, 0}));
+}
+
 TEST_F(KvTiersTest, LoadsWhatTheDeviceHasGivenUp) {
   make(TierWritePolicy::kWriteThrough, nullptr);
   const std::vector<TokenId> tokens = tokens_from(10, 5);
