@@ -44,8 +44,9 @@ class RecordingEngine final : public Engine {
 
   Result<std::string> submit(GenerateRequest request, EventSink sink) override;
   void abort(std::string_view rid, AbortScope scope) override { engine_->abort(rid, scope); }
-  Result<GrammarReport> compile_grammar(const SamplingParams& params) override {
-    return engine_->compile_grammar(params);
+  Result<GrammarReport> compile_grammar(const SamplingParams& params,
+                                        size_t drawn_states) override {
+    return engine_->compile_grammar(params, drawn_states);
   }
   Status flush_cache() override { return engine_->flush_cache(); }
   void drain(Duration timeout) override { engine_->drain(timeout); }

@@ -123,7 +123,7 @@ Result<std::unique_ptr<Engine>> start_engine(AppConfig& config, MakePrefixCache 
   // Without a terminal the log reports the progress.
   if (isatty(STDERR_FILENO) == 1 && log_enabled(LogLevel::kError))
     engine.load_progress = bar_of_loading();
-  return Engine::create_with_cache(engine, std::move(make_cache));
+  return Engine::create(engine, std::move(make_cache));
 }
 
 void add_sampling_settings(SettingTable& table, SamplingParams& sampling) {

@@ -116,12 +116,8 @@ Result<std::unique_ptr<Engine>> Engine::create(const EngineConfig& config, Parts
   return EngineImpl::start(effective, std::move(parts));
 }
 
-Result<std::unique_ptr<Engine>> Engine::create(const EngineConfig& user) {
-  return create_with_cache(user, make_prefix_cache);
-}
-
-Result<std::unique_ptr<Engine>> Engine::create_with_cache(const EngineConfig& user,
-                                                          MakePrefixCache make_cache) {
+Result<std::unique_ptr<Engine>> Engine::create(const EngineConfig& user,
+                                               MakePrefixCache make_cache) {
   const SteadyClock clock;
   const TimePoint start = clock.now();
   EngineConfig config = user;
@@ -157,7 +153,7 @@ Result<std::unique_ptr<Engine>> Engine::create_with_cache(const EngineConfig& us
   return EngineImpl::start(started.config, std::move(parts));
 }
 
-Result<GrammarReport> Engine::compile_grammar(const SamplingParams&) {
+Result<GrammarReport> Engine::compile_grammar(const SamplingParams&, size_t) {
   return fail(error(StatusCode::kUnimplemented, "this engine compiles no grammars"));
 }
 

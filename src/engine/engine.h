@@ -105,16 +105,18 @@ struct GrammarReport {
   double seconds = 0;  // that this call waited for it
   size_t num_rules = 0, num_states = 0, num_edges = 0, num_byte_classes = 0;
   std::string forced;  // what every text of it begins with
+  // Where a picture was requested:
+  std::vector<std::string> rule_names;
+  std::string svg;  // of its automata (grammar/drawing.h)
 };
 
 // Thread-safe. Destroying it aborts what runs and joins its threads.
 class Engine {
  public:
-  // Loads, sizes the pool, starts the threads.
-  static Result<std::unique_ptr<Engine>> create(const EngineConfig& config);
-  // The same with a prefix cache of the caller's: measurements restrict what it reuses.
-  static Result<std::unique_ptr<Engine>> create_with_cache(const EngineConfig& config,
-                                                           MakePrefixCache make_cache);
+  // Loads, sizes the pool, starts the threads. make_cache: measurements bring a prefix cache of
+  // their own, which restricts what is reused.
+  static Result<std::unique_ptr<Engine>> create(const EngineConfig& config,
+                                                MakePrefixCache make_cache = make_prefix_cache);
 
   // The parts given by the caller: tests put a null executor or a scripted tokenizer here.
   // `info` describes what the executor runs. `tokenizer` may be null (skip_tokenizer_init).
@@ -155,7 +157,9 @@ class Engine {
 
   // Compiles the grammar in `params` and waits for it; requests that bring it find it then. What is
   // wrong with it, or not supported, is said as a request's failure would say it.
-  virtual Result<GrammarReport> compile_grammar(const SamplingParams& params);
+  // drawn_states: above 0, draws its automata with at most so many states of each rule.
+  virtual Result<GrammarReport> compile_grammar(const SamplingParams& params,
+                                                size_t drawn_states = 0);
 
   // Puts branches that are cached behind each other (join.h). `done` is called once, on the
   // scheduler's thread, and must not block. kFailedPrecondition where one is not cached to its end:

@@ -9,6 +9,8 @@
 #include "base/memory_reserve.h"
 #include "base/rng.h"
 #include "engine/requests/embedding.h"
+#include "grammar/conformance.h"
+#include "grammar/drawing.h"
 #include "text/parse/reasoning_parser.h"
 #include "text/parse/tool_call_parser.h"
 
@@ -243,6 +245,21 @@ Status check_shares(const EngineConfig& c, const GenerateRequest& request) {
 
 }  // namespace
 
+namespace {
+
+// Whether an engine with this compiler (null: none) takes grammars.
+Status check_grammars(const GrammarCompiler* compiler, const Engine::Parts& parts) {
+  if (compiler != nullptr) return {};
+  if (parts.tokenizer == nullptr)
+    return error(StatusCode::kFailedPrecondition,
+                 "a grammar needs a tokenizer, and this engine runs without one "
+                 "(skip_tokenizer_init)");
+  return error(StatusCode::kFailedPrecondition,
+               "this engine takes no grammars (grammar_backend none)");
+}
+
+}  // namespace
+
 Result<std::unique_ptr<LiveRequest>> EngineImpl::prepare(GenerateRequest& request, EventSink sink) {
   ESP_RETURN_IF_ERROR(check_shares(config_, request));
   ESP_RETURN_IF_ERROR(check_inputs(request, parts_.info, config_, images_ != nullptr));
@@ -270,7 +287,7 @@ Result<std::unique_ptr<LiveRequest>> EngineImpl::prepare(GenerateRequest& reques
               "this engine runs without a tokenizer (skip_tokenizer_init): give input_ids"));
   live->awaits_images = !request.images.empty();
   live->awaits_grammar = live->sampling.grammar.has_value();
-  if (live->awaits_grammar) ESP_RETURN_IF_ERROR(check_grammars());
+  if (live->awaits_grammar) ESP_RETURN_IF_ERROR(check_grammars(grammars_.get(), parts_));
   live->complete_within_budget = request.sampling.complete_within_budget;
   if (live->complete_within_budget)
     ESP_RETURN_IF_ERROR(check_budget(request, live->awaits_grammar));
@@ -327,37 +344,50 @@ void EngineImpl::abort(std::string_view rid, AbortScope scope) {
   }
 }
 
-Status EngineImpl::check_grammars() const {
-  if (grammars_ != nullptr) return {};
-  if (!parts_.tokenizer)
-    return error(StatusCode::kFailedPrecondition,
-                 "a grammar needs a tokenizer, and this engine runs without one "
-                 "(skip_tokenizer_init)");
-  return error(StatusCode::kFailedPrecondition,
-               "this engine takes no grammars (grammar_backend none)");
+namespace {
+
+constexpr size_t kDrawnNodesMax = 100'000;  // of a grammar that is drawn
+
+GrammarCompiler::Compiled compile_and_wait(GrammarCompiler& compiler,
+                                           const grammar::GrammarSpec& spec) {
+  // Shared: the compiler's thread may still hold its end when the caller has the result.
+  auto done = std::make_shared<std::promise<GrammarCompiler::Compiled>>();
+  std::future<GrammarCompiler::Compiled> waiting = done->get_future();
+  compiler.compile(spec, 0,
+                   [done](GrammarCompiler::Compiled made) { done->set_value(std::move(made)); });
+  return waiting.get();
 }
 
-Result<GrammarReport> EngineImpl::compile_grammar(const SamplingParams& params) {
-  ESP_RETURN_IF_ERROR(check_grammars());
+}  // namespace
+
+// A grammar that is drawn is compiled by the calling thread and for it alone: a picture takes the
+// automata of all rules, which cannot be built while a request reads them.
+Result<GrammarReport> EngineImpl::compile_grammar(const SamplingParams& params,
+                                                  size_t drawn_states) {
+  ESP_RETURN_IF_ERROR(check_grammars(grammars_.get(), parts_));
   ESP_ASSIGN_OR_RETURN(const auto spec, resolve_grammar(params, sampling_context_.json_whitespace));
   if (!spec)
     return fail(
         invalid_argument("give a grammar: json_schema, regex, ebnf, structural_tag or choices"));
-  const SteadyClock clock;
-  const TimePoint start = clock.now();
-  // Shared: the compiler's thread may still hold its end when the caller has the result.
-  auto done = std::make_shared<std::promise<GrammarCompiler::Compiled>>();
-  std::future<GrammarCompiler::Compiled> waiting = done->get_future();
-  grammars_->compile(*spec, 0,
-                     [done](GrammarCompiler::Compiled made) { done->set_value(std::move(made)); });
-  ESP_ASSIGN_OR_RETURN(const auto made, waiting.get());
+  const TimePoint start = clock_.now();
+  const grammar::GrammarLimits limits{.nodes_max = kDrawnNodesMax,
+                                      .compile_seconds_max = config_.grammar_compile_seconds};
+  ESP_ASSIGN_OR_RETURN(const auto made, drawn_states > 0 ? grammar::compile_grammar(
+                                                               *spec, grammar::byte_trie(), limits)
+                                                         : compile_and_wait(*grammars_, *spec));
+  GrammarReport report;
+  if (drawn_states > 0) {
+    const grammar::Network& network = made->whole_network();
+    report.rule_names = network.rule_names;
+    report.svg = grammar::draw_svg(network, drawn_states);
+  }
   const grammar::GrammarSize size = made->size();
-  GrammarReport report{.seconds = to_seconds(clock.now() - start),
-                       .num_rules = size.num_rules,
-                       .num_states = size.num_nodes,
-                       .num_edges = size.num_byte_edges + size.num_call_edges,
-                       .num_byte_classes = size.num_byte_classes,
-                       .forced = grammar::Matcher(made).forced_bytes(kReportedForcedMax)};
+  report.seconds = to_seconds(clock_.now() - start);
+  report.num_rules = size.num_rules;
+  report.num_states = size.num_nodes;
+  report.num_edges = size.num_byte_edges + size.num_call_edges;
+  report.num_byte_classes = size.num_byte_classes;
+  report.forced = grammar::Matcher(made).forced_bytes(kReportedForcedMax);
   return report;
 }
 

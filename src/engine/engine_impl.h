@@ -29,7 +29,7 @@ class EngineImpl final : public Engine {
 
   Result<std::string> submit(GenerateRequest request, EventSink sink) override;
   void abort(std::string_view rid, AbortScope scope) override;
-  Result<GrammarReport> compile_grammar(const SamplingParams& params) override;
+  Result<GrammarReport> compile_grammar(const SamplingParams& params, size_t drawn_states) override;
   void join_branches(JoinRequest request, JoinDone done) override;
   bool can_join_branches() const override;
   Result<std::string> open_session(const SessionOptions& options) override;
@@ -57,7 +57,6 @@ class EngineImpl final : public Engine {
  private:
   EngineImpl(const EngineConfig& config, Parts parts, CacheParts cache);
   Result<std::unique_ptr<LiveRequest>> prepare(GenerateRequest& request, EventSink sink);
-  Status check_grammars() const;  // that there are any
   Status load_stated_adapters();
   void tokenise(RequestId id, std::string text, bool add_special_tokens);
   std::string make_rid();
