@@ -186,6 +186,7 @@ void Generation::on_event(size_t item_index, TokenEvent&& event) {
     return on_failure(counted);
   sample.text += event.text;
   sample.ids.insert(sample.ids.end(), event.ids.begin(), event.ids.end());
+  sample.origins.insert(sample.origins.end(), event.origins.begin(), event.origins.end());
   std::move(event.logprobs.begin(), event.logprobs.end(), std::back_inserter(sample.logprobs));
   std::move(event.input_logprobs.begin(), event.input_logprobs.end(),
             std::back_inserter(sample.input_logprobs));

@@ -39,7 +39,8 @@ struct Sample {
 
   std::string text;  // so far
   std::vector<TokenId> ids;
-  std::vector<TokenLogprobs> logprobs;         // of ids, where asked for
+  std::vector<TokenOrigin> origins;            // of ids, where asked for
+  std::vector<TokenLogprobs> logprobs;         // the same
   std::vector<TokenLogprobs> input_logprobs;   // of prompt positions max(logprob_start, 1) on
   std::optional<TokenLogprobs> next_logprobs;  // as TokenEvent's
   std::vector<float> embedding;                // of a request with `embed`

@@ -84,6 +84,12 @@ class NativeGeneration final : public Generation {
           .member("spec_accept_length",
                   1 + static_cast<double>(s.accepted_draft_tokens) / s.verify_steps);
     }
+    if (sample.item->request.return_token_origins) {
+      w.key("output_token_origins").begin_array();
+      for (size_t i = ids_begin; i < sample.origins.size(); ++i)
+        w.value(token_origin_name(sample.origins[i]));
+      w.end_array();
+    }
     if (sample.item->request.return_logprob) write_logprobs(w, sample, ids_begin);
     if (sample.finish) {
       w.member("e2e_latency", to_seconds(s.finished - s.arrived));

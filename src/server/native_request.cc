@@ -24,6 +24,7 @@ struct NativeBody {
   std::optional<SessionParams> session;
   std::string session_id;
   bool return_text_in_logprobs = false;
+  bool return_token_origins = false;
   bool stream = false;
 };
 
@@ -111,6 +112,10 @@ const Fields<NativeBody>& native_fields() {
             "pictures in the order of the prompt's placeholders: URLs or base64; of a batch a list "
             "with one or a list of them for each prompt",
             read_pictures),
+        field<B>("return_token_origins",
+                 "whether each output token was sampled, forced or drafted, in meta_info",
+                 &B::return_token_origins),
+        refused<B>("image_data", "is not supported until a model supports images"),
         refused<B>("video_data", "is not supported until a model supports videos"),
         refused<B>("audio_data", "is not supported until a model supports audio"),
         refused<B>("input_embeds"),
@@ -186,6 +191,7 @@ NativeItem make_item(const NativeBody& body, size_t i, size_t n) {
         value_or<std::optional<int32_t>>(body.top_logprobs_num, i, std::nullopt).value_or(0);
     r.token_ids_logprob = value_or<std::vector<TokenId>>(body.token_ids_logprob, i, {});
   }
+  r.return_token_origins = body.return_token_origins;
   r.priority = body.priority.value_or(0);
   r.dimensions = body.dimensions.value_or(0);
   r.extra_key = cache_namespace(value_or<std::string>(body.extra_key, i, {}),

@@ -221,8 +221,12 @@ Status in_chat_names(const Status& status, bool has_max_completion_tokens) {
 void write_chat_logprobs(JsonWriter& w, const Context& context, const Sample& sample,
                          size_t ids_begin) {
   w.begin_object().key("content").begin_array();
+  size_t at = ids_begin;
   for (const LogprobEntry& entry : output_entries(sample, ids_begin)) {
-    write_logprob_entry(w, context, entry);
+    const bool known = at < sample.origins.size();
+    write_logprob_entry(w, context, entry,
+                        known ? std::optional(sample.origins[at]) : std::nullopt);
+    ++at;
   }
   w.end_array().end_object();
 }
@@ -468,13 +472,16 @@ void write_token(JsonWriter& w, const Context& context, TokenId id, float logpro
   w.end_array().member("logprob", finite(logprob));
 }
 
-void write_logprob_entry(JsonWriter& w, const Context& context, const LogprobEntry& entry) {
+void write_logprob_entry(JsonWriter& w, const Context& context, const LogprobEntry& entry,
+                         std::optional<TokenOrigin> origin) {
   w.begin_object();
+  if (origin) w.member("token_id", entry.id).member("origin", token_origin_name(*origin));
   write_token(w, context, entry.id, entry.lp != nullptr ? entry.lp->logprob : kLogprobMin);
   w.key("top_logprobs").begin_array();
   if (entry.lp != nullptr) {
     for (const auto& [id, logprob] : entry.lp->top) {
       w.begin_object();
+      if (origin) w.member("token_id", id);
       write_token(w, context, id, logprob);
       w.end_object();
     }
@@ -520,6 +527,7 @@ GenerationItem chat_item(const Context& context, ChatRequest& request, ChatPlan&
   choose_adapter(context, request.model, item.request);
   item.request.return_logprob = request.logprobs;
   item.request.top_logprobs_num = request.top_logprobs;
+  item.request.return_token_origins = request.return_token_origins;
   item.request.text = std::move(plan.prompt);
   item.request.input_ids = std::move(request.input_ids);
   item.request.add_special_tokens = false;  // the template has put them

@@ -17,7 +17,9 @@ std::shared_ptr<Generation> make_completion_generation(ContextPtr context,
 void write_token(JsonWriter& w, const Context& context, TokenId id, float logprob);
 // A token's log-probability with those of the best tokens in its place: {"token", "bytes",
 // "logprob", "top_logprobs"}.
-void write_logprob_entry(JsonWriter& w, const Context& context, const LogprobEntry& entry);
+// origin: where it is stated, it is written with the ids of the token and of its alternatives.
+void write_logprob_entry(JsonWriter& w, const Context& context, const LogprobEntry& entry,
+                         std::optional<TokenOrigin> origin = std::nullopt);
 // The one item of a chat's generation, in any dialect. The prompt is moved out of both.
 GenerationItem chat_item(const Context& context, ChatRequest& request, ChatPlan& plan);
 // `plan`: what plan_chat() made of the request; its prompt is unused where there are input_ids.

@@ -291,6 +291,9 @@ const Fields<ChatRequest>& chat_fields() {
         field<C>("max_completion_tokens", "goes before max_tokens", &C::max_completion_tokens),
         field<C>("logprobs", "log-probabilities of the answer's tokens", &C::logprobs),
         field<C>("top_logprobs", "with this many best tokens", &C::top_logprobs),
+        field<C>("return_token_origins",
+                 "with logprobs: each token's id, and whether it was sampled, forced or drafted",
+                 &C::return_token_origins),
         field<C>("input_ids", "the prompt as token ids, instead of the rendered messages",
                  &C::input_ids),
         field<C>("continue_final_message", "the last message is the answer's beginning",
@@ -531,6 +534,9 @@ Result<ChatRequest> parse_chat(std::string_view body, bool& malformed) {
     ESP_RETURN_IF_ERROR(check_metadata(*request.metadata, "metadata"));
   if (request.top_logprobs > 0 && !request.logprobs) {
     return fail(invalid_argument("top_logprobs needs logprobs: true"));
+  }
+  if (request.return_token_origins && !request.logprobs) {
+    return fail(invalid_argument("return_token_origins needs logprobs: true"));
   }
   if (request.max_completion_tokens) {
     request.sampling.max_new_tokens = request.max_completion_tokens;

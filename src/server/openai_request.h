@@ -53,6 +53,7 @@ struct ChatRequest : OpenAiCommon {
   std::vector<TokenId> input_ids;                      // instead of rendering the messages
   bool logprobs = false;
   int32_t top_logprobs = 0;
+  bool return_token_origins = false;  // with `logprobs`: each token's id and origin
   std::optional<int32_t> max_completion_tokens;
   bool continue_final_message = false;
   std::optional<std::string> reasoning_effort;

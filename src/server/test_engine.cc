@@ -185,6 +185,8 @@ bool ScriptedEngine::run_sample(const GenerateRequest& request, int32_t index,
     event.index = index;
     event.ids = {id};
     if (request.return_logprob) event.logprobs = {logprobs_of(id, request)};
+    if (request.return_token_origins)
+      event.origins = {id == 'H' ? TokenOrigin::kDrafted : TokenOrigin::kSampled};
     event.input_logprobs = std::move(input_logprobs);
     input_logprobs.clear();
     if (id != kByteEosId) event.text = std::string(1, static_cast<char>(id));
