@@ -1,4 +1,4 @@
-// POST /v1/grammar/compile: what a grammar compiles to, or why it does not.
+// POST /v1/grammar/compile and /explain: what a grammar compiles to, or why it does not.
 #include <boost/json/serialize.hpp>
 #include <boost/json/value.hpp>
 
@@ -56,20 +56,42 @@ const Fields<CompileBody>& compile_fields() {
   return fields;
 }
 
+void write_report(JsonWriter& w, const GrammarReport& report) {
+  w.member("seconds", report.seconds);
+  w.member("rules", report.num_rules).member("states", report.num_states);
+  w.member("edges", report.num_edges).member("byte_classes", report.num_byte_classes);
+  w.member("forced", report.forced);
+}
+
 HttpResponse answer(Engine& engine, const CompileBody& body) {
   const auto made = engine.compile_grammar(body.sampling);
   if (!made) return error_response(Dialect::kOpenAi, made.error());
   std::string out;
   JsonWriter w(out);
-  w.begin_object().member("compiled", true).member("seconds", made->seconds);
-  w.member("rules", made->num_rules).member("states", made->num_states);
-  w.member("edges", made->num_edges).member("byte_classes", made->num_byte_classes);
-  w.member("forced", made->forced).end_object();
+  w.begin_object().member("compiled", true);
+  write_report(w, *made);
+  w.end_object();
   return HttpResponse::json(200, std::move(out));
 }
 
-void handle_grammar_compile(const ContextPtr& context, HttpRequest&& request,
-                            ResponsePtr response) {
+constexpr size_t kDrawnStatesMax = 400;  // of each rule
+
+HttpResponse explanation(Engine& engine, const CompileBody& body) {
+  const auto made = engine.compile_grammar(body.sampling, kDrawnStatesMax);
+  if (!made) return error_response(Dialect::kOpenAi, made.error());
+  std::string out;
+  JsonWriter w(out);
+  w.begin_object();
+  write_report(w, *made);
+  w.key("rule_names").begin_array();
+  for (const std::string& rule : made->rule_names) w.value(rule);
+  w.end_array().member("svg", made->svg).end_object();
+  return HttpResponse::json(200, std::move(out));
+}
+
+// Both wait for a compilation, so a worker does them and never an I/O thread.
+void handle_grammar(const ContextPtr& context, HttpRequest&& request, ResponsePtr response,
+                    HttpResponse (*make)(Engine&, const CompileBody&)) {
   auto value = parse_json(request.body);
   if (!value) return response->send(malformed_response(value.error()));
   CompileBody body;
@@ -77,13 +99,22 @@ void handle_grammar_compile(const ContextPtr& context, HttpRequest&& request,
     return response->send(read.code() == StatusCode::kInvalidArgument
                               ? malformed_response(read)
                               : error_response(Dialect::kOpenAi, read));
-  // It waits for a thread of the compiler's: never on an I/O thread.
-  const bool queued = context->workers->run([context, response, body = std::move(body)] {
-    response->send(answer(context->engine, body));
+  const bool queued = context->workers->run([context, response, make, body = std::move(body)] {
+    response->send(make(context->engine, body));
   });
   if (!queued)
     response->send(error_response(Dialect::kOpenAi, error(StatusCode::kResourceExhausted,
                                                           "the server is busy; try again later")));
+}
+
+void handle_grammar_compile(const ContextPtr& context, HttpRequest&& request,
+                            ResponsePtr response) {
+  handle_grammar(context, std::move(request), std::move(response), answer);
+}
+
+void handle_grammar_explain(const ContextPtr& context, HttpRequest&& request,
+                            ResponsePtr response) {
+  handle_grammar(context, std::move(request), std::move(response), explanation);
 }
 
 std::string grammar_compile_schema() { return schema_of(compile_fields()); }
@@ -98,6 +129,13 @@ const std::vector<Route>& grammar_routes() {
        kUser,
        "Compile a grammar, or say what is wrong with it",
        handle_grammar_compile,
+       "GrammarCompileRequest",
+       grammar_compile_schema},
+      {{"POST"},
+       "/v1/grammar/explain",
+       kUser,
+       "Compile a grammar and draw its automata, as SVG",
+       handle_grammar_explain,
        "GrammarCompileRequest",
        grammar_compile_schema},
   };
