@@ -483,6 +483,22 @@ void add_answer_rows(SettingTable& table, ServerConfig& server) {
   table.toggle("log-requests", server.log_requests, "one line at the end of each request");
 }
 
+void add_playground_row(SettingTable& table, ServerConfig& server) {
+  Setting& playground =
+      table.custom("enable-playground", "on|off",
+                   "serve a page for browsers at / that talks to the model and shows the cache "
+                   "(without a value: on)",
+                   "", [&server](std::string_view value) -> Status {
+                     const bool on = value.empty() || value == "on" || value == "true";
+                     if (!on && value != "off" && value != "false")
+                       return invalid_argument("must be on or off, but it is \"{}\"", value);
+                     server.enable_playground = on;
+                     return {};
+                   });
+  shown_default(playground, "on where --host is of this computer alone");
+  playground.value_may_lack = true;
+}
+
 void add_class_rows(SettingTable& table, ServerConfig& server) {
   table.choice("rerank-format", server.rerank_format, {"sglang", "jina"},
                "shape of the answers of /v1/rerank; those of /rerank and /v2/rerank are always "
@@ -563,6 +579,7 @@ void add_engine_settings(SettingTable& table, AppConfig& config) {
 
 void add_server_settings(SettingTable& table, AppConfig& config) {
   add_answer_rows(table, config.server);
+  add_playground_row(table, config.server);
   add_class_rows(table, config.server);
   add_media_rows(table, config.server);
   add_limit_rows(table, config);

@@ -2,6 +2,8 @@
 
 #include <strings.h>
 
+#include <algorithm>
+
 #include "server/cache_namespace.h"
 #include "server/errors.h"
 
@@ -38,12 +40,13 @@ Verdict authorize(const ServerConfig& config, const Tenants* tenants, Access acc
                   const HttpRequest& request) {
   const std::string& admin_key =
       config.admin_api_key.empty() ? config.api_key : config.admin_api_key;
-  const std::string& key = access == Access::kAdmin ? admin_key : config.api_key;
+  const bool for_admin = access == Access::kAdmin || access == Access::kPrompts;
+  const std::string& key = for_admin ? admin_key : config.api_key;
   if (access == Access::kOpen || (key.empty() && tenants == nullptr)) return Verdict::kAllowed;
   const std::string_view given = key_of(request);
   if (given.empty()) return Verdict::kUnauthorized;
   if (tenants != nullptr && tenants->find(given) != nullptr)
-    return access == Access::kUser ? Verdict::kAllowed : Verdict::kForbidden;
+    return for_admin ? Verdict::kForbidden : Verdict::kAllowed;
   // The administrator's key opens everything.
   if ((!key.empty() && same_key(given, key)) ||
       (!config.admin_api_key.empty() && same_key(given, admin_key))) {
@@ -53,10 +56,29 @@ Verdict authorize(const ServerConfig& config, const Tenants* tenants, Access acc
   return is_user ? Verdict::kForbidden : Verdict::kUnauthorized;
 }
 
+// Whether a browser sends the request for a page that neither this server nor --cors-origins
+// names. A page's requests of its own origin by GET carry no Origin.
+bool is_of_foreign_page(const ServerConfig& config, const HttpRequest& head) {
+  const std::string* const origin = head.header("Origin");
+  if (origin == nullptr ||
+      std::ranges::find(config.cors_origins, *origin) != config.cors_origins.end())
+    return false;
+  const size_t colon = origin->find("://");
+  const std::string* const host = head.header("Host");
+  return colon == std::string::npos || host == nullptr || origin->substr(colon + 3) != *host;
+}
+
 }  // namespace
 
 std::optional<net::HttpResponse> refusal(const ServerConfig& config, const Tenants* tenants,
                                          Access access, const HttpRequest& head) {
+  const bool needs_key =
+      tenants != nullptr || !config.api_key.empty() || !config.admin_api_key.empty();
+  if (access == Access::kPrompts && !needs_key && is_of_foreign_page(config, head))
+    return http_error(
+        403,
+        "this shows prompts, so pages of other origins may not read it without a key: "
+        "set --admin-api-key, or name the origin in --cors-origins");
   switch (authorize(config, tenants, access, head)) {
     case Verdict::kAllowed:
       return std::nullopt;
@@ -70,6 +92,10 @@ std::optional<net::HttpResponse> refusal(const ServerConfig& config, const Tenan
 
 bool is_admin(const ServerConfig& config, const Tenants* tenants, const HttpRequest& head) {
   return authorize(config, tenants, Access::kAdmin, head) == Verdict::kAllowed;
+}
+
+bool is_loopback(std::string_view host) {
+  return host == "localhost" || host == "::1" || host.starts_with("127.");
 }
 
 TenantPtr tenant_of(const Tenants* tenants, const HttpRequest& request) {

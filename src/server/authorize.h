@@ -21,6 +21,9 @@ std::optional<net::HttpResponse> refusal(const ServerConfig& config, const Tenan
 // Whether a request may see what is shown to administrators alone; without keys everyone is one.
 bool is_admin(const ServerConfig& config, const Tenants* tenants, const net::HttpRequest& head);
 
+// Whether an address, as --host states it, is reached from this computer alone.
+bool is_loopback(std::string_view host);
+
 // The tenant whose key a request brings, or whose the process makes it; null: none.
 TenantPtr tenant_of(const Tenants* tenants, const net::HttpRequest& request);
 

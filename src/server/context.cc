@@ -9,6 +9,7 @@
 #include "server/dialects/background_responses.h"
 #include "server/dialects/response_store.h"
 #include "server/errors.h"
+#include "server/observations.h"
 #include "server/tenants.h"
 
 namespace espalier::server {

@@ -14,7 +14,6 @@
 #include "engine/engine.h"
 #include "net/http_server.h"
 #include "server/chat_format.h"
-#include "server/metrics.h"
 #include "server/server.h"
 #include "text/parse/reasoning_parser.h"
 
@@ -25,9 +24,10 @@ class Speller;
 namespace espalier::server {
 class BackgroundResponses;
 struct Batches;
+struct Observations;
 class ResponseStore;
 class Tenants;
-}
+}  // namespace espalier::server
 
 namespace espalier::server {
 
@@ -60,17 +60,17 @@ struct Context {
   Status chat_missing;                              // why `chat` is not there
   std::string tool_call_format = "json";            // text/parse/tool_call_parser.h
   std::optional<ReasoningFormat> reasoning_format;  // none: reasoning is text
-  std::unique_ptr<Metrics> metrics;
+  std::unique_ptr<Observations> observed;           // what /metrics, /requests and /cache_tree show
   std::unique_ptr<WorkerPool> workers;
   std::atomic<const net::HttpServer*> http{nullptr};  // while the server serves
   int64_t created_unix = 0;                           // seconds
   std::atomic<bool> stopping{false};
   // Bounds over all requests, for /metrics; set before the server answers.
   std::vector<std::shared_ptr<MemoryAccount>> accounts;
-  std::unique_ptr<Tenants> tenants;          // null without --api-keys-file
-  std::unique_ptr<ResponseStore> responses;  // answers of /v1/responses, by id
+  std::unique_ptr<Tenants> tenants;                 // null without --api-keys-file
+  std::unique_ptr<ResponseStore> responses;         // answers of /v1/responses, by id
   std::unique_ptr<BackgroundResponses> background;  // those that run without a client
-  std::unique_ptr<Batches> batches;          // null without --storage-path
+  std::unique_ptr<Batches> batches;                 // null without --storage-path
 
   // 32 hexadecimal digits that no other request of this process has.
   std::string make_rid();

@@ -345,6 +345,54 @@ TEST_F(EndToEnd, GrammarsAreCompiledAheadAndForceTokens) {
   EXPECT_THAT(answer.body, HasSubstr("continue_final_message"));
 }
 
+TEST_F(EndToEnd, EachTokenSaysWhereItComesFrom) {
+  start();
+  const json::value answer = post_json("/generate", R"({"text":"x","return_token_origins":true,
+      "sampling_params":{"regex":"abc[0-9][0-9]"}})");
+  EXPECT_EQ(json::serialize(answer.at("meta_info").at("output_token_origins")),
+            R"(["forced","forced","forced","sampled","sampled"])");
+  EXPECT_THAT(post("/generate", R"({"text":"x","sampling_params":{"max_new_tokens":2}})").body,
+              Not(HasSubstr("output_token_origins")));
+}
+
+TEST_F(EndToEnd, AGrammarIsExplainedWithAPicture) {
+  start();
+  const json::value made = post_json("/v1/grammar/explain", R"({"regex":"abc[0-9]"})");
+  EXPECT_THAT(std::string(made.at("svg").get_string()), HasSubstr("<svg"));
+  EXPECT_EQ(made.at("forced"), "abc");
+  EXPECT_EQ(made.at("rule_names").get_array().size(), made.at("rules").to_number<size_t>());
+  EXPECT_EQ(post("/v1/grammar/explain", R"({"regex":"("})").status, 400);
+  EXPECT_EQ(post("/v1/grammar/explain", "{}").status, 400);
+}
+
+TEST_F(EndToEnd, TheCachesTreeIsReadAndItsChanges) {
+  start();
+  const auto get = [&](const std::string& path) {
+    auto client = net::HttpClient::create(fmt::format("http://127.0.0.1:{}", server_->port()));
+    return json::parse(client->get(path)->body);
+  };
+  EXPECT_TRUE(get("/cache_tree").at("nodes").get_array().empty());
+  post("/generate", R"({"text":"abcdef","sampling_params":{"max_new_tokens":1}})");
+  post("/generate", R"({"text":"abcxyz","sampling_params":{"max_new_tokens":1}})");
+  ASSERT_TRUE(becomes_idle());
+  const json::value tree = get("/cache_tree");
+  EXPECT_EQ(tree.at("num_nodes"), 3) << json::serialize(tree);
+  EXPECT_EQ(tree.at("nodes").get_array().size(), 4u) << "and the root";
+  const std::string since =
+      fmt::format("/cache_tree?since={}", tree.at("reading").to_number<int>());
+  EXPECT_TRUE(get(since).at("nodes").get_array().empty()) << "nothing has changed";
+  std::vector<std::string> texts;
+  for (const json::value& node : tree.at("nodes").get_array())
+    if (node.at(1) != 0)
+      texts.emplace_back(
+          get(fmt::format("/cache_tree/{}", node.at(0).to_number<int>())).at("text").get_string());
+  EXPECT_THAT(texts, ::testing::UnorderedElementsAre("abc", "def", "xyz"));
+  EXPECT_EQ(post("/flush_cache", "").status, 200);
+  const json::value flushed = get(since);
+  EXPECT_FALSE(flushed.at("whole").get_bool());
+  EXPECT_EQ(flushed.at("removed").get_array().size(), 4u);
+}
+
 TEST_F(EndToEnd, BadInputIsRefusedAndDisturbsNothing) {
   TestEngineOptions options;
   options.context_length = 64;

@@ -106,7 +106,7 @@ const std::vector<Route>& event_routes() {
   static const std::vector<Route> table = {
       {{"GET"},
        "/kv_events",
-       kAdmin,
+       kPrompts,
        "What the prefix cache holds since, and no longer (from, limit, stream)",
        handle_kv_events},
   };

@@ -6,6 +6,7 @@
 #include "engine/images/place_images.h"
 #include "server/authorize.h"
 #include "server/cache_namespace.h"
+#include "server/observations.h"
 
 namespace espalier::server {
 
@@ -51,6 +52,13 @@ Generation::Generation(ContextPtr context, net::ResponsePtr response,
   num_open_of_.assign(items_.size(), static_cast<int32_t>(samples_.size() / items_.size()));
 }
 
+// What was never submitted, or lost its connection with the server, has no other end.
+Generation::~Generation() {
+  for (const Sample& sample : samples_)
+    if (sample.log != nullptr)
+      context_->observed->requests.finish(sample.log, "abort", std::chrono::steady_clock::now());
+}
+
 void Generation::set_tenant(TenantPtr tenant, bool is_line) {
   tenant_ = std::move(tenant);
   is_line_ = is_line;
@@ -76,6 +84,10 @@ void Generation::begin() {
   for (GenerationItem& item : items_) {
     if (const Status ready = prepare(item); !ready.ok()) return failed(ready);
   }
+  const TimePoint now = std::chrono::steady_clock::now();
+  for (Sample& sample : samples_)
+    sample.log = context_->observed->requests.begin(
+        sample.rid, tenant_ != nullptr ? tenant_->name() : std::string_view(), stream_, now);
   for (size_t i = 0; i < items_.size() && !response_->closed(); ++i) {
     const auto submitted =
         context_->engine.submit(take_request(items_[i]), [self, i](TokenEvent&& event) {
@@ -205,10 +217,11 @@ bool Generation::is_failure(const FinishReason& finish) const {
 }
 
 void Generation::observe(Sample& sample, const TokenEvent& event) {
-  Metrics& metrics = *context_->metrics;
+  Metrics& metrics = context_->observed->metrics;
   const int32_t priority = sample.item->request.priority;
   const TimePoint now = std::chrono::steady_clock::now();
   if (!event.ids.empty() || event.finish) waiting_.reset();
+  if (sample.log != nullptr) sample.log->update(event.stats);
   if (!event.ids.empty()) {
     if (sample.last_event == TimePoint{}) {
       const RequestStats& s = event.stats;
@@ -226,6 +239,8 @@ void Generation::observe(Sample& sample, const TokenEvent& event) {
     reservation_->use(event.stats.completion_tokens + (first ? event.stats.prompt_tokens : 0));
   }
   metrics.observe_finish(event.stats, priority);
+  if (sample.log != nullptr)
+    context_->observed->requests.finish(sample.log, finish_name(*event.finish).data(), now);
   if (context_->config.log_requests) {
     log_info("request rid={} prompt_tokens={} cached_tokens={} completion_tokens={} end={}",
              sample.rid, event.stats.prompt_tokens, event.stats.cached_tokens,

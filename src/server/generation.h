@@ -16,6 +16,7 @@
 #include "server/context.h"
 #include "server/errors.h"
 #include "server/json_writer.h"
+#include "server/request_log.h"
 #include "server/tenants.h"
 
 namespace espalier::server {
@@ -51,13 +52,14 @@ struct Sample {
   bool sent_any = false;
   size_t text_sent = 0, ids_sent = 0;
   TimePoint last_event{};
+  LoggedRequestPtr log;  // null before begin()
 };
 
 class Generation : public std::enable_shared_from_this<Generation> {
  public:
   Generation(ContextPtr context, net::ResponsePtr response, std::vector<GenerationItem> items,
              bool stream);
-  virtual ~Generation() = default;
+  virtual ~Generation();
 
   // Whose key the request brought; null: nobody's. is_line: it is a line of a batch, which waits
   // where a client is refused. Before begin().

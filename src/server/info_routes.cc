@@ -6,6 +6,8 @@
 #include "server/dialects/anthropic_models.h"
 #include "server/errors.h"
 #include "server/json_writer.h"
+#include "server/observations.h"
+#include "server/playground/playground.h"
 #include "server/routes.h"
 
 namespace espalier::server {
@@ -174,6 +176,7 @@ void write_settings(JsonWriter& w, const Context& context, bool admin) {
   w.member("host", c.host).member("port", c.port);
   w.member("served_model_name", context.model_name).member("weight_version", c.weight_version);
   w.member("enable_metrics", c.enable_metrics);
+  w.member("enable_playground", serves_playground(c));
   write_text_or_null(w, "tool_call_parser", c.tool_call_parser);
   write_text_or_null(w, "reasoning_parser", c.reasoning_parser);
   w.member("max_parallel_tool_calls", c.max_parallel_tool_calls);
@@ -244,7 +247,9 @@ void send_json(const ResponsePtr& response, std::string body) {
   response->send(HttpResponse::json(200, std::move(body)));
 }
 
-void handle_root(const ContextPtr& context, HttpRequest&&, ResponsePtr response) {
+void handle_root(const ContextPtr& context, HttpRequest&& request, ResponsePtr response) {
+  if (serves_playground(context->config))
+    if (auto page = playground_page(request)) return response->send(std::move(*page));
   std::string out;
   JsonWriter w(out);
   w.begin_object().member("name", "espalier").member("version", ESPALIER_VERSION);
@@ -380,7 +385,7 @@ void handle_metrics(const ContextPtr& context, HttpRequest&&, ResponsePtr respon
   if (context->tenants != nullptr)
     for (const TenantPtr& tenant : context->tenants->all())
       http.num_refused.emplace_back(tenant->name(), tenant->num_refused());
-  answer.body = context->metrics->scrape(context->engine, http);
+  answer.body = context->observed->metrics.scrape(context->engine, http);
   response->send(std::move(answer));
 }
 

@@ -16,6 +16,9 @@ enum class Access {
   kOpen,   // never asks for a key
   kUser,   // --api-key
   kAdmin,  // --admin-api-key, else --api-key
+  // As kAdmin; the answer shows what others asked. Where no key protects it, a page of another
+  // origin that a browser shows is refused, though CORS lets it call the model.
+  kPrompts,
 };
 
 struct Route {
@@ -43,6 +46,7 @@ const std::vector<Route>& stored_chat_routes();  // what /v1/chat/completions ha
 const std::vector<Route>& admin_routes();        // flush, pause, continue, abort
 const std::vector<Route>& batch_routes();        // /v1/batches
 const std::vector<Route>& event_routes();        // the cache's events
+const std::vector<Route>& observer_routes();     // the cache's tree, requests, the playground
 const std::vector<Route>& exact_routes();        // /exact_likelihood
 const std::vector<Route>& file_routes();         // /v1/files
 const std::vector<Route>& generate_routes();     // answers of the model, in every dialect

@@ -15,6 +15,7 @@
 #include "server/dialects/background_responses.h"
 #include "server/dialects/response_store.h"
 #include "server/errors.h"
+#include "server/observations.h"
 #include "server/routes.h"
 #include "server/tenants.h"
 #include "text/parse/tool_call_parser.h"
@@ -29,14 +30,11 @@ using server::ContextPtr;
 
 namespace {
 
-bool is_loopback(std::string_view host) {
-  return host == "localhost" || host == "::1" || host.starts_with("127.");
-}
-
 // A server without a key answers every client: pages of other origins only where it is bound
 // to loopback, and there only under names that are its own.
 void set_reach(const ServerConfig& c, net::HttpServerConfig& http) {
-  const bool open = c.api_key.empty() && c.api_keys_file.empty(), local = is_loopback(c.host);
+  const bool open = c.api_key.empty() && c.api_keys_file.empty(),
+             local = server::is_loopback(c.host);
   http.cors_origins = c.cors_origins;
   if (c.cors_origins.empty() && (!open || local)) http.cors_origins = {"*"};
   http.local_hosts_only = open && local;
@@ -262,8 +260,7 @@ Result<std::unique_ptr<Server>> Server::create(ServerConfig config, Engine& engi
               chat.error().message());
   }
   ESP_RETURN_IF_ERROR(choose_parsers(context));
-  context.metrics = std::make_unique<server::Metrics>(
-      context.model_name, context.engine.config().schedule_policy == "priority");
+  context.observed = std::make_unique<server::Observations>(context.model_name, engine);
   context.workers = std::make_unique<server::WorkerPool>(context.config.worker_threads);
   return std::unique_ptr<Server>(new Server(std::move(impl)));
 }

@@ -54,6 +54,8 @@ struct ServerConfig {
   bool incremental_streaming_output = false;  // --incremental-streaming-output: deltas in /generate
   int32_t stream_interval = 1;                // --stream-interval: tokens between two stream events
   bool log_requests = false;                  // --log-requests: one line at each request's end
+  // --enable-playground: a page for browsers at `/`. Not set: where the host is bound to loopback.
+  std::optional<bool> enable_playground;
 
   int io_threads = 1;
   int worker_threads = 1;  // large bodies and long texts are handled here, away from the sockets

@@ -1,0 +1,24 @@
+// What a server keeps of its work for whoever observes it.
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "server/metrics.h"
+#include "server/request_log.h"
+#include "server/tree_mirror.h"
+
+namespace espalier::server {
+
+// Thread-safe, as its parts are. The engine outlives it.
+struct Observations {
+  Observations(const std::string& model_name, Engine& engine)
+      : metrics(model_name, engine.config().schedule_policy == "priority"),
+        tree(make_tree_watch(engine)) {}
+
+  Metrics metrics;                        // GET /metrics
+  RequestLog requests;                    // GET /requests
+  const std::shared_ptr<TreeWatch> tree;  // GET /cache_tree; shared with a reading under way
+};
+
+}  // namespace espalier::server
