@@ -236,13 +236,20 @@ class Doctor(unittest.TestCase):
 class Top(unittest.TestCase):
     def test_once(self):
         with harness.Server() as server:
-            server.post("/generate", {"text": "abc", "sampling_params": {"max_new_tokens": 3}})
+            server.post("/generate", {"text": "abc", "rid": "mine", "sampling_params": {"max_new_tokens": 3}})
             result = run("top", "--url", f"http://127.0.0.1:{server.port}", "--interval", "0.1")
             self.assertEqual(result.returncode, 0, result.stderr)
             self.assertNotIn("\x1b", result.stdout)
             self.assertRegex(result.stdout, r"requests +0 running +0 waiting +1 in all")
+            self.assertRegex(result.stdout, r"mine +length +3 +0 +3 ")
         gone = run("top", "--url", f"http://127.0.0.1:{server.port}", "--once")
         self.assertEqual(gone.returncode, 1)
+
+    def test_the_key_of_the_administrator_shows_requests(self):
+        with harness.Server("--api-key", "user", "--admin-api-key", "admin") as server:
+            url = f"http://127.0.0.1:{server.port}"
+            self.assertIn("administrator's key", run("top", "--url", url, "--api-key", "user", "--interval", "0.1").stdout)
+            self.assertNotIn("administrator's key", run("top", "--url", url, "--api-key", "admin", "--interval", "0.1").stdout)
 
     def test_it_draws_resizes_pauses_and_ends(self):
         with harness.Server() as server, Terminal("top", "--url", f"http://127.0.0.1:{server.port}", "--interval", "0.2") as top:
