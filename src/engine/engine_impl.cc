@@ -103,10 +103,9 @@ EngineImpl::EngineImpl(const EngineConfig& config, Parts parts, CacheParts cache
       rid_nonce_(random_nonce()),
       cache_parts_(std::move(cache)),
       registry_(max_samples(config), eviction_rule(config)),
-      adapters_(*parts_.executor,
-                {.rank_max = config.max_lora_rank,
-                 .num_loaded_max = config.max_loaded_loras,
-                 .bytes_max = config.max_lora_bytes}),
+      adapters_(*parts_.executor, {.rank_max = config.max_lora_rank,
+                                   .num_loaded_max = config.max_loaded_loras,
+                                   .bytes_max = config.max_lora_bytes}),
       sessions_(make_sessions(config, parts_, clock_)) {
   loop_ = std::make_unique<EngineLoop>(config_, parts_.info, *parts_.executor, *cache_parts_.cache,
                                        cache_parts_.tiers.get(), registry_, *sessions_,
@@ -231,6 +230,22 @@ Status check_budget(const GenerateRequest& request, bool has_grammar) {
   return {};
 }
 
+// What a session and token healing ask of a request.
+Status check_continuation(const GenerateRequest& request, bool has_tokenizer) {
+  if (request.session && request.sampling.n != 1)
+    return invalid_argument(
+        "n is {}, but a request of a session has one sample: leave n out, or the session",
+        request.sampling.n);
+  if (request.sampling.token_healing && !has_tokenizer)
+    return error(StatusCode::kFailedPrecondition,
+                 "token_healing needs a tokenizer, and this engine runs without one "
+                 "(skip_tokenizer_init)");
+  if (request.sampling.token_healing && request.session)
+    return invalid_argument(
+        "token_healing takes back tokens of the prompt, which a session keeps: leave one out");
+  return {};
+}
+
 Status check_shares(const EngineConfig& c, const GenerateRequest& request) {
   if (request.priority != 0 && c.schedule_policy != "priority" && c.fair_share != "priority")
     return error(StatusCode::kFailedPrecondition,
@@ -242,10 +257,6 @@ Status check_shares(const EngineConfig& c, const GenerateRequest& request) {
                             request.tenant_weight);
   return {};
 }
-
-}  // namespace
-
-namespace {
 
 // Whether an engine with this compiler (null: none) takes grammars.
 Status check_grammars(const GrammarCompiler* compiler, const Engine::Parts& parts) {
@@ -267,17 +278,7 @@ Result<std::unique_ptr<LiveRequest>> EngineImpl::prepare(GenerateRequest& reques
     request.sampling = {.max_new_tokens = 0};
     request.return_logprob = false;  // a vector has none
   }
-  if (request.session && request.sampling.n != 1)
-    return fail(invalid_argument(
-        "n is {}, but a request of a session has one sample: leave n out, or the session",
-        request.sampling.n));
-  if (request.sampling.token_healing && !parts_.tokenizer)
-    return fail(error(StatusCode::kFailedPrecondition,
-                      "token_healing needs a tokenizer, and this engine runs without one "
-                      "(skip_tokenizer_init)"));
-  if (request.sampling.token_healing && request.session)
-    return fail(invalid_argument(
-        "token_healing takes back tokens of the prompt, which a session keeps: leave one out"));
+  ESP_RETURN_IF_ERROR(check_continuation(request, parts_.tokenizer != nullptr));
   auto live = std::make_unique<LiveRequest>();
   ESP_ASSIGN_OR_RETURN(live->sampling, resolve_sampling(request, sampling_context_));
   live->awaits_tokens = request.input_ids.empty();

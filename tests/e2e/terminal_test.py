@@ -241,7 +241,7 @@ class Top(unittest.TestCase):
             self.assertEqual(result.returncode, 0, result.stderr)
             self.assertNotIn("\x1b", result.stdout)
             self.assertRegex(result.stdout, r"requests +0 running +0 waiting +1 in all")
-            self.assertRegex(result.stdout, r"mine +length +3 +0 +3 ")
+            self.assertRegex(result.stdout, r"mine +length +4 +0 +3 ")
         gone = run("top", "--url", f"http://127.0.0.1:{server.port}", "--once")
         self.assertEqual(gone.returncode, 1)
 

@@ -94,10 +94,10 @@ TEST_F(OllamaTest, WhatChangesModelsIsRefusedWithAdvice) {
 
 TEST_F(OllamaTest, ErrorsHaveItsShape) {
   start();
-  const Answer bad = post("/api/chat", R"({"messages":[{"role":"user","images":["x"]}]})");
+  const Answer bad = post("/api/chat", R"({"messages":[{"role":"user","images":[5]}]})");
   EXPECT_EQ(bad.status, 400);
   EXPECT_THAT(bad.body, testing::StartsWith(R"({"error":")"));
-  EXPECT_THAT(bad.body, HasSubstr("reads text alone"));
+  EXPECT_THAT(bad.body, HasSubstr("messages[0].images"));
   const Answer long_one =
       post("/api/generate", R"({"prompt":"x","options":{"num_predict":100000}})");
   EXPECT_EQ(post("/api/generate", R"({"prompt":5})").status, 400);
