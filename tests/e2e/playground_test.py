@@ -282,14 +282,19 @@ class BrowserCase(unittest.TestCase):
 
 
 class InTheBrowser(BrowserCase):
-    def test_the_first_paint_comes_at_once(self):
+    def first_paints(self, go):
         times = []
         for _ in range(7):
             self.page.call("Page.navigate", url="about:blank")
-            self.page.open(self.url)
+            go()
             times.append(self.page.wait("""(performance.getEntriesByName('first-contentful-paint')[0] ?? {}).startTime"""))
-        times.sort()
-        print(f"\nplayground: first paint after {times[len(times) // 2]:.0f} ms (median of {len(times)}; {times[0]:.0f} to {times[-1]:.0f})")
+        return sorted(times)
+
+    def test_the_first_paint_comes_at_once(self):
+        word = self.first_paints(lambda: self.page.call("Page.navigate", url="data:text/html,<p>Hello"))
+        times = self.first_paints(lambda: self.page.open(self.url))
+        print(f"\nplayground: first paint after {times[len(times) // 2]:.0f} ms (median of {len(times)}; {times[0]:.0f} to {times[-1]:.0f}); "
+              f"a page of one word takes this browser {word[len(word) // 2]:.0f} ms")
         if JUDGES_TIMES:
             self.assertLessEqual(times[len(times) // 2], FIRST_PAINT_MS)
 
