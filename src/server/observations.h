@@ -1,4 +1,4 @@
-// What a server keeps of its work for whoever observes it.
+// Counters and recent requests of a server, which /metrics and the playground read.
 #pragma once
 
 #include <memory>

@@ -13,7 +13,7 @@ namespace espalier::kernels::cuda {
 // matrix multiplies several rows, and the grouped GEMMs of moe/cuda.h are as fast.
 inline constexpr int32_t kSmallBatchMoeRows = 4;
 inline constexpr int32_t kSmallBatchMoePairs = 32;
-// In e4m3 the grouped GEMMs are faster beyond so many rows.
+// With e4m3 weights and more rows than this, the grouped GEMMs of moe/cuda.h are faster.
 inline constexpr int32_t kSmallBatchMoeFastRowsE4m3 = 2;
 
 // y[row] = residual[row] + scale * (sum over its top_k experts of weight * expert(n) + gate *
