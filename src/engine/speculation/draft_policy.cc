@@ -19,10 +19,8 @@ constexpr uint32_t kProbePeriod = 128;
 constexpr double kAcceptedLeastBesideOthers = 1.3;
 // The device idles so long, of a plain step, when it awaits the host.
 constexpr double kWaitCost = 0.05;
-
-double moving(double mean, double sample, int32_t count) {
-  return mean + (sample - mean) / std::min(count, 16);
-}
+// Measured steps with draft tokens before their cost is believed: two may have been interrupted.
+constexpr int32_t kDraftStepsLeast = 5;
 }  // namespace
 
 void AcceptanceRate::add(bool accepted) {
@@ -32,6 +30,16 @@ void AcceptanceRate::add(bool accepted) {
   }
   offered_ += 1;
   accepted_ += accepted ? 1 : 0;
+}
+
+void RecentMedian::add(double seconds) { kept_[num_added_++ % kNumKept] = seconds; }
+
+double RecentMedian::value() const {
+  if (num_added_ == 0) return 0;
+  std::array<double, kNumKept> sorted = kept_;
+  const auto middle = sorted.begin() + size() / 2;
+  std::nth_element(sorted.begin(), middle, sorted.begin() + size());
+  return *middle;
 }
 
 size_t DraftPolicy::class_of(const Origin& origin) {
@@ -49,28 +57,26 @@ double DraftPolicy::acceptance(const Origin& origin, const AcceptanceRate& own) 
   return own.rate(rates_[class_of(origin)].rate(kPriorRate, kPriorWeight), kPriorWeight);
 }
 
+size_t DraftPolicy::batch_class(int32_t num_entries) {
+  const auto entries = static_cast<uint32_t>(std::max(num_entries, 1));
+  return std::min<size_t>(std::bit_width(entries), kBatchClasses) - 1;
+}
+
 void DraftPolicy::observe_step(int32_t num_entries, int32_t num_draft_tokens, double seconds) {
   if (num_entries < 1 || !(seconds > 0)) return;
-  StepCost& cost =
-      costs_[std::min<size_t>(std::bit_width(static_cast<uint32_t>(num_entries)), kBatchClasses) -
-             1];
+  StepCost& cost = costs_[batch_class(num_entries)];
   if (num_draft_tokens == 0) {
-    cost.num_plain = std::min(cost.num_plain + 1, 16);
-    cost.plain = moving(cost.plain, seconds, cost.num_plain);
-  } else if (cost.num_plain > 0) {
-    const double each = std::max(0.0, seconds - cost.plain) / num_draft_tokens;
-    cost.num_draft = std::min(cost.num_draft + 1, 16);
-    cost.draft_token = moving(cost.draft_token, each, cost.num_draft);
+    cost.plain.add(seconds);
+  } else if (cost.plain.size() > 0) {
+    cost.draft_token.add(std::max(0.0, seconds - cost.plain.value()) / num_draft_tokens);
   }
 }
 
 double DraftPolicy::relative_cost(int32_t num_entries) const {
-  const StepCost& cost =
-      costs_[std::min<size_t>(std::bit_width(static_cast<uint32_t>(std::max(num_entries, 1))),
-                              kBatchClasses) -
-             1];
-  if (cost.num_draft == 0 || cost.plain <= 0) return kAssumedCost / std::max(num_entries, 1);
-  return cost.draft_token / cost.plain;
+  const StepCost& cost = costs_[batch_class(num_entries)];
+  if (cost.draft_token.size() < kDraftStepsLeast)
+    return kAssumedCost / std::max(num_entries, 1);
+  return cost.draft_token.value() / cost.plain.value();
 }
 
 // `reached`: the probability that the tokens before origin.position are as predicted. A step yields

@@ -7,6 +7,7 @@
 // Not thread-safe. Times in seconds.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <cstddef>
 #include <cstdint>
@@ -29,6 +30,20 @@ class AcceptanceRate {
  private:
   static constexpr double kOfferedMax = 64;
   double accepted_ = 0, offered_ = 0;
+};
+
+// The median of the latest durations. A step that the system interrupted moves a mean by so much that
+// drafting would stay off for thousands of steps; it does not move the median.
+class RecentMedian {
+ public:
+  void add(double seconds);
+  int32_t size() const { return static_cast<int32_t>(std::min(num_added_, kNumKept)); }
+  double value() const;  // 0 while there is none
+
+ private:
+  static constexpr size_t kNumKept = 9;
+  std::array<double, kNumKept> kept_{};
+  size_t num_added_ = 0;
 };
 
 class DraftPolicy {
@@ -69,9 +84,9 @@ class DraftPolicy {
             int32_t num_running) const;
 
   struct StepCost {
-    double plain = 0, draft_token = 0;  // 0: not measured
-    int32_t num_plain = 0, num_draft = 0;
+    RecentMedian plain, draft_token;
   };
+  static size_t batch_class(int32_t num_entries);
   std::array<AcceptanceRate, kNumDraftSources * kMatchClasses * kPositionClasses> rates_;
   std::array<StepCost, kBatchClasses> costs_;
   uint32_t num_refused_ = 0;

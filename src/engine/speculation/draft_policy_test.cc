@@ -28,6 +28,24 @@ TEST(DraftPolicy, MeasuresWhatADraftTokenCosts) {
   EXPECT_NEAR(policy.relative_cost(1), 0.25, 1e-6) << "batches of other sizes are apart";
 }
 
+// The system may take the processor away from any step, the first ones too.
+TEST(DraftPolicy, InterruptedStepsDoNotTurnItOff) {
+  DraftPolicy policy;
+  AcceptanceRate own;
+  policy.observe_step(1, 0, 1e-3);
+  policy.observe_step(1, 4, 50e-3);
+  policy.observe_step(1, 4, 80e-3);
+  EXPECT_GT(policy.length(kOrigin, own, 8, 1), 0) << "two steps prove nothing";
+  learn_acceptance(policy, own, 9);
+  for (int i = 0; i < 300; ++i) {
+    policy.observe_step(1, 0, i % 10 == 3 ? 40e-3 : 1e-3);
+    policy.observe_step(1, 4, i % 10 == 7 ? 90e-3 : 1.4e-3);
+    ASSERT_GT(policy.length(kOrigin, own, 8, 1), 4) << i;
+  }
+  for (int i = 0; i < 10; ++i) policy.observe_step(1, 4, 90e-3);
+  EXPECT_EQ(policy.length(kOrigin, own, 8, 1), 0) << "a cost that stays is believed";
+}
+
 // The length maximises (1 + expected accepted tokens) / time, found by trying all.
 TEST(DraftPolicy, LengthMaximisesTokensASecond) {
   for (const int tenths : {3, 5, 7, 9})
