@@ -105,8 +105,9 @@ void add_policy_option_rows(SettingTable& table, router::PolicyOptions& policy,
                "cache_aware: part of a prompt that a worker was sent before, from which on it gets "
                "the prompt; a conversation that goes on needs none");
   table.integer("balance-abs-threshold", policy.balance_abs_threshold, 0, kThresholdMax,
-                "cache_aware: a worker with so many requests more than the least loaded one, and "
-                "by the next factor, is passed over");
+                "cache_aware: the only worker that holds a prefix is passed over if it has so many "
+                "requests more than the mean, and by the next factor; of N that hold it, a part in "
+                "N of that");
   table.number("balance-rel-threshold", policy.balance_rel_threshold, 1, 1000,
                "cache_aware: the factor");
   table.integer("max-tree-size", max_tree_size, 4096, int64_t{1} << 40,

@@ -6,15 +6,27 @@ namespace espalier::router {
 
 namespace {
 
-// The least loaded of the candidates in the set; null where none is in it.
-const Candidate* least_loaded_of(const WorkerSet& set, std::span<const Candidate> candidates) {
-  const Candidate* best = nullptr;
+struct Holders {
+  const Candidate* idlest = nullptr;
+  int count = 0;
+};
+
+// Those of the candidates that are in the set.
+Holders holders_among(const WorkerSet& set, std::span<const Candidate> candidates) {
+  Holders holders;
   set.for_each([&](WorkerSlot slot) {
     const auto c = std::ranges::lower_bound(candidates, slot, {}, &Candidate::slot);
     if (c == candidates.end() || c->slot != slot) return;
-    if (best == nullptr || c->load() < best->load()) best = &*c;
+    ++holders.count;
+    if (holders.idlest == nullptr || c->load() < holders.idlest->load()) holders.idlest = &*c;
   });
-  return best;
+  return holders;
+}
+
+float mean_load(std::span<const Candidate> candidates) {
+  float sum = 0;
+  for (const Candidate& candidate : candidates) sum += candidate.load();
+  return sum / static_cast<float>(candidates.size());
 }
 
 }  // namespace
@@ -28,14 +40,17 @@ Choice CacheAware::choose(const PolicyRequest& request, std::span<const Candidat
 Choice CacheAware::find(const PolicyRequest& request, std::span<const Candidate> candidates) {
   const Candidate& idlest = least_loaded(candidates, turn_++);
   tree_.match(request.key, match_);
-  const float bound = std::max(idlest.load() + static_cast<float>(options_.balance_abs_threshold),
-                               idlest.load() * static_cast<float>(options_.balance_rel_threshold));
+  const float mean = mean_load(candidates);
+  const float spare = std::max(static_cast<float>(options_.balance_abs_threshold),
+                               mean * static_cast<float>(options_.balance_rel_threshold - 1));
   const double enough = options_.cache_threshold * static_cast<double>(request.key.size());
   bool goes_on = match_.at_leafs_end;
   for (auto step = match_.path.rbegin(); step != match_.path.rend(); ++step) {
     if (!goes_on && static_cast<double>(step->num_blocks) < enough) break;
-    const Candidate* const c = least_loaded_of(*step->workers, candidates);
-    if (c != nullptr && c->load() <= bound) return {c->slot, step->num_blocks};
+    const Holders holders = holders_among(*step->workers, candidates);
+    if (holders.count > 0 &&
+        holders.idlest->load() <= mean + spare / static_cast<float>(holders.count))
+      return {holders.idlest->slot, step->num_blocks};
     goes_on = false;
   }
   // What is cached there nevertheless, for the report.

@@ -30,9 +30,10 @@ struct PolicyOptions {
   // nothing, unless it is the whole of an earlier prompt, whose conversation goes on then.
   double cache_threshold = 0.3;
   // A worker is overloaded, so that cache_aware passes it over, where its requests in flight exceed
-  // the least loaded worker's by this number and by this factor.
-  int balance_abs_threshold = 8;
-  double balance_rel_threshold = 1.25;
+  // the mean by this number and by this factor, and it alone holds the prefix. What exceeds the mean
+  // is divided by the number of workers that hold it: then another copy costs little.
+  int balance_abs_threshold = 4;
+  double balance_rel_threshold = 1.5;
   PrefixTree::Options tree;
 
   int prefix_token_count = 256;           // prefix_hash: of the prompt's begin

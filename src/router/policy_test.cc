@@ -189,9 +189,9 @@ TEST(CacheAware, PassesOverTheOverloadedAndTakesTheNextBest) {
   auto candidates = idle(4);
   const std::string prompt = words(rng, 10);
   const WorkerSlot home = choose(*p, prompt, candidates);
-  candidates[home].requests = 8;
-  EXPECT_EQ(choose(*p, prompt, candidates), home) << "within the threshold";
-  candidates[home].requests = 9;
+  candidates[home].requests = 5;
+  EXPECT_EQ(choose(*p, prompt, candidates), home) << "within 4 of the mean";
+  candidates[home].requests = 6;
   const WorkerSlot second = choose(*p, prompt, candidates);
   EXPECT_NE(second, home);
   for (Candidate& c : candidates)
@@ -200,6 +200,22 @@ TEST(CacheAware, PassesOverTheOverloadedAndTakesTheNextBest) {
   EXPECT_EQ(choose(*p, prompt, candidates), second) << "which has the prefix now, too";
   p->forget_worker(second);
   EXPECT_NE(choose(*p, prompt, candidates), second);
+}
+
+TEST(CacheAware, WhatManyPromptsBeginWithIsLevel) {
+  const auto p = policy("cache_aware");
+  Rng rng(9);
+  auto candidates = idle(8);
+  const std::string begin = words(rng, 20);
+  for (int i = 1; i <= 400; ++i) {
+    const WorkerSlot slot = choose(*p, begin + words(rng, 2), candidates);
+    ++candidates[slot].requests;
+    const double mean = i / 8.0;
+    ASSERT_LE(candidates[slot].requests, 1 + mean + std::max(4.0, 0.5 * mean)) << i;
+    if (i < 64) continue;
+    // By now all eight hold it, so each may exceed the mean by an eighth of that.
+    ASSERT_LE(candidates[slot].requests, 1 + mean + std::max(4.0, 0.5 * mean) / 8) << i;
+  }
 }
 
 }  // namespace
