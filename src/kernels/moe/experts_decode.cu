@@ -16,8 +16,8 @@
 #include "kernels/cuda/mma.cuh"
 #include "kernels/cuda/tensor_map.h"
 #include "kernels/cuda/wgmma.cuh"
+#include "kernels/moe/expert_tiles.cuh"
 #include "kernels/moe/experts_decode.h"
-#include "kernels/router/op.h"
 
 namespace espalier::kernels::cuda {
 namespace {
@@ -61,8 +61,7 @@ struct Shared {
   // W [128] and x [64] rows of kDepthBytes, swizzled
   alignas(1024) char stages[kStages][kStageBytes];
   Barrier full[kStages], empty[kStages];
-  int32_t begins[kMaxExperts + 1];  // of slots
-  int32_t tiles[kMaxExperts + 1];   // each expert's first tile of kTileRows rows
+  ExpertTiles experts;
 };
 
 // Weights are read once, so they are evicted from L2 first.
@@ -89,28 +88,6 @@ __device__ __forceinline__ void copy_weights(void* to, const CUtensorMap& map, i
 
 // --- the division of the work ---
 
-// Fills shared.begins and shared.tiles. All threads call it; a barrier of the block follows.
-__device__ void plan_rows(const Params& p, Shared& shared) {
-  const int thread = static_cast<int>(threadIdx.x), lane = thread % 32;
-  for (int i = thread; i <= p.groups; i += kThreads) shared.begins[i] = p.begins[i];
-  if (thread >= 32) return;
-  int before = 0;
-  for (int base = 0; base < p.groups; base += 32) {
-    const int group = base + lane;
-    int sum = 0;
-    if (group < p.groups) sum = (p.begins[group + 1] - p.begins[group] + kTileRows - 1) / kTileRows;
-    const int own = sum;
-#pragma unroll
-    for (int step = 1; step < 32; step *= 2) {
-      const int other = __shfl_up_sync(~0u, sum, step);
-      if (lane >= step) sum += other;
-    }
-    if (group < p.groups) shared.tiles[group] = before + sum - own;
-    before += __shfl_sync(~0u, sum, 31);
-  }
-  if (lane == 0) shared.tiles[p.groups] = before;
-}
-
 // Rows [first, first + rows) of y, kItemOutputs rows of W from chunk * kItemOutputs on.
 struct Item {
   int group, first, rows, chunk;
@@ -122,16 +99,17 @@ class Items {
   __device__ Items(const Params& p, const Shared& shared)
       : p_(p),
         shared_(shared),
-        count_(shared.tiles[p.groups] * p.chunks),
+        count_(shared.experts.tiles[p.groups] * p.chunks),
         at_(static_cast<int>(blockIdx.x)) {}
 
   __device__ bool next(Item& item) {
     if (at_ >= count_) return false;
     const int tile = at_ / p_.chunks;
     item.chunk = at_ % p_.chunks;
-    item.group = bucket_of(shared_.tiles, p_.groups, tile);
-    item.first = shared_.begins[item.group] + (tile - shared_.tiles[item.group]) * kTileRows;
-    item.rows = min(kTileRows, shared_.begins[item.group + 1] - item.first);
+    item.group = bucket_of(shared_.experts.tiles, p_.groups, tile);
+    item.first =
+        shared_.experts.begins[item.group] + (tile - shared_.experts.tiles[item.group]) * kTileRows;
+    item.rows = min(kTileRows, shared_.experts.begins[item.group + 1] - item.first);
     at_ += static_cast<int>(gridDim.x);
     return true;
   }
@@ -141,15 +119,6 @@ class Items {
   const Shared& shared_;
   const int count_;
   int at_;
-};
-
-// The position in the pipeline. Both sides begin with stage 0.
-struct PipelineState {
-  int stage = 0;
-  uint32_t parity = 0;
-  __device__ void advance() {
-    if (++stage == kStages) stage = 0, parity ^= 1;
-  }
 };
 
 // --- the producer ---
@@ -162,7 +131,7 @@ __device__ void produce(const Params& p, Shared& shared, Items& items,
   const int thread = static_cast<int>(threadIdx.x);
   const int part = thread % 8, row0 = thread / 8;
   const uint32_t to = static_cast<uint32_t>(row0 * kDepthBytes + (part ^ row0 % 8) * 16);
-  PipelineState pipeline;
+  PipelineState<kStages> pipeline;
   Item item;
   while (items.next(item)) {
     uint32_t offsets[kCopies];  // in units of 16 bytes: 32 bits reach 64 GiB
@@ -204,8 +173,8 @@ __device__ __forceinline__ void release_stage(Shared& shared, int stage) {
 
 // The sums of the warp group's 64 rows of W by COLUMNS rows of x.
 template <typename T, int COLUMNS>
-__device__ void multiply(Shared& shared, PipelineState& pipeline, int warp_group, int steps,
-                         float (&sums)[COLUMNS / 2]) {
+__device__ void multiply(Shared& shared, PipelineState<kStages>& pipeline, int warp_group,
+                         int steps, float (&sums)[COLUMNS / 2]) {
   int released = -1;  // the stage that the multiplication in flight reads
   for (int step = 0; step < steps; ++step) {
     barrier_wait(shared.full[pipeline.stage], pipeline.parity);
@@ -292,8 +261,8 @@ class Writer {
 };
 
 template <typename T, bool GATED, int COLUMNS>
-__device__ __forceinline__ void compute(const Params& p, Shared& shared, PipelineState& pipeline,
-                                        const Item& item) {
+__device__ __forceinline__ void compute(const Params& p, Shared& shared,
+                                        PipelineState<kStages>& pipeline, const Item& item) {
   const int warp_group = static_cast<int>(threadIdx.x) / kWarpGroup - 1;
   float sums[COLUMNS / 2];
   multiply<T, COLUMNS>(shared, pipeline, warp_group, p.steps, sums);
@@ -302,7 +271,7 @@ __device__ __forceinline__ void compute(const Params& p, Shared& shared, Pipelin
 
 template <typename T, bool GATED>
 __device__ void consume(const Params& p, Shared& shared, Items& items) {
-  PipelineState pipeline;
+  PipelineState<kStages> pipeline;
   Item item;
   while (items.next(item)) {
     if (item.rows <= 16)
@@ -329,7 +298,7 @@ __global__ void __launch_bounds__(kThreads, 1)
     barrier_init_done();
   }
   wait_for_previous();
-  plan_rows(p, shared);
+  divide_experts<kTileRows, kThreads>(p.begins, p.groups, shared.experts);
   __syncthreads();
   Items items(p, shared);
   if (threadIdx.x < kWarpGroup)

@@ -20,8 +20,8 @@
 #include "kernels/cuda/tensor_copy.cuh"
 #include "kernels/cuda/tensor_map.h"
 #include "kernels/cuda/wgmma.cuh"
+#include "kernels/moe/expert_tiles.cuh"
 #include "kernels/moe/grouped_gemm_sm90.h"
-#include "kernels/router/op.h"
 
 namespace espalier::kernels::cuda {
 namespace {
@@ -67,8 +67,7 @@ struct Shared {
   // x [128] and W [256] rows of kDepthBytes, swizzled
   alignas(1024) char stages[kStages][kStageBytes];
   Barrier full[kStages], empty[kStages];
-  int32_t begins[kMaxExperts + 1];  // of slots
-  int32_t tiles[kMaxExperts + 1];   // each expert's first tile of 128 rows
+  ExpertTiles experts;
 };
 
 // --- what clusters need ---
@@ -94,29 +93,8 @@ __device__ __forceinline__ void copy_box_to_both(void* to, const CUtensorMap& ma
       "h"(static_cast<uint16_t>(3))
       : "memory");
 }
-// --- the division of the work ---
 
-// Fills shared.begins and shared.tiles. All threads call it; a barrier of the block follows.
-__device__ void plan_tiles(const Params& p, Shared& shared) {
-  const int thread = static_cast<int>(threadIdx.x), lane = thread % 32;
-  for (int i = thread; i <= p.groups; i += kThreads) shared.begins[i] = p.begins[i];
-  if (thread >= 32) return;
-  int before = 0;
-  for (int base = 0; base < p.groups; base += 32) {
-    const int group = base + lane;
-    int sum = 0;
-    if (group < p.groups) sum = (p.begins[group + 1] - p.begins[group] + kTileRows - 1) / kTileRows;
-    const int own = sum;
-#pragma unroll
-    for (int step = 1; step < 32; step *= 2) {
-      const int other = __shfl_up_sync(~0u, sum, step);
-      if (lane >= step) sum += other;
-    }
-    if (group < p.groups) shared.tiles[group] = before + sum - own;
-    before += __shfl_sync(~0u, sum, 31);
-  }
-  if (lane == 0) shared.tiles[p.groups] = before;
-}
+// --- the division of the work ---
 
 // What a block computes: rows [first, first + rows) of y, the columns of column_tile.
 struct Tile {
@@ -134,7 +112,7 @@ class Tiles {
         shared_(shared),
         rank_(cluster_rank()),
         half_((p.column_tiles + 1) / 2),
-        count_(shared.tiles[p.groups] * half_),
+        count_(shared.experts.tiles[p.groups] * half_),
         item_(static_cast<int>(blockIdx.x) / kBlocks) {}
 
   __device__ bool next(Tile& tile) {
@@ -150,16 +128,16 @@ class Tiles {
   // False: an odd number of column tiles leaves the item empty.
   __device__ bool decode(Tile& tile) const {
     const int unit = item_ / half_, part = item_ % half_;
-    tile.group = bucket_of(shared_.tiles, p_.groups, unit);
-    const int index = unit - shared_.tiles[tile.group];
-    const int tiles = shared_.tiles[tile.group + 1] - shared_.tiles[tile.group];
+    tile.group = bucket_of(shared_.experts.tiles, p_.groups, unit);
+    const int index = unit - shared_.experts.tiles[tile.group];
+    const int tiles = shared_.experts.tiles[tile.group + 1] - shared_.experts.tiles[tile.group];
     tile.shares = (index ^ 1) < tiles;
     const int row_tile = tile.shares ? (index & ~1) + rank_ : index;
     const int column = tile.shares ? (index & 1) * half_ + part : part * kBlocks + rank_;
     tile.writes = column < p_.column_tiles;
     tile.column_tile = min(column, p_.column_tiles - 1);
-    tile.first = shared_.begins[tile.group] + row_tile * kTileRows;
-    tile.rows = min(kTileRows, shared_.begins[tile.group + 1] - tile.first);
+    tile.first = shared_.experts.begins[tile.group] + row_tile * kTileRows;
+    tile.rows = min(kTileRows, shared_.experts.begins[tile.group + 1] - tile.first);
     return tile.writes || !tile.shares;
   }
 
@@ -167,15 +145,6 @@ class Tiles {
   const Shared& shared_;
   const int rank_, half_, count_;
   int item_;
-};
-
-// The position in the pipeline. Both sides begin with stage 0.
-struct PipelineState {
-  int stage = 0;
-  uint32_t parity = 0;
-  __device__ void advance() {
-    if (++stage == kStages) stage = 0, parity ^= 1;
-  }
 };
 
 // --- the producer ---
@@ -186,7 +155,7 @@ struct Producer {
   Shared& shared;
   const CUtensorMap& weights_map;
   const CUtensorMap& x_map;
-  PipelineState pipeline;
+  PipelineState<kStages> pipeline;
 
   // The first row of W of one half of a tile.
   __device__ int weights_row(const Tile& tile, int half) const {
@@ -270,8 +239,8 @@ __device__ __forceinline__ void release_stage(Shared& shared, int stage) {
 
 // The sums of 64 rows by 256 rows of W. A warp group without rows only passes the stages on.
 template <typename T, bool GATED>
-__device__ void multiply(const Params& p, Shared& shared, PipelineState& pipeline, int group,
-                         bool has_rows, float (&sums)[kTileOutputs / 2]) {
+__device__ void multiply(const Params& p, Shared& shared, PipelineState<kStages>& pipeline,
+                         int group, bool has_rows, float (&sums)[kTileOutputs / 2]) {
   int released = -1;  // the stage that the multiplication in flight reads
   for (int step = 0; step < p.steps; ++step) {
     barrier_wait(shared.full[pipeline.stage], pipeline.parity);
@@ -400,7 +369,7 @@ template <typename T, bool GATED>
 __device__ void consume(const Params& p, Shared& shared, Tiles& tiles) {
   const int group = static_cast<int>(threadIdx.x) / kWarpGroup - 1;
   const int warp = static_cast<int>(threadIdx.x) % kWarpGroup / 32;
-  PipelineState pipeline;
+  PipelineState<kStages> pipeline;
   Tile tile;
   float sums[kTileOutputs / 2];
   while (tiles.next(tile)) {
@@ -435,7 +404,7 @@ __global__ void __launch_bounds__(kThreads, 1)
     barrier_init_done();
   }
   wait_for_previous();
-  plan_tiles(p, shared);
+  divide_experts<kTileRows, kThreads>(p.begins, p.groups, shared.experts);
   __syncthreads();
   cluster_arrive();
   cluster_wait();
