@@ -53,7 +53,7 @@ void add_worker_rows(SettingTable& table, router::RouterConfig& router) {
              "sent to workers in place of the client's key");
   table.text("health-check-endpoint", router.health.path, "PATH", "that a healthy worker answers");
   table.seconds("health-check-interval-secs", router.health.interval,
-                "between two checks of a worker");
+                "between two checks of a worker; after one that failed the next follows at once");
   table.seconds("health-check-timeout-secs", router.health.timeout,
                 "within which a check is answered");
   table.integer("health-failure-threshold", router.workers.health_failure_threshold, 1, 1000,

@@ -142,17 +142,20 @@ const Worker* Dispatcher::find(WorkerSlot slot, uint64_t generation) const {
   return worker != nullptr && worker->generation == generation ? worker : nullptr;
 }
 
-void Dispatcher::report_check(WorkerSlot slot, uint64_t generation, bool healthy) {
+bool Dispatcher::report_check(WorkerSlot slot, uint64_t generation, bool healthy) {
   {
     std::lock_guard lock(mutex_);
     const Worker* const worker = find(slot, generation);
-    if (worker == nullptr || !table_.report_check(slot, healthy)) return;
+    if (worker == nullptr) return false;
+    const bool changed = table_.report_check(slot, healthy);
     const WorkerState state = worker->state;
+    if (!changed) return !healthy && state == WorkerState::kHealthy;
     log_info("worker {} url={}", worker_state_name(state), worker->url);
-    if (state != WorkerState::kBroken) return;
+    if (state != WorkerState::kBroken) return false;
     policy_->forget_worker(slot);  // a worker that comes back has an empty cache, as a rule
   }
   if (on_broken_) on_broken_(generation);
+  return false;
 }
 
 void Dispatcher::set_models(WorkerSlot slot, uint64_t generation, std::vector<std::string> models) {

@@ -97,8 +97,9 @@ class Dispatcher {
   Status resume_worker(std::string_view url);
   std::vector<WorkerInfo> workers() const;
 
-  // Of the worker that had this generation; of another one they do nothing.
-  void report_check(WorkerSlot slot, uint64_t generation, bool healthy);
+  // Of the worker that had this generation; of another one they do nothing. report_check: whether
+  // the worker is in doubt, since a check failed and too few have for it to be broken.
+  bool report_check(WorkerSlot slot, uint64_t generation, bool healthy);
   void set_models(WorkerSlot slot, uint64_t generation, std::vector<std::string> models);
   void set_endpoint(WorkerSlot slot, uint64_t generation, net::Endpoint endpoint);
 

@@ -10,7 +10,7 @@ namespace json = boost::json;
 
 namespace {
 
-constexpr int64_t kModelsEvery = 10;  // checks: adapters come and go while a worker runs
+constexpr int64_t kModelsEvery = 20;  // checks: adapters come and go while a worker runs
 constexpr size_t kBodyBytesMax = 4 << 20;
 
 net::UpstreamConfig upstream_config(const HealthConfig& config) {
@@ -61,10 +61,10 @@ void HealthChecker::check_all() {
 
 void HealthChecker::check(const WorkerInfo& worker) {
   call(worker, config_.path, [this, worker](int status, const std::string&) {
-    being_checked_.erase(worker.generation);
     const bool healthy = status / 100 == 2 || status == 429;
     if (healthy && (worker.models.empty() || round_ % kModelsEvery == 0)) read_models(worker);
-    dispatcher_.report_check(worker.slot, worker.generation, healthy);
+    if (dispatcher_.report_check(worker.slot, worker.generation, healthy)) return check(worker);
+    being_checked_.erase(worker.generation);
   });
 }
 

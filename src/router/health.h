@@ -13,16 +13,17 @@
 namespace espalier::router {
 
 struct HealthConfig {
-  Duration interval = std::chrono::seconds(1);
-  // A worker that computes as much as it can still answers this: its I/O threads do.
-  Duration timeout = std::chrono::seconds(2);
+  Duration interval = std::chrono::milliseconds(500);
+  // A worker that computes as much as it can still answers this: its I/O threads do. With three
+  // checks to fail (health_failure_threshold), a worker that stops is known broken after 2 seconds.
+  Duration timeout = std::chrono::milliseconds(500);
   std::string path = "/health";
   std::string api_key;  // sent to workers; empty: none
 };
 
 // A check that is answered with 2xx or 429 passes; a worker that has too much to do is not dead. A
-// worker gets one check at a time. Checks run on a thread of their own until the checker is
-// destroyed. `dispatcher` outlives it.
+// worker gets one check at a time, and the next one at once while it is in doubt. Checks run on a
+// thread of their own until the checker is destroyed. `dispatcher` outlives it.
 class HealthChecker {
  public:
   HealthChecker(HealthConfig config, Dispatcher& dispatcher);

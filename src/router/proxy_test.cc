@@ -202,6 +202,19 @@ TEST(Proxy, AWorkerThatFailsItsChecksIsGivenUp) {
   }
 }
 
+// The interval is for workers that are well: checks of one in doubt follow each other.
+TEST(Proxy, AWorkerInDoubtIsCheckedAtOnce) {
+  TestWorker worker(event_stream_answer(kStreamEvents), [] { return Fate{}; });
+  RouterConfig config = config_of({worker.url()});
+  config.health.interval = 1s;
+  config.workers.health_failure_threshold = 60;
+  const auto server = start(std::move(config));
+  worker.set_healthy(false);
+  EXPECT_TRUE(comes_true([&] {
+    return server->dispatcher().workers()[0].state == WorkerState::kBroken;
+  })) << "60 checks a second apart";
+}
+
 TEST(Proxy, HeadersPassAndKeysAreReplaced) {
   // A worker that answers with the head that it got.
   net::Router router;
