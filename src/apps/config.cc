@@ -403,6 +403,21 @@ void add_picture_rows(SettingTable& table, EngineConfig& engine) {
                 "width times height of a picture");
 }
 
+}  // namespace
+
+void add_tls_rows(SettingTable& table, net::TlsFiles& tls) {
+  table.text("ssl-certfile", tls.certificate, "FILE",
+             "certificate chain (PEM): https is served; SIGHUP reads it and its key again");
+  shown_default(table.text("ssl-keyfile", tls.key, "FILE", "its private key (PEM)"),
+                "ssl-certfile");
+  table.text("ssl-keyfile-password", tls.key_password, "TEXT",
+             "password of an encrypted private key");
+  table.text("ssl-ca-certs", tls.client_ca, "FILE",
+             "clients must show a certificate that one of these signed (PEM)");
+}
+
+namespace {
+
 void add_media_rows(SettingTable& table, ServerConfig& server) {
   Setting& domains =
       table.list("allowed-media-domains", server.allowed_media_domains, "HOST",
@@ -432,14 +447,7 @@ void add_answer_rows(SettingTable& table, ServerConfig& server) {
                 "api-key");
   table.text("api-keys-file", server.api_keys_file, "FILE",
              "keys with names and limits a minute (JSON); SIGHUP reads it again");
-  table.text("ssl-certfile", server.ssl_certfile, "FILE",
-             "certificate chain (PEM): https is served; SIGHUP reads it and its key again");
-  shown_default(table.text("ssl-keyfile", server.ssl_keyfile, "FILE", "its private key (PEM)"),
-                "ssl-certfile");
-  table.text("ssl-keyfile-password", server.ssl_keyfile_password, "TEXT",
-             "password of an encrypted private key");
-  table.text("ssl-ca-certs", server.ssl_ca_certs, "FILE",
-             "clients must show a certificate that one of these signed (PEM)");
+  add_tls_rows(table, server.tls);
   shown_default(table.list("cors-origins", server.cors_origins, "ORIGIN",
                            "whose pages may read answers; * is everyone, and each use adds one"),
                 "everyone; nobody without a key beyond loopback");

@@ -29,6 +29,9 @@ void add_engine_settings(SettingTable& table, AppConfig& config);
 // The server's settings: for `serve`.
 void add_server_settings(SettingTable& table, AppConfig& config);
 
+// --ssl-certfile and its like: for `serve` and `route`.
+void add_tls_rows(SettingTable& table, net::TlsFiles& tls);
+
 // Flags that contradict each other; the error names what set each of them.
 Status check_contradictions(const SettingTable& table, const AppConfig& config);
 

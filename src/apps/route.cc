@@ -36,7 +36,8 @@ int run_route(const std::vector<std::string>& args) {
   router.policy.tree = tree_options(config.max_tree_size);
   router.health.api_key = router.proxy.worker_api_key;
 
-  ServeSignals signals(block_signals(false));
+  const bool is_https = !router.tls.certificate.empty();
+  ServeSignals signals(block_signals(is_https));
   signal(SIGPIPE, SIG_IGN);
   Result<std::unique_ptr<router::RouterServer>> server = router::RouterServer::start(router);
   if (!server) {
@@ -44,9 +45,14 @@ int run_route(const std::vector<std::string>& args) {
     return report(server.error(), usage ? kExitUsage : kExitFailure);
   }
   signals.begin_serving();
-  log_info("ready url=http://{}:{} policy={}", url_host(router.host), (*server)->port(),
-           router.policy.name);
+  log_info("ready url={}://{}:{} policy={}", is_https ? "https" : "http", url_host(router.host),
+           (*server)->port(), router.policy.name);
+  signals.on_reload([&] {
+    if (const Status read = (*server)->reload(); !read.ok())
+      log_error("nothing was reloaded: {}", read.message());
+  });
   const int number = signals.wait();
+  signals.on_reload(nullptr);
   log_info("stopping signal={} drain_timeout_s={:.1f}", strsignal(number),
            to_seconds(config.drain_timeout));
   (*server)->stop(config.drain_timeout);

@@ -19,6 +19,7 @@ void add_address_rows(SettingTable& table, RouteConfig& config) {
   table.text("api-key", router.api_key, "KEY", "that clients must send as a bearer token");
   table.text("admin-api-key", router.admin_api_key, "KEY", "the same, for /workers and its like")
       .default_text = "api-key";
+  add_tls_rows(table, router.tls);
   table.integer("io-threads", router.io_threads, 1, 256, "threads that serve sockets");
   table.integer("max-connections", router.max_connections, 1, 1000000, "of clients, open at once");
   table.integer("max-body-bytes", router.max_body_bytes, 1024, int64_t{1} << 40, "of a request");

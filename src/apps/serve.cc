@@ -49,7 +49,7 @@ int run_serve(const std::vector<std::string>& args) {
   // Errors in these are reported before the model is loaded, which may take minutes.
   Result<net::BoundAddress> address = Server::reserve(config.server);
   if (!address) return report(address.error(), kExitFailure);
-  const bool is_https = !config.server.ssl_certfile.empty();
+  const bool is_https = !config.server.tls.certificate.empty();
   ServeSignals signals(block_signals(is_https || !config.server.api_keys_file.empty()));
   signal(SIGPIPE, SIG_IGN);
   signal(SIGXFSZ, SIG_IGN);  // a log file at its largest size ends no requests

@@ -150,10 +150,6 @@ Result<std::unique_ptr<HttpServer>> HttpServer::start(HttpServerConfig config, R
   return std::unique_ptr<HttpServer>(new HttpServer(std::move(impl)));
 }
 
-Result<std::shared_ptr<const TlsContext>> read_tls(const TlsFiles& files) {
-  return TlsContext::for_server(files);
-}
-
 void HttpServer::set_tls(std::shared_ptr<const TlsContext> tls) {
   std::lock_guard lock(impl_->shared->mutex);
   impl_->shared->tls = std::move(tls);

@@ -10,20 +10,9 @@
 #include "net/bound_address.h"
 #include "net/http.h"
 #include "net/router.h"
+#include "net/tls_files.h"
 
 namespace espalier::net {
-
-// The identity of a server of https: files in PEM.
-struct TlsFiles {
-  std::string certificate;   // with those that signed it, its own first
-  std::string key;           // empty: in `certificate`
-  std::string key_password;  // where it is encrypted
-  std::string client_ca;  // clients must show a certificate that one of these signed; empty: none
-};
-
-class TlsContext;
-// kInvalidArgument names the file that cannot be used, or a key that is not the certificate's.
-Result<std::shared_ptr<const TlsContext>> read_tls(const TlsFiles& files);
 
 struct HttpServerConfig {
   std::string host = "127.0.0.1";  // an address or a name

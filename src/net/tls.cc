@@ -235,4 +235,14 @@ void Tls::end() {
   ERR_clear_error();
 }
 
+Result<std::shared_ptr<const TlsContext>> read_tls(const TlsFiles& files) {
+  if (files.certificate.empty()) {
+    if (files.key.empty() && files.key_password.empty() && files.client_ca.empty()) return nullptr;
+    return fail(invalid_argument("--ssl-keyfile and --ssl-ca-certs need --ssl-certfile"));
+  }
+  auto read = TlsContext::for_server(files);
+  if (!read) return fail(read.error().with_context("--ssl-certfile, --ssl-keyfile"));
+  return read;
+}
+
 }  // namespace espalier::net

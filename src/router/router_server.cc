@@ -119,7 +119,9 @@ Result<std::unique_ptr<RouterServer>> RouterServer::start(RouterConfig config) {
   ESP_ASSIGN_OR_RETURN(impl->sources, WorkerSources::start(c.sources, *impl->dispatcher));
   net::Router router;
   ESP_RETURN_IF_ERROR(impl->add_routes(router));
-  ESP_ASSIGN_OR_RETURN(impl->server, net::HttpServer::start(server_config(c), std::move(router),
+  net::HttpServerConfig http = server_config(c);
+  ESP_ASSIGN_OR_RETURN(http.tls, net::read_tls(c.tls));
+  ESP_ASSIGN_OR_RETURN(impl->server, net::HttpServer::start(std::move(http), std::move(router),
                                                             std::move(address)));
   impl->health = std::make_unique<HealthChecker>(c.health, *impl->dispatcher);
   return std::unique_ptr<RouterServer>(new RouterServer(std::move(impl)));
@@ -130,6 +132,15 @@ RouterServer::~RouterServer() { stop(Duration::zero()); }
 
 int RouterServer::port() const { return impl_->server->port(); }
 Dispatcher& RouterServer::dispatcher() { return *impl_->dispatcher; }
+
+Status RouterServer::reload() {
+  ESP_ASSIGN_OR_RETURN(auto tls, net::read_tls(impl_->config.tls));
+  if (tls == nullptr) return {};
+  impl_->server->set_tls(std::move(tls));
+  log_info("the certificate {} was read again", impl_->config.tls.certificate);
+  return {};
+}
+
 void RouterServer::stop(Duration timeout) { impl_->server->stop(timeout); }
 
 }  // namespace espalier::router

@@ -10,6 +10,7 @@
 
 #include "base/clock.h"
 #include "base/status.h"
+#include "net/tls_files.h"
 #include "router/health.h"
 #include "router/policy.h"
 #include "router/proxy.h"
@@ -22,6 +23,7 @@ struct RouterConfig {
   int port = 30000;           // 0: any free one
   std::string api_key;        // that clients must send; empty: open
   std::string admin_api_key;  // for /workers and its like; empty: api_key
+  net::TlsFiles tls;          // --ssl-certfile and its like; no certificate: plain HTTP
   int io_threads = 1;
   int max_connections = 16384;
   size_t max_body_bytes = size_t{64} << 20;
@@ -43,6 +45,8 @@ class RouterServer {
 
   int port() const;
   Dispatcher& dispatcher();
+  // Reads the certificate again; open connections keep theirs. After an error all is as before.
+  Status reload();
   void stop(Duration timeout);  // waits so long for answers under way
 
  private:

@@ -60,9 +60,9 @@ void write_private_settings(JsonWriter& w, const Context& context, bool admin) {
   path("tokenizer_path", (e.tokenizer_path.empty() ? e.model_path : e.tokenizer_path).string());
   path("chat_template", context.config.chat_template);
   path("api_keys_file", context.config.api_keys_file);
-  path("ssl_certfile", context.config.ssl_certfile);
-  path("ssl_keyfile", context.config.ssl_keyfile);
-  path("ssl_ca_certs", context.config.ssl_ca_certs);
+  path("ssl_certfile", context.config.tls.certificate);
+  path("ssl_keyfile", context.config.tls.key);
+  path("ssl_ca_certs", context.config.tls.client_ca);
   w.key("ssl_keyfile_password").null();  // it is a secret, so no client sees it
   path("storage_path", context.config.storage_path);
   path("allowed_local_media_path", context.config.allowed_local_media_path);

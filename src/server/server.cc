@@ -61,8 +61,6 @@ Status check(const ServerConfig& c) {
   }
   if (c.max_connections < 1) return invalid_argument("max_connections must be at least 1");
   if (c.stream_interval < 1) return invalid_argument("stream_interval must be at least 1");
-  if (c.ssl_certfile.empty() && !(c.ssl_keyfile + c.ssl_keyfile_password + c.ssl_ca_certs).empty())
-    return invalid_argument("--ssl-keyfile and --ssl-ca-certs need --ssl-certfile");
   if (c.max_body_bytes < 1024) return invalid_argument("max_body_bytes must be at least 1024");
   return {};
 }
@@ -82,17 +80,6 @@ Result<std::unique_ptr<server::Tenants>> read_tenants(const ServerConfig& config
   if (config.api_keys_file.empty()) return nullptr;
   auto read = server::Tenants::read(config.api_keys_file);
   if (!read) return fail(read.error().with_context("--api-keys-file"));
-  return read;
-}
-
-// Null without --ssl-certfile.
-Result<std::shared_ptr<const net::TlsContext>> read_tls(const ServerConfig& config) {
-  if (config.ssl_certfile.empty()) return nullptr;
-  auto read = net::read_tls({.certificate = config.ssl_certfile,
-                             .key = config.ssl_keyfile,
-                             .key_password = config.ssl_keyfile_password,
-                             .client_ca = config.ssl_ca_certs});
-  if (!read) return fail(read.error().with_context("--ssl-certfile, --ssl-keyfile"));
   return read;
 }
 
@@ -230,7 +217,7 @@ Result<net::BoundAddress> Server::reserve(const ServerConfig& config) {
   if (!config.chat_template.empty())
     ESP_RETURN_IF_ERROR(server::ChatFormat::check(config.chat_template));
   if (auto tenants = read_tenants(config); !tenants) return fail(tenants.error());
-  if (auto tls = read_tls(config); !tls) return fail(tls.error());
+  if (auto tls = net::read_tls(config.tls); !tls) return fail(tls.error());
   return bind(config);
 }
 
@@ -292,7 +279,7 @@ Status Server::start() {
       std::make_unique<server::ResponseStore>(responses, c.responses_time_to_live);
   impl_->context->background =
       std::make_unique<server::BackgroundResponses>(*impl_->context->responses);
-  ESP_ASSIGN_OR_RETURN(http.tls, read_tls(c));
+  ESP_ASSIGN_OR_RETURN(http.tls, net::read_tls(c.tls));
   ESP_RETURN_IF_ERROR(open_batches(impl_->context));
   set_reach(c, http);
   net::Router router;
@@ -315,7 +302,7 @@ int Server::port() const { return impl_->http != nullptr ? impl_->http->port() :
 Status Server::reload() {
   const ServerConfig& c = impl_->context->config;
   server::Tenants* const tenants = impl_->context->tenants.get();
-  ESP_ASSIGN_OR_RETURN(auto tls, read_tls(c));
+  ESP_ASSIGN_OR_RETURN(auto tls, net::read_tls(c.tls));
   if (tenants != nullptr) {
     ESP_RETURN_IF_ERROR(tenants->reload().with_context("--api-keys-file"));
     log_info("the keys of {} were read again: {} tenants", c.api_keys_file, tenants->all().size());
@@ -323,7 +310,7 @@ Status Server::reload() {
   std::lock_guard lock(impl_->mutex);
   if (tls == nullptr || impl_->http == nullptr) return {};
   impl_->http->set_tls(std::move(tls));
-  log_info("the certificate {} was read again", c.ssl_certfile);
+  log_info("the certificate {} was read again", c.tls.certificate);
   return {};
 }
 

@@ -15,6 +15,7 @@
 #include "base/clock.h"
 #include "base/status.h"
 #include "net/bound_address.h"
+#include "net/tls_files.h"
 
 namespace espalier {
 
@@ -28,8 +29,8 @@ struct ServerConfig {
   std::string admin_api_key;       // --admin-api-key; empty: api_key
   std::string api_keys_file;       // --api-keys-file: keys with names and limits; empty: none
   // --ssl-certfile, --ssl-keyfile, --ssl-keyfile-password, --ssl-ca-certs: https alone is served
-  // with this certificate; clients must show one where ssl_ca_certs is stated. Empty: plain HTTP.
-  std::string ssl_certfile, ssl_keyfile, ssl_keyfile_password, ssl_ca_certs;
+  // with this certificate; clients must show one where --ssl-ca-certs is stated. None: plain HTTP.
+  net::TlsFiles tls;
   std::string served_model_name;  // --served-model-name; empty: the model path, as it was given
   std::string weight_version = "default";  // --weight-version
 

@@ -41,12 +41,16 @@ class Client:
         return status
 
 
-def expect_refusals(folder, certificate, key):
+class Router(Server):
+    COMMAND = "route"
+
+
+def expect_refusals(command, folder, certificate, key):
     other = make_identity(folder, "other")[1]
     for flags, words in ((("--ssl-certfile", "/none.pem"), "/none.pem"),
                          (("--ssl-certfile", certificate, "--ssl-keyfile", other), "is not that of the certificate"),
                          (("--ssl-keyfile", key), "need --ssl-certfile")):
-        refused = run("serve", "--port", "0", *flags)
+        refused = run(command, "--port", "0", *flags)
         assert refused.returncode != 0 and words in refused.stderr, refused.stderr
 
 
@@ -105,15 +109,25 @@ def expect_reload(server, folder, certificate, key):
     return len(statuses)
 
 
+def expect_https(kind, folder, certificate, key, *flags):
+    expect_refusals(kind.COMMAND, folder, certificate, key)
+    with kind("--ssl-certfile", certificate, "--ssl-keyfile", key, *flags) as server:
+        assert "ready url=https://127.0.0.1:" in server.output()
+        if flags:
+            wait_until(lambda: "worker healthy" in server.output(), "the worker is healthy")
+        expect_streams(server.port, certificate)
+        num_calls = expect_reload(server, folder, certificate, key)
+        assert server.stop() == 0
+    return num_calls
+
+
 def main():
     with tempfile.TemporaryDirectory() as folder:
         certificate, key = make_identity(folder, "first")
-        expect_refusals(folder, certificate, key)
-        with Server("--ssl-certfile", certificate, "--ssl-keyfile", key) as server:
-            assert "ready url=https://127.0.0.1:" in server.output()
-            expect_streams(server.port, certificate)
-            num_calls = expect_reload(server, folder, certificate, key)
-            assert server.stop() == 0
+        num_calls = expect_https(Server, folder, certificate, key)
+        with Server() as worker:
+            certificate, key = make_identity(folder, "router")
+            num_calls += expect_https(Router, folder, certificate, key, "--worker", f"http://127.0.0.1:{worker.port}")
     print(f"{num_calls} calls while the certificate changed")
 
 
