@@ -489,6 +489,10 @@ void add_answer_rows(SettingTable& table, ServerConfig& server) {
   table.integer("stream-interval", server.stream_interval, 1, 65536,
                 "tokens between two events of a stream");
   table.toggle("log-requests", server.log_requests, "one line at the end of each request");
+  table.text("otlp-traces-endpoint", server.otlp_traces_endpoint, "URL",
+             "OpenTelemetry collector that gets spans of each request: http://HOST:4318 (OTLP over "
+             "HTTP)");
+  table.text("otlp-service-name", server.otlp_service_name, "NAME", "the server's name in traces");
 }
 
 void add_playground_row(SettingTable& table, ServerConfig& server) {

@@ -7,6 +7,7 @@
 #include "server/authorize.h"
 #include "server/cache_namespace.h"
 #include "server/observations.h"
+#include "server/tracing/span_exporter.h"
 
 namespace espalier::server {
 
@@ -59,10 +60,9 @@ Generation::~Generation() {
       context_->observed->requests.finish(sample.log, "abort", std::chrono::steady_clock::now());
 }
 
-void Generation::set_tenant(TenantPtr tenant, bool is_line) {
-  tenant_ = std::move(tenant);
-  is_line_ = is_line;
-  if (tenant_ != nullptr && !is_line) waiting_.emplace(tenant_);
+void Generation::set_caller(Caller caller) {
+  caller_ = std::move(caller);
+  if (caller_.tenant != nullptr && !caller_.is_line) waiting_.emplace(caller_.tenant);
 }
 
 void Generation::begin() {
@@ -74,10 +74,10 @@ void Generation::begin() {
   for (GenerationItem& item : items_)
     if (item.request.session)
       item.request.session->id =
-          owned_id(context_->tenants.get(), tenant_.get(), item.request.session->id);
-  if (tenant_ != nullptr) {
+          owned_id(context_->tenants.get(), caller_.tenant.get(), item.request.session->id);
+  if (caller_.tenant != nullptr) {
     for (const GenerationItem& item : items_)
-      if (const Status may = tenant_->check_priority(item.request.priority); !may.ok())
+      if (const Status may = caller_.tenant->check_priority(item.request.priority); !may.ok())
         return failed(may);
     if (!admit()) return;
   }
@@ -87,7 +87,8 @@ void Generation::begin() {
   const TimePoint now = std::chrono::steady_clock::now();
   for (Sample& sample : samples_)
     sample.log = context_->observed->requests.begin(
-        sample.rid, tenant_ != nullptr ? tenant_->name() : std::string_view(), stream_, now);
+        sample.rid, caller_.tenant != nullptr ? caller_.tenant->name() : std::string_view(),
+        stream_, now);
   for (size_t i = 0; i < items_.size() && !response_->closed(); ++i) {
     const auto submitted =
         context_->engine.submit(take_request(items_[i]), [self, i](TokenEvent&& event) {
@@ -115,20 +116,20 @@ bool Generation::admit() {
   int64_t tokens = 0;
   for (GenerationItem& item : items_) {
     GenerateRequest& request = item.request;
-    request.tenant = tenant_->name();
-    request.tenant_weight = tenant_->weight();
-    request.extra_key = cache_namespace(tenant_->name(), request.extra_key);
+    request.tenant = caller_.tenant->name();
+    request.tenant_weight = caller_.tenant->weight();
+    request.extra_key = cache_namespace(caller_.tenant->name(), request.extra_key);
     const auto answer = request.embed ? 0 : request.sampling.max_new_tokens.value_or(kAnswerTokens);
     tokens += std::ssize(request.input_ids) + std::ssize(request.text) / kBytesPerToken +
               int64_t{answer} * std::clamp(request.sampling.n, 1, 1024);
   }
   const TimePoint now = std::chrono::steady_clock::now();
-  const auto wait = tenant_->admit(tokens, now);
+  const auto wait = caller_.tenant->admit(tokens, now);
   if (!wait) {
-    reservation_.emplace(tenant_, tokens);
+    reservation_.emplace(caller_.tenant, tokens);
     return true;
   }
-  if (!is_line_) tenant_->count_refusal();
+  if (!caller_.is_line) caller_.tenant->count_refusal();
   retry_after_ = std::chrono::ceil<std::chrono::seconds>(*wait).count();
   const Status status =
       error(StatusCode::kResourceExhausted,
@@ -241,11 +242,34 @@ void Generation::observe(Sample& sample, const TokenEvent& event) {
   metrics.observe_finish(event.stats, priority);
   if (sample.log != nullptr)
     context_->observed->requests.finish(sample.log, finish_name(*event.finish).data(), now);
+  record_span(sample, event, now);
   if (context_->config.log_requests) {
     log_info("request rid={} prompt_tokens={} cached_tokens={} completion_tokens={} end={}",
              sample.rid, event.stats.prompt_tokens, event.stats.cached_tokens,
              event.stats.completion_tokens, finish_name(*event.finish));
   }
+}
+
+void Generation::record_span(const Sample& sample, const TokenEvent& last, TimePoint now) const {
+  SpanExporter* const exporter = context_->observed->spans.get();
+  if (exporter == nullptr) return;
+  const GenerateRequest& request = sample.item->request;
+  RequestSpan span{.parent = caller_.trace,
+                   .operation = request.embed ? "embeddings" : caller_.operation,
+                   .rid = sample.rid,
+                   .model = context_->model_name,
+                   .end = std::string(finish_name(*last.finish)),
+                   .failure = last.finish->status.message(),
+                   .stats = last.stats,
+                   .arrived = sample.log != nullptr ? sample.log->arrived : now,
+                   .ended = now};
+  if (caller_.tenant != nullptr) span.tenant = caller_.tenant->name();
+  if (!request.embed) {
+    span.temperature = request.sampling.temperature;
+    span.top_p = request.sampling.top_p;
+    span.max_tokens = request.sampling.max_new_tokens;
+  }
+  exporter->add(std::move(span));
 }
 
 // A client that is behind gets fewer events with more in each: those of /generate hold all so far.
@@ -328,8 +352,8 @@ void Generation::abort_open() {
 }
 
 void Generation::add_rate_limits(net::Headers& headers) const {
-  if (tenant_ == nullptr) return;
-  for (auto& header : tenant_->headers(std::chrono::steady_clock::now()))
+  if (caller_.tenant == nullptr) return;
+  for (auto& header : caller_.tenant->headers(std::chrono::steady_clock::now()))
     headers.push_back(std::move(header));
 }
 

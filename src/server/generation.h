@@ -18,6 +18,7 @@
 #include "server/json_writer.h"
 #include "server/request_log.h"
 #include "server/tenants.h"
+#include "server/tracing/request_span.h"
 
 namespace espalier::server {
 
@@ -55,15 +56,22 @@ struct Sample {
   LoggedRequestPtr log;  // null before begin()
 };
 
+// Who made a request, and how.
+struct Caller {
+  TenantPtr tenant;      // whose key the request brought; null: nobody's
+  bool is_line = false;  // it is a line of a batch, which waits where a client is refused
+  std::optional<TraceParent> trace;                // its header `traceparent`
+  std::string_view operation = "text_completion";  // as RequestSpan names it
+};
+
 class Generation : public std::enable_shared_from_this<Generation> {
  public:
   Generation(ContextPtr context, net::ResponsePtr response, std::vector<GenerationItem> items,
              bool stream);
   virtual ~Generation();
 
-  // Whose key the request brought; null: nobody's. is_line: it is a line of a batch, which waits
-  // where a client is refused. Before begin().
-  void set_tenant(TenantPtr tenant, bool is_line);
+  // Before begin().
+  void set_caller(Caller caller);
   // Submits every prompt. All further life is the engine's events.
   void begin();
 
@@ -98,6 +106,7 @@ class Generation : public std::enable_shared_from_this<Generation> {
   void finish_whole();
   void stream_sample(Sample& sample);
   void observe(Sample& sample, const TokenEvent& event);
+  void record_span(const Sample& sample, const TokenEvent& last, TimePoint now) const;
   void abort_open();
   net::Headers headers(std::string content_type) const;
   void add_rate_limits(net::Headers& headers) const;
@@ -107,8 +116,7 @@ class Generation : public std::enable_shared_from_this<Generation> {
   std::vector<GenerationItem> items_;
   std::vector<Sample> samples_;
   const bool stream_;
-  TenantPtr tenant_;
-  bool is_line_ = false;                         // see set_tenant()
+  Caller caller_;
   std::optional<WaitingCall> waiting_;           // a client's, until its first token or its end
   std::optional<TokenReservation> reservation_;  // of the tenant's tokens
   int64_t retry_after_ = 0;                      // seconds, where the tenant's limits refuse it

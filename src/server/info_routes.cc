@@ -386,6 +386,8 @@ void handle_metrics(const ContextPtr& context, HttpRequest&&, ResponsePtr respon
     for (const TenantPtr& tenant : context->tenants->all())
       http.num_refused.emplace_back(tenant->name(), tenant->num_refused());
   answer.body = context->observed->metrics.scrape(context->engine, http);
+  if (context->observed->spans != nullptr)
+    append_metrics(answer.body, context->observed->spans->counts());
   response->send(std::move(answer));
 }
 

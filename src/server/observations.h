@@ -6,6 +6,7 @@
 
 #include "server/metrics.h"
 #include "server/request_log.h"
+#include "server/tracing/span_exporter.h"
 #include "server/tree_mirror.h"
 
 namespace espalier::server {
@@ -18,6 +19,7 @@ struct Observations {
 
   Metrics metrics;                        // GET /metrics
   RequestLog requests;                    // GET /requests
+  std::unique_ptr<SpanExporter> spans;    // null without --otlp-traces-endpoint
   const std::shared_ptr<TreeWatch> tree;  // GET /cache_tree; shared with a reading under way
 };
 

@@ -248,6 +248,11 @@ Result<std::unique_ptr<Server>> Server::create(ServerConfig config, Engine& engi
   }
   ESP_RETURN_IF_ERROR(choose_parsers(context));
   context.observed = std::make_unique<server::Observations>(context.model_name, engine);
+  if (!context.config.otlp_traces_endpoint.empty()) {
+    ESP_ASSIGN_OR_RETURN(context.observed->spans,
+                         server::SpanExporter::start(context.config.otlp_traces_endpoint,
+                                                     context.config.otlp_service_name));
+  }
   context.workers = std::make_unique<server::WorkerPool>(context.config.worker_threads);
   return std::unique_ptr<Server>(new Server(std::move(impl)));
 }

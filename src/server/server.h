@@ -55,6 +55,9 @@ struct ServerConfig {
   bool incremental_streaming_output = false;  // --incremental-streaming-output: deltas in /generate
   int32_t stream_interval = 1;                // --stream-interval: tokens between two stream events
   bool log_requests = false;                  // --log-requests: one line at each request's end
+  // --otlp-traces-endpoint: a collector that gets spans of each request; empty: none.
+  std::string otlp_traces_endpoint;
+  std::string otlp_service_name = "espalier";  // --otlp-service-name
   // --enable-playground: a page for browsers at `/`. Not set: where the host is bound to loopback.
   std::optional<bool> enable_playground;
 

@@ -17,8 +17,11 @@ template <typename Parse, typename Make>
 void start_generation(const ContextPtr& context, net::HttpRequest&& request,
                       net::ResponsePtr response, Dialect dialect, Parse parse, Make make) {
   const size_t size = request.body.size();
-  const TenantPtr tenant = tenant_of(context->tenants.get(), request);
-  const bool is_line = !request.tenant.empty();
+  const std::string* const parent = request.header("traceparent");
+  const Caller caller{.tenant = tenant_of(context->tenants.get(), request),
+                      .is_line = !request.tenant.empty(),
+                      .trace = parent != nullptr ? TraceParent::parse(*parent) : std::nullopt,
+                      .operation = traced_operation(request.path)};
   auto body = std::make_shared<std::string>(std::move(request.body));  // the task is copyable
   context->run_sized(size, response, [=] {
     bool malformed = false;
@@ -31,7 +34,7 @@ void start_generation(const ContextPtr& context, net::HttpRequest&& request,
       return;
     }
     if (const std::shared_ptr<Generation> made = make(context, response, std::move(*parsed))) {
-      made->set_tenant(tenant, is_line);
+      made->set_caller(caller);
       made->begin();
     }
   });
