@@ -1,11 +1,10 @@
 #include "text/tokenizer/stored_tokenizer.h"
 
-#include <fmt/ranges.h>
-
 #include <boost/json.hpp>
 #include <cmath>
 
 #include "text/tokenizer/bpe.h"
+#include "text/tokenizer/named_splits.h"
 #include "text/tokenizer/pipeline_tokenizer.h"
 #include "text/tokenizer/sentencepiece_tokenizer.h"
 
@@ -17,89 +16,6 @@ using PieceType = SentencePieceModel::PieceType;
 
 // Types of tokens as GGUF numbers them.
 constexpr int32_t kControl = 3, kUserDefined = 4;
-
-// The expressions of the models' own tokenizer.json files; each cuts a text into the words within
-// which merges happen.
-constexpr const char* kGpt2 =
-    R"('s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+)";
-constexpr const char* kLlama3 =
-    R"((?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+)";
-constexpr const char* kQwen2 =
-    R"((?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+)";
-constexpr const char* kQwen35 =
-    R"((?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+)";
-constexpr const char* kO200k =
-    R"([^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+)";
-constexpr const char* kTekken =
-    R"([^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+)";
-constexpr const char* kFalconSymbols = R"([\p{P}\$\+<=>\^~\|`]+)";
-constexpr const char* kThreeDigits = "[0-9][0-9][0-9]";
-
-// How a name cuts words: expressions, one after the other. Source: llama.cpp, llama-vocab.cpp.
-struct NamedSplit {
-  std::vector<std::string_view> names;
-  std::vector<const char*> expressions;
-  bool whole_words_first = false;  // a word that is a token needs no merges
-  bool add_bos = false;            // where the file does not say
-};
-
-const std::vector<NamedSplit>& named_splits() {
-  static const std::vector<NamedSplit> all = {
-      {{"gpt-2", "phi-2", "jina-es", "jina-de", "gigachat", "jina-v2-es", "jina-v2-de", "a.x-4.0",
-        "mellum", "mpt", "olmo", "jais", "trillion", "granite-docling", "roberta-bpe"},
-       {kGpt2}},
-      {{"llama3", "llama-v3", "llama-bpe", "falcon3", "falcon-h1", "pixtral", "midm-2.0", "lfm2"},
-       {kLlama3},
-       /*whole_words_first=*/true,
-       /*add_bos=*/true},
-      {{"dbrx", "smaug-bpe", "chatglm-bpe", "glm4"}, {kLlama3}},
-      {{"qwen2", "deepseek-r1-qwen", "kormo", "stablelm2", "hunyuan", "megrez"}, {kQwen2}},
-      {{"qwen35"}, {kQwen35}},
-      {{"gpt-4o", "llama4"}, {kO200k}},
-      {{"tekken"}, {kTekken}, /*whole_words_first=*/true, /*add_bos=*/true},
-      {{"starcoder", "refact", "command-r", "smollm", "codeshell", "exaone", "minerva-7b"},
-       {R"(\p{N})", kGpt2}},
-      {{"falcon"}, {kFalconSymbols, kGpt2, kThreeDigits}},
-      {{"deepseek-coder"},
-       {R"([\r\n])", R"(\s?\p{L}+)", R"(\s?\p{P}+)", "[一-龥ࠀ-一가-퟿]+", R"(\p{N})"}},
-      {{"deepseek-v3", "hunyuan-dense"},
-       {R"(\p{N}{1,3})", "[一-龥぀-ゟ゠-ヿ]+",
-        R"([!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+)"}},
-      {{"bloom", "poro-chat", "gpt3-finnish"}, {" ?[^(\\s|.,!?…。，、।۔،)]+"}},
-      {{"viking"}, {" ?[^(\\s|.,!?…。，、।۔،)]+", R"(\p{N})"}},
-      {{"default", ""}, {R"([\p{P}\$\+<=>\^~\|]+)", kGpt2, R"(\p{N}+)", kThreeDigits}},
-  };
-  return all;
-}
-
-// An unknown name is refused rather than cut by a default: other words give other ids without any
-// sign of it.
-Result<const NamedSplit*> find_split(const std::string& name) {
-  std::vector<std::string_view> known;
-  for (const NamedSplit& split : named_splits()) {
-    for (const std::string_view one : split.names) {
-      if (one == name) return &split;
-      if (!one.empty()) known.push_back(one);
-    }
-  }
-  return fail(error(StatusCode::kUnimplemented,
-                    "the pre-tokeniser '{}' is not known; those that are: {}. Give the model's "
-                    "tokenizer.json with --tokenizer-path",
-                    name, fmt::join(known, ", ")));
-}
-
-Result<PreTokenizer> make_pre_tokenizer(const NamedSplit& split) {
-  json::array steps;
-  for (const char* expression : split.expressions) {
-    steps.push_back({{"type", "Split"},
-                     {"pattern", {{"Regex", expression}}},
-                     {"behavior", "Isolated"},
-                     {"invert", false}});
-  }
-  steps.push_back({{"type", "ByteLevel"}, {"add_prefix_space", false}, {"use_regex", false}});
-  return PreTokenizer::parse({{"type", "Sequence"}, {"pretokenizers", std::move(steps)}},
-                             "pre_tokenizer");
-}
 
 Status check_id(std::optional<int32_t> id, std::string_view what, size_t size) {
   if (!id || (*id >= 0 && static_cast<size_t>(*id) < size)) return {};
@@ -201,8 +117,9 @@ Result<std::vector<BpeModel::Merge>> read_merges(const StoredVocabulary& stored,
 }
 
 Result<std::unique_ptr<Tokenizer>> make_byte_level(StoredVocabulary stored) {
-  ESP_ASSIGN_OR_RETURN(const NamedSplit* split, find_split(stored.pre_tokenizer));
-  ESP_ASSIGN_OR_RETURN(PreTokenizer pre_tokenizer, make_pre_tokenizer(*split));
+  ESP_ASSIGN_OR_RETURN(const NamedSplit* split, find_named_split(stored.pre_tokenizer));
+  ESP_ASSIGN_OR_RETURN(PreTokenizer pre_tokenizer,
+                       PreTokenizer::parse(split->pre_tokenizer(), "pre_tokenizer"));
   ESP_ASSIGN_OR_RETURN(Decoder decoder,
                        Decoder::parse(json::object{{"type", "ByteLevel"}}, "decoder"));
   PipelineTokenizer::Parts parts{
