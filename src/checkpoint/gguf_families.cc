@@ -404,6 +404,33 @@ std::string GgufFamily::name_of(std::string_view name) const {
   return fmt::format("{}{}{}", prefix, found, kind);
 }
 
+std::optional<std::string> GgufFamily::gguf_name_of(std::string_view name) const {
+  const size_t dot = name.rfind('.');
+  if (dot == std::string_view::npos) return std::nullopt;
+  std::string_view stem = name.substr(0, dot);
+  const std::string_view kind = name.substr(dot);
+  std::string prefix;
+  const bool is_layer = stem.starts_with(layer_prefix);
+  if (is_layer) {
+    stem.remove_prefix(layer_prefix.size());
+    const size_t end = stem.find('.');
+    if (end == std::string_view::npos) return std::nullopt;
+    prefix = fmt::format("blk.{}.", stem.substr(0, end));
+    stem.remove_prefix(end + 1);
+  }
+  for (const std::span<const GgufName> names :
+       {is_layer ? layer : outer,
+        is_layer ? std::span<const GgufName>(kLayerNames) : std::span<const GgufName>(kOuterNames)})
+    for (const GgufName& each : names)
+      if (each.hugging_face == stem) return fmt::format("{}{}{}", prefix, each.gguf, kind);
+  return std::nullopt;
+}
+
+const GgufFamily* find_gguf_family(std::string_view architecture) {
+  const auto found = std::ranges::find(kFamilies, architecture, &GgufFamily::hugging_face);
+  return found == std::end(kFamilies) ? nullptr : &*found;
+}
+
 const GgufFamily* find_gguf_family(const GgufFile& file) {
   const std::string_view name = file.string("general.architecture").value_or("");
   const std::string_view variant = variant_of(file, name);

@@ -56,11 +56,16 @@ struct GgufFamily {
   // "blk.3.attn_q.weight" to "model.layers.3.self_attn.q_proj.weight"; the file's own for a name
   // that is not known, for the loader to refuse.
   std::string name_of(std::string_view name) const;
+  // The way back, for names that stand for one tensor each; nothing for a name that is not known.
+  std::optional<std::string> gguf_name_of(std::string_view hugging_face_name) const;
 };
 
 // By general.architecture, and what the metadata say beside it (Mixtral is a "llama" with experts).
 // Null where it is not known.
 const GgufFamily* find_gguf_family(const GgufFile& file);
+
+// The family that a folder's config.json names (architectures[0]). Null where it is not known.
+const GgufFamily* find_gguf_family(std::string_view hugging_face_architecture);
 
 const GgufTensor* find_gguf_tensor(const GgufFile& file, std::string_view name);
 // The elements of a tensor of floats.

@@ -192,7 +192,9 @@ Status GgufFile::read_header() {
     std::string_view key;
     uint32_t type = 0;
     GgufValue value;
-    if (!reader.string(key) || !reader.number(type)) {
+    const bool named = reader.string(key);
+    const size_t begin = reader.position();
+    if (!named || !reader.number(type)) {
       return error(StatusCode::kDataLoss, "metadata key {} of {} is cut short", i, num_keys);
     }
     if (type >= kValueTypesEnd) {
@@ -203,6 +205,7 @@ Status GgufFile::read_header() {
       return error(StatusCode::kDataLoss, "the metadata value of '{}' is malformed or cut short",
                    key);
     }
+    entries_.push_back({key, file_.bytes().subspan(begin, reader.position() - begin)});
     if (!metadata_.emplace(key, std::move(value)).second) {
       return error(StatusCode::kDataLoss, "the metadata key '{}' stands twice", key);
     }

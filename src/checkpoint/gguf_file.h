@@ -27,6 +27,12 @@ struct GgufValue {
   std::variant<int64_t, double, bool, std::string_view, Strings, Integers, Numbers> value;
 };
 
+// A key of the metadata with its type and value as the file has them.
+struct GgufEntry {
+  std::string_view key;
+  std::span<const std::byte> bytes;
+};
+
 struct GgufTensor {
   std::string_view name;
   const BlockType* type = nullptr;
@@ -48,6 +54,7 @@ class GgufFile {
   const std::filesystem::path& path() const { return file_.path(); }
   void release(std::span<const std::byte> part) const { file_.release(part); }
 
+  const std::vector<GgufEntry>& entries() const { return entries_; }  // in the file's order
   // Null when there is no such key.
   const GgufValue* find(std::string_view key) const;
   // The value; nothing when it is absent, or of another kind.
@@ -72,6 +79,7 @@ class GgufFile {
 
   MappedFile file_;
   std::map<std::string_view, GgufValue> metadata_;
+  std::vector<GgufEntry> entries_;
   std::vector<GgufTensor> tensors_;
 };
 

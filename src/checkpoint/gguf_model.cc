@@ -310,7 +310,7 @@ std::optional<std::filesystem::path> find_gguf(const std::filesystem::path& mode
   return first;
 }
 
-Result<JsonObject> gguf_config(const GgufFile& file) {
+Result<std::string> gguf_config_text(const GgufFile& file, std::string_view torch_dtype) {
   const std::optional<std::string_view> name = file.string("general.architecture");
   if (!name) {
     return fail(error(StatusCode::kDataLoss,
@@ -332,13 +332,27 @@ Result<JsonObject> gguf_config(const GgufFile& file) {
   config["tie_word_embeddings"] = find_gguf_tensor(file, "output.weight") == nullptr;
   const bool is_float32 = std::all_of(file.tensors().begin(), file.tensors().end(),
                                       [](const GgufTensor& t) { return t.type->name == "F32"; });
-  config["torch_dtype"] = is_float32 ? "float32" : "bfloat16";
+  config["torch_dtype"] = !torch_dtype.empty() ? torch_dtype : is_float32 ? "float32" : "bfloat16";
   json::array eos;
   for (const char* key : {"tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id"}) {
     if (const auto id = file.integer(key)) eos.push_back(*id);
   }
   if (!eos.empty()) config["eos_token_id"] = std::move(eos);
-  return JsonObject::parse(json::serialize(config), file.path().string());
+  return json::serialize(config);
+}
+
+Result<JsonObject> gguf_config(const GgufFile& file) {
+  ESP_ASSIGN_OR_RETURN(const std::string text, gguf_config_text(file));
+  return JsonObject::parse(text, file.path().string());
+}
+
+std::vector<float> llama3_rope_factors(double factor, double original_context, double theta,
+                                       size_t num_pairs) {
+  const Llama3Scaling scaling{.factor = factor, .original_context = original_context};
+  std::vector<float> factors(num_pairs);
+  for (size_t i = 0; i < num_pairs; ++i)
+    factors[i] = static_cast<float>(llama3_factor(scaling, theta, i, num_pairs));
+  return factors;
 }
 
 Result<std::vector<CheckpointTensor>> gguf_tensors(const std::vector<GgufFile>& files) {

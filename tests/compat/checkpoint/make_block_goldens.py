@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """Writes tests/golden/checkpoint/*.safetensors: random blocks of each GGUF type and what the `gguf`
-package makes of them; FP8 numbers as torch reads them; a GPTQ and an AWQ matrix, unpacked as AutoGPTQ
+package makes of them; random numbers and the blocks that it makes of them; FP8 numbers as torch reads them; a GPTQ and an AWQ matrix, unpacked as AutoGPTQ
 and AutoAWQ unpack them.
 
     python tests/compat/checkpoint/make_block_goldens.py tests/golden/checkpoint
@@ -36,6 +36,19 @@ def blocks_of(kind, rng):
     if elements == 1:
         data = rng.normal(0, 1, count).astype(np.float16).reshape(-1, 1).view(np.uint8)
     return data
+
+
+def encoded():
+    """Rows of many sizes: around zero, beside it, equal ones, tiny ones, and zeros."""
+    rng = np.random.default_rng(10)
+    rows = [rng.normal(0, 10.0 ** rng.integers(-4, 3), 32) for _ in range(24)]
+    rows += [rng.normal(5, 0.5, 32) for _ in range(4)] + [rng.integers(-9, 9, 32) / 4 for _ in range(4)]
+    rows += [np.full(32, -0.75), np.zeros(32), np.linspace(-1, 1, 32), rng.normal(0, 1e-9, 32)]
+    values = np.array(rows, dtype=np.float32)
+    tensors = {"values": values.reshape(-1)}
+    for kind in (T.F16, T.BF16, T.Q8_0, T.Q5_1, T.Q5_0, T.Q4_1, T.Q4_0):
+        tensors[f"{kind.name}.blocks"] = np.ascontiguousarray(quants.quantize(values, kind)).view(np.uint8).reshape(-1)
+    return tensors
 
 
 def gptq(rng, bits):
@@ -83,6 +96,7 @@ def main():
         tensors[f"{kind.name}.blocks"] = data.reshape(-1)
         tensors[f"{kind.name}.values"] = quants.dequantize(data, kind).astype(np.float32).reshape(-1)
     save_file(tensors, folder / "blocks.safetensors")
+    save_file(encoded(), folder / "encoded.safetensors")
 
     every = torch.arange(256, dtype=torch.uint8)
     for name in ("e4m3fn", "e5m2", "e8m0fnu"):
