@@ -380,11 +380,12 @@ void handle_metrics(const ContextPtr& context, HttpRequest&&, ResponsePtr respon
   Metrics::Http http;
   if (const net::HttpServer* server = context->http) {
     const net::HttpServerStats s = server->stats();
-    http = {s.connections_open, s.dropped_slow_total, context->accounts, {}};
+    http = {s.connections_open, s.dropped_slow_total, context->accounts, {}, {}};
   }
   if (context->tenants != nullptr)
     for (const TenantPtr& tenant : context->tenants->all())
       http.num_refused.emplace_back(tenant->name(), tenant->num_refused());
+  if (context->observed->gpus != nullptr) http.gpus = context->observed->gpus->figures();
   answer.body = context->observed->metrics.scrape(context->engine, http);
   if (context->observed->spans != nullptr)
     append_metrics(answer.body, context->observed->spans->counts());

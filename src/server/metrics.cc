@@ -152,6 +152,22 @@ class Figures {
     }
     families_.push_back(std::move(family));
   }
+  // One series for each GPU that reports the figure.
+  template <typename Get>
+  void gpus(const std::string& name, const char* help, const std::vector<cuda::GpuFigures>& gpus,
+            Get get) {
+    prometheus::MetricFamily family{name, help, prometheus::MetricType::Gauge, {}};
+    for (const cuda::GpuFigures& gpu : gpus) {
+      const std::optional<double> value = get(gpu);
+      if (!value) continue;
+      prometheus::ClientMetric metric = labelled();
+      metric.label.push_back({"gpu", std::to_string(gpu.index)});
+      metric.label.push_back({"gpu_name", gpu.name});
+      metric.gauge.value = *value;
+      family.metric.push_back(std::move(metric));
+    }
+    if (!family.metric.empty()) families_.push_back(std::move(family));
+  }
   std::string text() const { return prometheus::TextSerializer().Serialize(families_); }
 
  private:
@@ -281,6 +297,22 @@ void add_steps(Figures& f, const EngineStats& s) {
             s.num_cache_events_overwritten_total);
 }
 
+void add_gpus(Figures& f, const std::vector<cuda::GpuFigures>& gpus) {
+  using Gpu = cuda::GpuFigures;
+  f.gpus("espalier:gpu_memory_used_bytes", "Memory of the GPU that programs hold.", gpus,
+         [](const Gpu& gpu) { return static_cast<double>(gpu.memory_used_bytes); });
+  f.gpus("espalier:gpu_memory_total_bytes", "Memory of the GPU.", gpus,
+         [](const Gpu& gpu) { return static_cast<double>(gpu.memory_total_bytes); });
+  f.gpus("espalier:gpu_utilization", "Share of the time in which a kernel ran.", gpus,
+         [](const Gpu& gpu) { return gpu.utilisation; });
+  f.gpus("espalier:gpu_temperature_celsius", "Temperature of the GPU.", gpus,
+         [](const Gpu& gpu) { return gpu.temperature_celsius; });
+  f.gpus("espalier:gpu_power_watts", "Power that the GPU draws.", gpus,
+         [](const Gpu& gpu) { return gpu.power_watts; });
+  f.gpus("espalier:gpu_power_limit_watts", "Power that it may draw.", gpus,
+         [](const Gpu& gpu) { return gpu.power_limit_watts; });
+}
+
 void add_images(Figures& f, const EngineStats& s) {
   f.counter("espalier:images_total", "Pictures that requests brought.", s.num_images_total);
   f.counter("espalier:images_encoded_total",
@@ -329,6 +361,7 @@ std::string Metrics::scrape(const Engine& engine, const Http& http) const {
   add_grammars(f, s);
   add_tiers(f, s);
   add_adapters(f, engine);
+  add_gpus(f, http.gpus);
   for (const auto& account : http.accounts) add_memory(f, *account);
   f.gauge("espalier:http_connections", "Connections that are open.", http.connections_open);
   f.counter("espalier:http_dropped_slow_total", "Clients dropped because they did not read.",

@@ -7,6 +7,7 @@
 
 #include "base/memory_account.h"
 #include "engine/engine.h"
+#include "engine/startup/gpu_watch.h"
 
 namespace espalier::server {
 
@@ -31,6 +32,7 @@ class Metrics {
     int64_t dropped_slow_total = 0;
     std::vector<std::shared_ptr<MemoryAccount>> accounts;
     std::vector<std::pair<std::string, int64_t>> num_refused;  // calls, by tenant
+    std::vector<cuda::GpuFigures> gpus;                        // of this computer
   };
   // The exposition text: what was observed, and the engine's figures as they are now.
   std::string scrape(const Engine& engine, const Http& http) const;

@@ -15,12 +15,14 @@ namespace espalier::server {
 struct Observations {
   Observations(const std::string& model_name, Engine& engine)
       : metrics(model_name, engine.config().schedule_policy == "priority"),
-        tree(make_tree_watch(engine)) {}
+        tree(make_tree_watch(engine)),
+        gpus(watch_gpus(engine.config())) {}
 
   Metrics metrics;                        // GET /metrics
   RequestLog requests;                    // GET /requests
   std::unique_ptr<SpanExporter> spans;    // null without --otlp-traces-endpoint
   const std::shared_ptr<TreeWatch> tree;  // GET /cache_tree; shared with a reading under way
+  const std::unique_ptr<GpuWatch> gpus;   // GET /metrics; null where the processor computes
 };
 
 }  // namespace espalier::server

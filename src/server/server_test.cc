@@ -7,6 +7,7 @@
 
 #include "net/test_socket.h"
 #include "server/json_fields.h"
+#include "server/metrics.h"
 #include "server/test_server.h"
 
 namespace espalier::server {
@@ -52,6 +53,29 @@ TEST_F(ServerTest, Keys) {
       EXPECT_EQ(answer.body, R"({"error":"Unauthorized"})");
     }
   }
+}
+
+TEST_F(ServerTest, FiguresOfGpusAreOnesOfMetrics) {
+  const Metrics metrics("m", false);
+  EXPECT_THAT(metrics.scrape(engine_, {}), Not(HasSubstr("espalier:gpu_")));
+  const cuda::GpuFigures whole{.index = 1,
+                               .name = "NVIDIA H100",
+                               .memory_used_bytes = 60,
+                               .memory_total_bytes = 80,
+                               .utilisation = 0.5,
+                               .temperature_celsius = 64,
+                               .power_watts = 412.5,
+                               .power_limit_watts = 700};
+  const std::string text = metrics.scrape(engine_, {.gpus = {whole, {.index = 2, .name = "T4"}}});
+  const auto series = [](std::string_view name, int gpu, std::string_view model) {
+    return fmt::format("\nespalier:{}{{model_name=\"m\",gpu=\"{}\",gpu_name=\"{}\"}} ", name, gpu,
+                       model);
+  };
+  EXPECT_THAT(text, HasSubstr(series("gpu_memory_used_bytes", 1, "NVIDIA H100") + "60\n"));
+  EXPECT_THAT(text, HasSubstr(series("gpu_utilization", 1, "NVIDIA H100") + "0.5\n"));
+  EXPECT_THAT(text, HasSubstr(series("gpu_power_limit_watts", 1, "NVIDIA H100") + "700\n"));
+  EXPECT_THAT(text, HasSubstr(series("gpu_memory_total_bytes", 2, "T4") + "0\n"));
+  EXPECT_THAT(text, Not(HasSubstr(series("gpu_power_watts", 2, "T4"))));
 }
 
 TEST_F(ServerTest, AdminRoutesTakeTheOrdinaryKeyWhereThereIsNoOther) {
