@@ -16,16 +16,16 @@ namespace espalier::server {
 
 namespace {
 
-constexpr size_t kTasksMax = 64;  // each may hold a body of the largest size
 // A body of this size parses and tokenises in about a millisecond.
 constexpr size_t kInlineBytes = 16 << 10;
 
 }  // namespace
 
-WorkerPool::WorkerPool(int num_threads) : tasks_(kTasksMax) {
+WorkerPool::WorkerPool(int num_threads, std::string_view name, size_t tasks_max)
+    : tasks_(tasks_max) {
   for (int i = 0; i < num_threads; ++i) {
-    threads_.emplace_back([this, i] {
-      set_thread_name(fmt::format("esp-work-{}", i));
+    threads_.emplace_back([this, thread_name = fmt::format("{}-{}", name, i)] {
+      set_thread_name(thread_name);
       while (auto task = tasks_.pop()) (*task)();
     });
   }
@@ -69,7 +69,7 @@ std::string_view Context::token_bytes(TokenId id) const {
 void Context::run_sized(size_t num_bytes, const net::ResponsePtr& response,
                         std::function<void()> task) {
   if (num_bytes <= kInlineBytes) return task();
-  if (!workers->run([task = std::move(task), response] {
+  if (!threads->workers.run([task = std::move(task), response] {
         try {
           task();
         } catch (const std::exception&) {  // a third party's: bad_alloc

@@ -7,6 +7,7 @@
 #include <mutex>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <thread>
 #include <vector>
 
@@ -36,7 +37,10 @@ inline constexpr std::string_view kCacheHitHeader = "X-Cache-Hit-Rate";
 // Threads for what is too long for an I/O thread.
 class WorkerPool {
  public:
-  explicit WorkerPool(int num_threads);
+  static constexpr size_t kTasksMax = 64;  // each may hold a body of the largest size
+  // `name`: of the threads, with a number behind it.
+  explicit WorkerPool(int num_threads, std::string_view name = "esp-work",
+                      size_t tasks_max = kTasksMax);
   ~WorkerPool() { stop(); }
   // False when the queue is full or stopped.
   bool run(std::function<void()> task) { return tasks_.try_push(std::move(task)); }
@@ -45,6 +49,17 @@ class WorkerPool {
  private:
   BoundedQueue<std::function<void()>> tasks_;
   std::vector<std::thread> threads_;
+};
+
+struct WorkThreads {
+  explicit WorkThreads(int num_workers)
+      : workers(num_workers), grammars(1, "esp-grammar", kGrammarsWaitingMax) {}
+  static constexpr size_t kGrammarsWaitingMax = 4;
+
+  WorkerPool workers;
+  // A thread for grammars that clients want compiled without a request. A hostile one takes as long
+  // as --grammar-compile-seconds allows, which may not be the workers' time.
+  WorkerPool grammars;
 };
 
 // Shared by the routes and by the answers in progress, which may outlive the server by a moment.
@@ -61,7 +76,7 @@ struct Context {
   std::string tool_call_format = "json";            // text/parse/tool_call_parser.h
   std::optional<ReasoningFormat> reasoning_format;  // none: reasoning is text
   std::unique_ptr<Observations> observed;           // what /metrics, /requests and /cache_tree show
-  std::unique_ptr<WorkerPool> workers;
+  std::unique_ptr<WorkThreads> threads;
   std::atomic<const net::HttpServer*> http{nullptr};  // while the server serves
   int64_t created_unix = 0;                           // seconds
   std::atomic<bool> stopping{false};

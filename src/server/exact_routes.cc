@@ -223,7 +223,7 @@ void handle_exact_likelihood(const ContextPtr& context, HttpRequest&& request,
   if (read.ok()) read = check(*body);
   if (!read.ok()) return response->send(malformed_response(read));
   // The first call makes the table of spellings: never on an I/O thread.
-  const bool queued = context->workers->run([context, response, body, tenant] {
+  const bool queued = context->threads->workers.run([context, response, body, tenant] {
     const Status started = start_exact(context, response, std::move(*body), tenant);
     if (!started.ok()) response->send(error_response(Dialect::kNative, started));
   });

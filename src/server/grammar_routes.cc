@@ -89,7 +89,7 @@ HttpResponse explanation(Engine& engine, const CompileBody& body) {
   return HttpResponse::json(200, std::move(out));
 }
 
-// Both wait for a compilation, so a worker does them and never an I/O thread.
+// Both wait for a compilation, so the thread for grammars does them, one after the other.
 void handle_grammar(const ContextPtr& context, HttpRequest&& request, ResponsePtr response,
                     HttpResponse (*make)(Engine&, const CompileBody&)) {
   auto value = parse_json(request.body);
@@ -99,12 +99,14 @@ void handle_grammar(const ContextPtr& context, HttpRequest&& request, ResponsePt
     return response->send(read.code() == StatusCode::kInvalidArgument
                               ? malformed_response(read)
                               : error_response(Dialect::kOpenAi, read));
-  const bool queued = context->workers->run([context, response, make, body = std::move(body)] {
-    response->send(make(context->engine, body));
-  });
+  const bool queued =
+      context->threads->grammars.run([context, response, make, body = std::move(body)] {
+        response->send(make(context->engine, body));
+      });
   if (!queued)
-    response->send(error_response(Dialect::kOpenAi, error(StatusCode::kResourceExhausted,
-                                                          "the server is busy; try again later")));
+    response->send(error_response(Dialect::kOpenAi,
+                                  error(StatusCode::kResourceExhausted,
+                                        "other grammars are being compiled; try again later")));
 }
 
 void handle_grammar_compile(const ContextPtr& context, HttpRequest&& request,

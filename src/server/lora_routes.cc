@@ -64,7 +64,7 @@ void send_adapters(const Context& context, const ResponsePtr& response, const St
 // Runs `call` on a worker: it reads files, or waits for requests.
 void run_call(const ContextPtr& context, const ResponsePtr& response,
               std::function<Status()> call) {
-  const bool queued = context->workers->run([context, response, call = std::move(call)] {
+  const bool queued = context->threads->workers.run([context, response, call = std::move(call)] {
     const Status status = call();
     response->post([context, response, status] { send_adapters(*context, response, status); });
   });

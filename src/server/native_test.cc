@@ -1,6 +1,9 @@
 // /generate over real sockets, answer by answer.
 #include <gmock/gmock.h>
 
+#include <semaphore>
+#include <thread>
+
 #include "net/test_socket.h"
 #include "server/test_server.h"
 
@@ -501,6 +504,43 @@ TEST_F(NativeTest, EngineErrors) {
   ASSERT_EQ(events.size(), 3u);
   EXPECT_EQ(events[1], R"({"error":{"message":"lost"}})");
   EXPECT_EQ(events[2], "[DONE]");
+}
+
+// A grammar that takes long holds neither the workers nor without bound the grammars behind it.
+TEST_F(NativeTest, GrammarsAreExplainedOneAtATime) {
+  std::counting_semaphore<> may_end{0};
+  std::atomic<int> inside{0}, inside_most{0};
+  engine_.set_compile([&]() -> Result<GrammarReport> {
+    inside_most = std::max(inside_most.load(), ++inside);
+    may_end.acquire();
+    --inside;
+    return GrammarReport{};
+  });
+  engine_.set_script({.reply = "ok", .context_length = 1 << 20});
+  start();
+  constexpr int kCalls = 12;
+  std::atomic<int> answered{0}, refused{0};
+  std::vector<std::thread> clients;
+  for (int i = 0; i < kCalls; ++i) {
+    clients.emplace_back([&, i] {
+      const char* path = i % 2 == 0 ? "/v1/grammar/explain" : "/v1/grammar/compile";
+      const Answer answer = post(path, R"({"regex":"a"})");
+      if (answer.status == 503 && answer.header("Retry-After") == "1") ++refused;
+      if (answer.status == 200) ++answered;
+    });
+    if (i == 0) {
+      EXPECT_TRUE(engine_.wait_for([&] { return inside == 1; }));
+    }
+  }
+  // One is compiled and four wait; which calls these are is the threads' chance.
+  EXPECT_TRUE(engine_.wait_for([&] { return refused == kCalls - 5; }));
+  const std::string text(64 << 10, 'a');  // a worker's
+  EXPECT_EQ(post("/generate", R"({"text":")" + text + "\"}").status, 200);
+  EXPECT_EQ(answered, 0);
+  may_end.release(kCalls);
+  for (std::thread& client : clients) client.join();
+  EXPECT_EQ(answered, 5);
+  EXPECT_EQ(inside_most, 1);
 }
 
 TEST_F(NativeTest, LargeBodiesTakeTheWorker) {

@@ -253,7 +253,7 @@ Result<std::unique_ptr<Server>> Server::create(ServerConfig config, Engine& engi
                          server::SpanExporter::start(context.config.otlp_traces_endpoint,
                                                      context.config.otlp_service_name));
   }
-  context.workers = std::make_unique<server::WorkerPool>(context.config.worker_threads);
+  context.threads = std::make_unique<server::WorkThreads>(context.config.worker_threads);
   return std::unique_ptr<Server>(new Server(std::move(impl)));
 }
 
@@ -328,7 +328,8 @@ void Server::stop(Duration timeout) {
   if (impl_->http != nullptr) impl_->http->stop(timeout);
   if (impl_->context->background != nullptr) impl_->context->background->stop();
   impl_->context->http = nullptr;
-  impl_->context->workers->stop();
+  impl_->context->threads->workers.stop();
+  impl_->context->threads->grammars.stop();
   impl_->context->batches.reset();  // answers in progress may outlive the server, its folder not
 }
 

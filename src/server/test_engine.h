@@ -46,6 +46,13 @@ class ScriptedEngine final : public Engine {
   }
   std::vector<LoadedAdapter> adapters() const override { return adapters_; }
   void set_num_waiting(int32_t count);  // as stats() says
+  // What compile_grammar() does, on the caller's thread. REQUIRES: no server runs over it yet.
+  using Compile = std::function<Result<GrammarReport>()>;
+  void set_compile(Compile compile) { compile_ = std::move(compile); }
+  Result<GrammarReport> compile_grammar(const SamplingParams& params,
+                                        size_t num_drawn_states) override {
+    return compile_ ? compile_() : Engine::compile_grammar(params, num_drawn_states);
+  }
   // REQUIRES: no server runs over the engine yet.
   void set_tokenizer(std::unique_ptr<Tokenizer> tokenizer) { tokenizer_ = std::move(tokenizer); }
 
@@ -83,6 +90,7 @@ class ScriptedEngine final : public Engine {
 
   EngineConfig config_;
   std::vector<LoadedAdapter> adapters_;
+  Compile compile_;
   ModelInfo info_;
   std::unique_ptr<Tokenizer> tokenizer_;
   mutable std::mutex mutex_;
