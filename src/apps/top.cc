@@ -78,6 +78,7 @@ class Watcher {
                    view_.url, metrics.status);
     now.at = SteadyClock().now();
     now.metrics = parse_metrics(metrics.body);
+    now.gpus = parse_gpus(metrics.body);
     ESP_ASSIGN_OR_RETURN(const net::HttpResponse requests, client_.get("/requests"));
     if (requests.status == 200) {
       ESP_ASSIGN_OR_RETURN(now.requests, parse_requests(requests.body));
@@ -200,7 +201,7 @@ int run_top(const std::vector<std::string>& args) {
                "terminal");
   CommandLine command{
       "espalier top",
-      "Watches a running server: requests, tokens, cache and queue. Keys: q ends, p "
+      "Watches a running server: requests, tokens, cache, queue and GPUs. Keys: q ends, p "
       "pauses.",
       "Examples:\n"
       "  espalier top\n"

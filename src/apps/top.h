@@ -20,17 +20,28 @@ struct TopRequest {
   bool ended = false;
 };
 
+// The figures of a GPU of the server's computer; below 0: it does not report this one.
+struct TopGpu {
+  int index = 0;
+  std::string name;
+  double memory_used_bytes = -1, memory_total_bytes = -1;
+  double utilization = -1, temperature_celsius = -1, power_watts = -1, power_limit_watts = -1;
+};
+
 // One reading of a server.
 struct TopReading {
   TimePoint at{};
   std::map<std::string, double, std::less<>> metrics;  // summed over labels
   std::vector<TopRequest> requests;  // in flight first, then the last that ended, newest first
+  std::vector<TopGpu> gpus;          // by their indices; empty where the processor computes
   std::string requests_hidden;       // why there are none: no key, say
   double metric(std::string_view name) const;  // 0 where there is none
 };
 
 // Samples of a text in Prometheus' format; buckets of histograms are left out.
 std::map<std::string, double, std::less<>> parse_metrics(std::string_view text);
+// The series espalier:gpu_* of such a text.
+std::vector<TopGpu> parse_gpus(std::string_view text);
 // Of the answer of GET /requests.
 Result<std::vector<TopRequest>> parse_requests(std::string_view json);
 

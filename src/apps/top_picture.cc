@@ -4,6 +4,7 @@
 #include <boost/json.hpp>
 #include <charconv>
 #include <cmath>
+#include <optional>
 
 #include "apps/top.h"
 
@@ -120,6 +121,61 @@ void add_figures(std::vector<std::string>& lines, const TopView& view, const Top
                       .take());
 }
 
+std::string figure(double value, const char* unit) {
+  return value < 0 ? "" : fmt::format("  {:.0f} {}", value, unit);
+}
+
+// A line for each GPU: memory, load, heat and power.
+void add_gpus(std::vector<std::string>& lines, const TopView& view, const TopReading& now) {
+  constexpr double kGB = 1e9, kHotCelsius = 85;
+  for (const TopGpu& gpu : now.gpus) {
+    const double total = std::max(1.0, gpu.memory_total_bytes);
+    std::string power = figure(gpu.power_watts, "W");
+    if (!power.empty() && gpu.power_limit_watts > 0)
+      power = fmt::format("  {:.0f} of {:.0f} W", gpu.power_watts, gpu.power_limit_watts);
+    Line line(view.width, view.colours);
+    line.text(fmt::format("GPU {:<6}", gpu.index), kQuiet)
+        .text(bar_text(gpu.memory_used_bytes / total, std::clamp(view.width - 80, 8, 40)), kGreen)
+        .text(fmt::format(" {:.1f} of {:.1f} GB", gpu.memory_used_bytes / kGB, total / kGB))
+        .text(gpu.utilization < 0 ? "" : fmt::format("  {:>3.0f} %", gpu.utilization * 100), kBold)
+        .text(figure(gpu.temperature_celsius, "°C"),
+              gpu.temperature_celsius >= kHotCelsius ? kRed : std::string_view())
+        .text(power)
+        .text("  " + gpu.name, kQuiet);
+    lines.push_back(line.take());
+  }
+}
+
+// The value of a label in `{gpu="0",gpu_name="NVIDIA H100"}`; names of GPUs have no quotes.
+std::string label_of(std::string_view series, std::string_view label) {
+  const std::string start = fmt::format("{}=\"", label);
+  for (const char before : {'{', ','}) {
+    const size_t at = series.find(before + start);
+    if (at == std::string_view::npos) continue;
+    const std::string_view rest = series.substr(at + 1 + start.size());
+    return std::string(rest.substr(0, rest.find('"')));
+  }
+  return {};
+}
+
+// A line of the text, "name{labels} value", without the value; nothing where there is none.
+std::optional<double> sample_value(std::string_view& line) {
+  const size_t space = line.rfind(' ');
+  if (line.empty() || line[0] == '#' || space == std::string_view::npos) return std::nullopt;
+  double value = 0;
+  const char* const end = line.data() + line.size();
+  const auto [stop, failed] = std::from_chars(line.data() + space + 1, end, value);
+  if (failed != std::errc() || stop != end) return std::nullopt;
+  line = line.substr(0, space);
+  return value;
+}
+
+std::string_view next_line(std::string_view& text) {
+  const std::string_view line = text.substr(0, text.find('\n'));
+  text.remove_prefix(std::min(text.size(), line.size() + 1));
+  return line;
+}
+
 void add_requests(std::vector<std::string>& lines, const TopView& view, const TopReading& now) {
   const int rid_width = std::clamp(view.width - 62, 8, 40);
   lines.push_back(
@@ -180,17 +236,43 @@ double TopReading::metric(std::string_view name) const {
 std::map<std::string, double, std::less<>> parse_metrics(std::string_view text) {
   std::map<std::string, double, std::less<>> out;
   while (!text.empty()) {
-    const std::string_view line = text.substr(0, text.find('\n'));
-    text.remove_prefix(std::min(text.size(), line.size() + 1));
-    const size_t space = line.rfind(' ');
-    if (line.empty() || line[0] == '#' || space == std::string_view::npos) continue;
-    const std::string_view name = line.substr(0, line.find_first_of("{ "));
-    if (name.ends_with("_bucket")) continue;
-    double value = 0;
-    const auto [end, failed] =
-        std::from_chars(line.data() + space + 1, line.data() + line.size(), value);
-    if (failed == std::errc() && end == line.data() + line.size()) out[std::string(name)] += value;
+    std::string_view line = next_line(text);
+    const std::optional<double> value = sample_value(line);
+    const std::string_view name = line.substr(0, line.find('{'));
+    if (value && !name.ends_with("_bucket")) out[std::string(name)] += *value;
   }
+  return out;
+}
+
+std::vector<TopGpu> parse_gpus(std::string_view text) {
+  static constexpr std::pair<std::string_view, double TopGpu::*> kSeries[] = {
+      {"espalier:gpu_memory_used_bytes", &TopGpu::memory_used_bytes},
+      {"espalier:gpu_memory_total_bytes", &TopGpu::memory_total_bytes},
+      {"espalier:gpu_utilization", &TopGpu::utilization},
+      {"espalier:gpu_temperature_celsius", &TopGpu::temperature_celsius},
+      {"espalier:gpu_power_watts", &TopGpu::power_watts},
+      {"espalier:gpu_power_limit_watts", &TopGpu::power_limit_watts},
+  };
+  std::map<int, TopGpu> found;
+  while (!text.empty()) {
+    std::string_view line = next_line(text);
+    if (!line.starts_with("espalier:gpu_")) continue;
+    const std::optional<double> value = sample_value(line);
+    const std::string number = label_of(line, "gpu");
+    int index = 0;
+    const char* const end = number.data() + number.size();
+    const bool numbered = std::from_chars(number.data(), end, index).ptr == end && !number.empty();
+    if (!value || !numbered) continue;
+    for (const auto& [name, member] : kSeries) {
+      if (line.substr(0, line.find('{')) != name) continue;
+      TopGpu& gpu = found[index];
+      gpu.index = index;
+      gpu.name = label_of(line, "gpu_name");
+      gpu.*member = *value;
+    }
+  }
+  std::vector<TopGpu> out;
+  for (auto& [index, gpu] : found) out.push_back(std::move(gpu));
   return out;
 }
 
@@ -219,6 +301,7 @@ std::vector<std::string> draw_top(const TopView& view, const TopReading& now,
   if (!view.problem.empty())
     lines.push_back(Line(view.width, view.colours).text(view.problem, kRed).take());
   add_figures(lines, view, now, before, throughput);
+  add_gpus(lines, view, now);
   lines.emplace_back();
   add_requests(lines, view, now);
   if (std::ssize(lines) > view.height) lines.resize(static_cast<size_t>(std::max(0, view.height)));

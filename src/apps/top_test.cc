@@ -37,8 +37,23 @@ int columns(const std::string& line) {
   return count;
 }
 
+constexpr std::string_view kGpus =
+    "# TYPE espalier:gpu_utilization gauge\n"
+    "espalier:gpu_memory_used_bytes{model_name=\"m\",gpu=\"0\",gpu_name=\"NVIDIA H100 80GB\"} "
+    "6e10\n"
+    "espalier:gpu_memory_total_bytes{model_name=\"m\",gpu=\"0\",gpu_name=\"NVIDIA H100 80GB\"} "
+    "8e10\n"
+    "espalier:gpu_utilization{model_name=\"m\",gpu=\"0\",gpu_name=\"NVIDIA H100 80GB\"} 0.87\n"
+    "espalier:gpu_temperature_celsius{gpu=\"0\",gpu_name=\"NVIDIA H100 80GB\"} 64\n"
+    "espalier:gpu_power_watts{gpu=\"0\",gpu_name=\"NVIDIA H100 80GB\"} 412.5\n"
+    "espalier:gpu_power_limit_watts{gpu=\"0\",gpu_name=\"NVIDIA H100 80GB\"} 700\n"
+    "espalier:gpu_memory_used_bytes{gpu=\"2\",gpu_name=\"NVIDIA T4\"} 1e9\n"
+    "espalier:gpu_memory_total_bytes{gpu=\"2\",gpu_name=\"NVIDIA T4\"} 16e9\n"
+    "espalier:gpu_power_watts{gpu=\"x\"} 1\n";
+
 TopReading reading() {
   TopReading out{.at = TimePoint{} + std::chrono::seconds(10), .metrics = parse_metrics(kMetrics)};
+  out.gpus = parse_gpus(kGpus);
   out.requests = *parse_requests(kRequests);
   return out;
 }
@@ -63,6 +78,23 @@ TEST(Top, RequestsInFlightComeFirst) {
   EXPECT_DOUBLE_EQ((*requests)[2].seconds, 5.0);
   EXPECT_FALSE(parse_requests("[]"));
   EXPECT_FALSE(parse_requests("{"));
+}
+
+TEST(Top, EachGpuHasALine) {
+  const std::vector<TopGpu> gpus = parse_gpus(kGpus);
+  ASSERT_EQ(gpus.size(), 2u);
+  EXPECT_EQ(gpus[0].name, "NVIDIA H100 80GB");
+  EXPECT_EQ(gpus[0].power_watts, 412.5);
+  EXPECT_EQ(gpus[1].index, 2);
+  EXPECT_LT(gpus[1].utilization, 0);
+  const TopView view{.url = "u", .model = "m", .width = 120, .height = 20, .colours = false};
+  TopReading now = reading();
+  const auto lines = draw_top(view, now, nullptr, {});
+  EXPECT_THAT(lines[5], HasSubstr("60.0 of 80.0 GB   87 %  64 °C  412 of 700 W  NVIDIA H100 80GB"));
+  EXPECT_THAT(lines[6], HasSubstr("1.0 of 16.0 GB  NVIDIA T4"));
+  now.gpus.clear();
+  for (const std::string& line : draw_top(view, now, nullptr, {}))
+    EXPECT_THAT(line, Not(HasSubstr("GPU")));
 }
 
 TEST(Top, ThePictureFitsAnyTerminal) {
