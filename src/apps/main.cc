@@ -17,10 +17,12 @@ namespace {
 
 int run_bench(const std::vector<std::string>& args);
 int run_grammar(const std::vector<std::string>& args);
+int run_models(const std::vector<std::string>& args);
 int run_own_completion(const std::vector<std::string>& args);
 int run_own_manual(const std::vector<std::string>& args);
 const std::vector<Command>& benches();
 const std::vector<Command>& grammar_commands();
+const std::vector<Command>& model_commands();
 
 const std::vector<Command>& commands() {
   static const std::vector<Command> all = {
@@ -36,7 +38,7 @@ const std::vector<Command>& commands() {
       {"inspect", "print what a model folder contains and the memory it takes", run_inspect},
       {"tokenize", "turn texts into token ids and back", run_tokenize},
       {"template", "print the prompt that a chat template makes", run_template},
-      {"models", "list the models that are on this computer, and verify them", run_models},
+      {"models", "list, verify, convert and quantise models", run_models, model_commands()},
       {"top", "watch a running server", run_top},
       {"doctor", "say what is wrong with this computer for serving, and what to do", run_doctor},
       {"completion", "print a completion script for bash, zsh or fish", run_own_completion},
@@ -78,6 +80,25 @@ int run_bench(const std::vector<std::string>& args) {
 
 int run_grammar(const std::vector<std::string>& args) {
   return dispatch("espalier grammar", grammar_commands(), args);
+}
+
+const std::vector<Command>& model_commands() {
+  static const std::vector<Command> all = {
+      {"list", "list the models on this computer, and verify their files", run_models_list},
+      {"convert", "write a model as GGUF, or a GGUF as a Hugging Face folder", run_models_convert},
+      {"quantize", "write a model as a GGUF of fewer bits", run_models_quantize},
+  };
+  return all;
+}
+
+// Without a command, models are listed: `espalier models --verify`, `espalier models org/name`.
+int run_models(const std::vector<std::string>& args) {
+  const bool asks_help = !args.empty() && (args[0] == "--help" || args[0] == "-h");
+  const bool lists =
+      args.empty() || args[0].starts_with("-") || args[0].find('/') != std::string::npos;
+  if (lists && !asks_help) return run_models_list(args);
+  if (args[0] != "quantise") return dispatch("espalier models", model_commands(), args);
+  return run_models_quantize({args.begin() + 1, args.end()});
 }
 
 CommandDescription description() {

@@ -1,4 +1,4 @@
-// espalier models: the models on this computer, and whether their files are whole.
+// espalier models list: the models on this computer, and whether their files are whole.
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
@@ -118,7 +118,7 @@ void print_json(const std::vector<CachedSnapshot>& cached, const std::vector<Loc
 
 }  // namespace
 
-int run_models(const std::vector<std::string>& args) {
+int run_models_list(const std::vector<std::string>& args) {
   ModelOptions options;
   SettingTable table;
   table.group("Places");
@@ -129,12 +129,12 @@ int run_models(const std::vector<std::string>& args) {
   table.toggle("verify", options.verify,
                "compare each file of the cache with its checksum; exit status 1 if one differs");
   table.toggle("json", options.json, "print the list as JSON");
-  CommandLine command{"espalier models",
+  CommandLine command{"espalier models list",
                       "Lists the models that are on this computer, and verifies their files.",
                       "Examples:\n"
-                      "  espalier models\n"
-                      "  espalier models --verify Qwen/Qwen3-0.6B\n"
-                      "  espalier models --folder ~/models",
+                      "  espalier models list\n"
+                      "  espalier models list --verify Qwen/Qwen3-0.6B\n"
+                      "  espalier models list --folder ~/models",
                       "REPOSITORY",
                       {}};
   if (const auto exit_code = parse_command_line(command, table, SettingTable(), args))

@@ -20,8 +20,8 @@ import unittest
 import harness
 from harness import BINARY, run
 
-COMMANDS = ("serve", "generate", "chat", "run", "inspect", "tokenize", "template", "models", "top", "doctor", "completion",
-            "manual", "bench serving", "bench offline", "grammar check", "grammar explain")
+COMMANDS = ("serve", "generate", "chat", "run", "inspect", "tokenize", "template", "models list", "models convert", "models quantize",
+            "top", "doctor", "completion", "manual", "bench serving", "bench offline", "grammar check", "grammar explain")
 
 
 def flags_of(command):
@@ -213,7 +213,7 @@ class Models(unittest.TestCase):
 class Doctor(unittest.TestCase):
     def test_findings(self):
         findings = {each["what"]: each for each in json.loads(run("doctor", "--offline", "--json", "--port", "0").stdout)}
-        for what in ("Processor", "Memory", "GPU", "NCCL", "Port", "Model", "Hub's cache", "Hub", "Open files", "Huge pages"):
+        for what in ("Processor", "Memory", "GPU driver", "GPU", "NCCL", "Port", "Model", "Hub's cache", "Hub", "Open files", "Huge pages"):
             self.assertIn(what, findings)
         self.assertEqual(findings["Model"]["health"], "good")
         self.assertIn("offline", findings["Hub"]["found"])

@@ -1,0 +1,291 @@
+// espalier models convert, espalier models quantize: a model in another file format, or in fewer
+// bits.
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cmath>
+#include <memory>
+#include <optional>
+
+#include "apps/command_line.h"
+#include "apps/commands.h"
+#include "apps/config.h"
+#include "apps/progress.h"
+#include "base/mapped_file.h"
+#include "checkpoint/gguf_model.h"
+#include "checkpoint/model_transcode.h"
+#include "checkpoint/staged_output.h"
+#include "engine/text_io/open_tokenizer.h"
+#include "models/model.h"
+#include "models/model_plan.h"
+#include "models/program/print.h"
+#include "text/template/chat_template.h"
+#include "text/tokenizer/stored_vocabulary_files.h"
+
+namespace espalier::apps {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr int64_t kShardBytes = 5'000'000'000;
+
+struct ConvertOptions {
+  fs::path source, destination;
+  std::string type;
+  bool force = false;
+};
+
+// The parts of a source that is a GGUF; nothing where it is a folder.
+Result<std::optional<std::vector<GgufFile>>> open_parts(const fs::path& source) {
+  const std::optional<fs::path> first = find_gguf(source);
+  if (!first) return std::nullopt;
+  ESP_ASSIGN_OR_RETURN(const std::vector<fs::path> paths, gguf_parts(*first));
+  std::vector<GgufFile> parts;
+  for (const fs::path& path : paths) {
+    ESP_ASSIGN_OR_RETURN(GgufFile part, GgufFile::open(path));
+    parts.push_back(std::move(part));
+  }
+  return parts;
+}
+
+Result<std::string> text_if_there(const fs::path& path) {
+  std::error_code ignored;
+  return fs::exists(path, ignored) ? read_text_file(path) : Result<std::string>("");
+}
+
+Result<StoredVocabulary> folder_vocabulary(const fs::path& folder, const JsonObject& config) {
+  std::error_code ignored;
+  if (!fs::exists(folder / "tokenizer.json", ignored))
+    return fail(error(StatusCode::kUnimplemented,
+                      "{} has no tokenizer.json: vocabularies in other files are not converted",
+                      folder.string()));
+  VocabularyFiles files;
+  ESP_ASSIGN_OR_RETURN(files.tokenizer, read_text_file(folder / "tokenizer.json"));
+  ESP_ASSIGN_OR_RETURN(files.config, text_if_there(folder / "tokenizer_config.json"));
+  ESP_ASSIGN_OR_RETURN(const int64_t size, config.integer("vocab_size", 1, 1 << 24));
+  ESP_ASSIGN_OR_RETURN(StoredVocabulary out, store_vocabulary(files, static_cast<size_t>(size)));
+  if (const auto found = find_chat_template(folder)) out.chat_template = found->source;
+  // The configuration may name several tokens that end an answer: a GGUF has two.
+  ModelLoadOptions load;
+  load.path = folder;
+  ESP_ASSIGN_OR_RETURN(const ModelInfo info, read_model_info(load));
+  for (const TokenId id : info.eos_ids) {
+    if (!out.eos_id) out.eos_id = id;
+    if (id != *out.eos_id && !out.eot_id) out.eot_id = id;
+  }
+  return out;
+}
+
+// ---- that the result says what the source says ----
+
+Result<std::string> program_text(const fs::path& path, DecoderSpec& spec) {
+  ModelLoadOptions options;
+  options.path = path;
+  options.dtype = "float32";
+  ESP_ASSIGN_OR_RETURN(ModelPlan plan, plan_model(options));
+  spec = std::move(plan.spec);
+  ESP_ASSIGN_OR_RETURN(ProgramPlan program, plan_program(options, ProgramKind::kCpu));
+  program.program.name.clear();  // Mistral's is Llama's
+  return program::to_string(program.program);
+}
+
+// Numbers that a GGUF holds in 32 bits.
+bool near(double a, double b) { return std::abs(a - b) <= 1e-6 * std::abs(a); }
+
+bool same_rope(const RopeSpec& a, const RopeSpec& b) {
+  return near(a.theta, b.theta) && a.scaling == b.scaling && near(a.factor, b.factor) &&
+         a.rotary_dim == b.rotary_dim && near(a.low_freq_factor, b.low_freq_factor) &&
+         near(a.high_freq_factor, b.high_freq_factor) && near(a.beta_fast, b.beta_fast) &&
+         near(a.beta_slow, b.beta_slow) && near(a.attention_factor, b.attention_factor) &&
+         (a.scaling == RopeSpec::Scaling::kNone ||
+          a.original_max_positions == b.original_max_positions);
+}
+
+// A text on which vocabularies and their rules differ, with the template's own words and tokens.
+Status compare_tokenizers(const fs::path& source, const fs::path& result) {
+  ESP_ASSIGN_OR_RETURN(const auto before, open_tokenizer(source));
+  ESP_ASSIGN_OR_RETURN(const auto after, open_tokenizer(result));
+  std::string text =
+      "It's 3,141.59 o'clock; I'LL  go\t\tto caf\u00e9 \u4f60\u597d \u0417\u0434\u0440\u0430\n\n "
+      "\r\n"
+      "def f(x): return x**2 != {\"a\": [1, 2]} \U0001f642  \u0645\u0631\u062d\u0628\u0627 "
+      "12345678 ";
+  text += before->chat_template();
+  for (const bool special : {false, true}) {
+    EncodeOptions options;
+    options.add_special_tokens = special;
+    options.parse_special = special;
+    if (before->encode(text, options) != after->encode(text, options))
+      return error(
+          StatusCode::kInternal,
+          "the result cuts texts into other tokens than {} does, so it is not kept; please "
+          "report this model",
+          source.string());
+  }
+  return {};
+}
+
+Status compare(const fs::path& source, const fs::path& result) {
+  DecoderSpec before, after;
+  ESP_ASSIGN_OR_RETURN(const std::string wanted, program_text(source, before));
+  ESP_ASSIGN_OR_RETURN(const std::string found, program_text(result, after));
+  if (wanted != found || !std::ranges::equal(before.ropes, after.ropes, same_rope))
+    return error(StatusCode::kUnimplemented,
+                 "{}: its configuration says more than the other format can, so the result would "
+                 "be another model",
+                 source.string());
+  return compare_tokenizers(source, result);
+}
+
+// ---- the two kinds of results ----
+
+// A bar on a terminal; nothing elsewhere.
+WriteProgress bar_of_writing(int64_t bytes) {
+  if (isatty(STDERR_FILENO) != 1) return {};
+  // Shared: functions are copied.
+  return [bar = std::make_shared<ProgressBar>("writing", bytes, "B")](int64_t done) {
+    bar->set(done);
+  };
+}
+
+Status write_to_gguf(const fs::path& source, const GgufTypes& types, StagedOutput& output) {
+  GgufPlan plan;
+  ESP_ASSIGN_OR_RETURN(const auto parts, open_parts(source));
+  std::optional<Checkpoint> checkpoint;
+  if (parts) {
+    ESP_ASSIGN_OR_RETURN(plan, plan_gguf(*parts, types));
+  } else {
+    ESP_ASSIGN_OR_RETURN(checkpoint, Checkpoint::open(source));
+    ESP_ASSIGN_OR_RETURN(const JsonObject config, read_model_config(source));
+    ESP_ASSIGN_OR_RETURN(const StoredVocabulary vocabulary, folder_vocabulary(source, config));
+    const std::string name = fs::weakly_canonical(source).filename().string();
+    ESP_ASSIGN_OR_RETURN(plan, plan_gguf(*checkpoint, config, vocabulary, name, types));
+  }
+  const int64_t bytes = total_bytes(plan.tensors);
+  ESP_RETURN_IF_ERROR(output.require_space(bytes));
+  return write_gguf(output.path(), plan.metadata, plan.tensors, bar_of_writing(bytes));
+}
+
+std::string_view torch_name(const BlockEncoder& type) {
+  return type.name == "F32" ? "float32" : type.name == "F16" ? "float16" : "bfloat16";
+}
+
+Status write_folder(const fs::path& source, const BlockEncoder& type, StagedOutput& output) {
+  ESP_ASSIGN_OR_RETURN(const auto parts, open_parts(source));
+  if (!parts)
+    return error(StatusCode::kInvalidArgument,
+                 "{} is a folder already: name a result that ends in .gguf", source.string());
+  ESP_ASSIGN_OR_RETURN(const JsonObject fields, gguf_config(parts->front()));
+  for (const char* own : {"transposed_weights", "separate_experts"})
+    if (fields.has(own))
+      return error(StatusCode::kUnimplemented,
+                   "{}: tensors of this architecture lie otherwise in a folder, which is not "
+                   "written; name a result that ends in .gguf",
+                   source.string());
+  ESP_ASSIGN_OR_RETURN(const Checkpoint checkpoint, Checkpoint::open(parts->front().path()));
+  ESP_ASSIGN_OR_RETURN(const auto tensors, plan_safetensors(checkpoint, type));
+  ESP_ASSIGN_OR_RETURN(const StoredVocabulary vocabulary, gguf_vocabulary(parts->front()));
+  ESP_ASSIGN_OR_RETURN(const VocabularyFiles files, make_vocabulary_files(vocabulary));
+  ESP_ASSIGN_OR_RETURN(const std::string config,
+                       gguf_config_text(parts->front(), torch_name(type)));
+  const int64_t bytes = total_bytes(tensors);
+  ESP_RETURN_IF_ERROR(output.require_space(bytes));
+  std::error_code problem;
+  if (!fs::create_directory(output.path(), problem))
+    return error(StatusCode::kInternal, "the folder {} cannot be made: {}", output.path().string(),
+                 problem.message());
+  ESP_RETURN_IF_ERROR(write_file(output.path() / "config.json", config));
+  ESP_RETURN_IF_ERROR(write_file(output.path() / "tokenizer.json", files.tokenizer));
+  ESP_RETURN_IF_ERROR(write_file(output.path() / "tokenizer_config.json", files.config));
+  return write_safetensors(output.path(), tensors, kShardBytes, bar_of_writing(bytes));
+}
+
+int64_t size_of(const fs::path& path) {
+  std::error_code problem;
+  if (!fs::is_directory(path, problem)) return static_cast<int64_t>(fs::file_size(path, problem));
+  int64_t sum = 0;
+  for (const fs::directory_entry& entry : fs::directory_iterator(path, problem))
+    sum += static_cast<int64_t>(entry.file_size(problem));
+  return sum;
+}
+
+Status convert(const ConvertOptions& options, const GgufTypes& types) {
+  ESP_ASSIGN_OR_RETURN(const fs::path source, resolve_model_path(options.source));
+  ESP_ASSIGN_OR_RETURN(StagedOutput output,
+                       StagedOutput::create(options.destination, options.force));
+  const bool to_gguf = options.destination.extension() == ".gguf";
+  ESP_RETURN_IF_ERROR(to_gguf ? write_to_gguf(source, types, output)
+                              : write_folder(source, *types.matrices, output));
+  ESP_RETURN_IF_ERROR(compare(source, output.path()));
+  const int64_t bytes = size_of(output.path());
+  ESP_RETURN_IF_ERROR(output.commit());
+  fmt::print("{}: {:.1f} MB, {}\n", options.destination.string(), static_cast<double>(bytes) / 1e6,
+             types.matrices->name);
+  return {};
+}
+
+std::vector<std::string> type_names(bool quantised) {
+  std::vector<std::string> out;
+  for (const BlockEncoder& each : block_encoders())
+    if ((block_type_of(each).elements > 1) == quantised) out.emplace_back(each.name);
+  return out;
+}
+
+int run(std::string name, std::string description, std::string footer, bool quantise,
+        const std::vector<std::string>& args) {
+  ConvertOptions options;
+  options.type = quantise ? "Q8_0" : "BF16";
+  SettingTable table;
+  table.group("The result");
+  table.choice("type", options.type, type_names(quantise),
+               quantise ? "the blocks that matrices become; the embedding and the output's matrix "
+                          "keep 8 bits"
+                        : "the type of the elements");
+  table.toggle("force", options.force, "replace what is there under the result's name");
+  CommandLine command{std::move(name),
+                      std::move(description),
+                      std::move(footer),
+                      quantise ? "SOURCE RESULT.gguf" : "SOURCE RESULT",
+                      {}};
+  if (const auto exit_code = parse_command_line(command, table, SettingTable(), args))
+    return *exit_code;
+  if (command.words.size() != 2)
+    return report(
+        invalid_argument("name the model and the result: {} {}", command.name, command.positional),
+        kExitUsage);
+  options.source = command.words[0];
+  options.destination = command.words[1];
+  if (quantise && options.destination.extension() != ".gguf")
+    return report(invalid_argument("{}: quantised models are GGUF files, so the name ends in .gguf",
+                                   options.destination.string()),
+                  kExitUsage);
+  GgufTypes types{.matrices = find_block_encoder(options.type)};
+  types.vocabulary = quantise ? find_block_encoder("Q8_0") : types.matrices;
+  if (const Status status = convert(options, types); !status.ok())
+    return report(status, kExitFailure);
+  return kExitOk;
+}
+
+}  // namespace
+
+int run_models_convert(const std::vector<std::string>& args) {
+  return run("espalier models convert",
+             "Writes a model as one GGUF file, or a GGUF as a folder with config.json, "
+             "tokenizer.json and safetensors, and keeps the result once it has been read back as "
+             "the same model.",
+             "Examples:\n"
+             "  espalier models convert Qwen/Qwen3-0.6B qwen3.gguf\n"
+             "  espalier models convert qwen3-q4.gguf qwen3-folder --type F32",
+             false, args);
+}
+
+int run_models_quantize(const std::vector<std::string>& args) {
+  return run("espalier models quantize",
+             "Writes a model, a folder or a GGUF, as a GGUF file of fewer bits.",
+             "Example:\n"
+             "  espalier models quantize Qwen/Qwen3-0.6B qwen3-q4.gguf --type Q4_0",
+             true, args);
+}
+
+}  // namespace espalier::apps
