@@ -192,6 +192,35 @@ Finding check_gpu(int32_t num_devices, const Result<cuda::DeviceInfo>& opened, i
   return out;
 }
 
+Finding check_driver(const Result<std::string>& version, int32_t num_devices) {
+  if (version) return {"GPU driver", Health::kGood, "version " + *version, ""};
+  if (num_devices == 0)
+    return {"GPU driver", Health::kGood, "none, and none is needed without a GPU", ""};
+  return {"GPU driver", Health::kNote, version.error().message(),
+          "models run, but /metrics and espalier top have no figures of GPUs: give the container "
+          "the driver's utilities (NVIDIA_DRIVER_CAPABILITIES=compute,utility)"};
+}
+
+Finding check_other_gpu(const cuda::GpuFigures& gpu) {
+  constexpr double kHotCelsius = 85;
+  Finding out{
+      fmt::format("GPU {}", gpu.index), Health::kGood,
+      fmt::format("{}, {} of {} free", gpu.name,
+                  gib(gpu.memory_total_bytes - gpu.memory_used_bytes), gib(gpu.memory_total_bytes)),
+      ""};
+  if (gpu.temperature_celsius) out.found += fmt::format(", {:.0f} °C", *gpu.temperature_celsius);
+  if (gpu.memory_used_bytes > gpu.memory_total_bytes / 2) {
+    out.health = Health::kNote;
+    out.advice =
+        "another program has most of its memory (nvidia-smi lists them): end it before a model "
+        "that needs this GPU";
+  } else if (gpu.temperature_celsius.value_or(0) >= kHotCelsius) {
+    out.health = Health::kNote;
+    out.advice = "it slows down when it is so hot: see to its cooling";
+  }
+  return out;
+}
+
 Finding check_memory(int64_t available_bytes, int64_t total_bytes) {
   Finding out{"Memory", Health::kGood,
               fmt::format("{} available of {}", gib(available_bytes), gib(total_bytes)), ""};
@@ -229,18 +258,25 @@ std::vector<Finding> examine(const DoctorOptions& options) {
   const auto opened = cuda::open_device(0);
   const auto gpu_memory =
       opened ? cuda::read_device_memory() : Result<cuda::DeviceMemory>(cuda::DeviceMemory{});
+  const auto nvml = cuda::Nvml::open();
   rlimit files{};
   ::getrlimit(RLIMIT_NOFILE, &files);
-  return {check_processor(),
-          check_memory(read_system_info().available_bytes, total_memory()),
-          check_huge_pages(),
-          check_open_files(files.rlim_cur, files.rlim_max),
-          check_gpu(num_devices, opened, gpu_memory ? gpu_memory->free_bytes : 0),
-          check_nccl(nccl_version(), num_devices),
-          check_port(options),
-          check_model(options),
-          check_cache_folder(),
-          check_hub(options.offline)};
+  std::vector<Finding> out = {
+      check_processor(),
+      check_memory(read_system_info().available_bytes, total_memory()),
+      check_huge_pages(),
+      check_open_files(files.rlim_cur, files.rlim_max),
+      check_driver(nvml ? nvml->driver_version() : Result<std::string>(fail(nvml.error())),
+                   num_devices),
+      check_gpu(num_devices, opened, gpu_memory ? gpu_memory->free_bytes : 0)};
+  if (nvml)
+    for (const cuda::GpuFigures& gpu : nvml->read())
+      if (num_devices > 1 && gpu.index > 0) out.push_back(check_other_gpu(gpu));
+  for (const Finding& each :
+       {check_nccl(nccl_version(), num_devices), check_port(options), check_model(options),
+        check_cache_folder(), check_hub(options.offline)})
+    out.push_back(each);
+  return out;
 }
 
 int run_doctor(const std::vector<std::string>& args) {

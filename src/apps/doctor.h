@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "tensor/cuda/device.h"
+#include "tensor/cuda/nvml.h"
 
 namespace espalier::apps {
 
@@ -34,6 +35,10 @@ struct DoctorOptions {
 
 // Pure parts, for tests.
 Finding check_gpu(int32_t num_devices, const Result<cuda::DeviceInfo>& opened, int64_t free_bytes);
+// version: as NVML reports it. The library comes with the driver, and containers may lack it.
+Finding check_driver(const Result<std::string>& version, int32_t num_devices);
+// A GPU beside the one that check_gpu() opened, as NVML sees it.
+Finding check_other_gpu(const cuda::GpuFigures& gpu);
 Finding check_memory(int64_t available_bytes, int64_t total_bytes);
 Finding check_open_files(uint64_t soft, uint64_t hard);
 // version: as NCCL numbers it, 10000 major + 100 minor + patch; nothing: the library is not there.

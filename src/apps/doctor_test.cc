@@ -30,6 +30,26 @@ TEST(Doctor, AGpuThatCannotBeUsedIsAProblemAndNoneIsNot) {
   EXPECT_EQ(check_gpu(0, failed, 0).health, Health::kNote);
 }
 
+TEST(Doctor, TheDriverAndTheOtherGpusAreLookedAt) {
+  EXPECT_EQ(check_driver(std::string("550.54.15"), 2).found, "version 550.54.15");
+  const Result<std::string> missing = fail(error(StatusCode::kNotFound, "no library"));
+  EXPECT_EQ(check_driver(missing, 0).health, Health::kGood);
+  EXPECT_EQ(check_driver(missing, 1).health, Health::kNote);
+  EXPECT_THAT(check_driver(missing, 1).advice, HasSubstr("compute,utility"));
+  cuda::GpuFigures gpu{.index = 3,
+                       .name = "NVIDIA H100",
+                       .memory_used_bytes = kGiB,
+                       .memory_total_bytes = 80 * kGiB,
+                       .temperature_celsius = 40};
+  EXPECT_EQ(check_other_gpu(gpu).what, "GPU 3");
+  EXPECT_EQ(check_other_gpu(gpu).health, Health::kGood);
+  EXPECT_THAT(check_other_gpu(gpu).found, HasSubstr("79.0 GiB of 80.0 GiB free, 40 °C"));
+  gpu.temperature_celsius = 90;
+  EXPECT_THAT(check_other_gpu(gpu).advice, HasSubstr("cooling"));
+  gpu.memory_used_bytes = 70 * kGiB;
+  EXPECT_THAT(check_other_gpu(gpu).advice, HasSubstr("nvidia-smi"));
+}
+
 TEST(Doctor, LimitsThatAreTooLowComeWithAdvice) {
   EXPECT_EQ(check_memory(16 * kGiB, 32 * kGiB).health, Health::kGood);
   EXPECT_EQ(check_memory(kGiB, 32 * kGiB).health, Health::kNote);
