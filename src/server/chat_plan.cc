@@ -122,6 +122,8 @@ Result<ChatPlan> plan_chat(const Context& context, ChatRequest& request) {
   ChatPlan plan;
   ESP_ASSIGN_OR_RETURN(const json::value tools, allowed_tools(request));
   ESP_RETURN_IF_ERROR(plan_tools(context, request, plan.answer, tools));
+  // Prompts that are given as tokens have the pictures of the messages at their placeholders.
+  if (request.messages != nullptr) plan.pictures = picture_sources(*request.messages);
   if (request.input_ids.empty()) {
     if (!context.chat) return fail(context.chat_missing);
     ChatFormat::Options options;
@@ -130,7 +132,6 @@ Result<ChatPlan> plan_chat(const Context& context, ChatRequest& request) {
     options.continue_final_message = request.continue_final_message;
     if (!tools.get_array().empty()) options.tools = &tools;
     if (request.describe_grammar) options.system_note = grammar_note(request.sampling);
-    plan.pictures = picture_sources(*request.messages);
     const auto& images = context.engine.model_info().images;
     if (images && !plan.pictures.empty())
       options.picture_placeholder = context.token_text(images->placeholder);

@@ -294,7 +294,9 @@ const Fields<ChatRequest>& chat_fields() {
         field<C>("return_token_origins",
                  "with logprobs: each token's id, and whether it was sampled, forced or drafted",
                  &C::return_token_origins),
-        field<C>("input_ids", "the prompt as token ids, instead of the rendered messages",
+        field<C>("input_ids",
+                 "the prompt as token ids, instead of the rendered messages; pictures of the "
+                 "messages stand at its placeholders",
                  &C::input_ids),
         field<C>("continue_final_message", "the last message is the answer's beginning",
                  &C::continue_final_message),

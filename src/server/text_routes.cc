@@ -40,6 +40,8 @@ Result<std::string> tokenize(const Context& context, const TokenizeRequest& requ
     options.kwargs = request.template_kwargs.get();
     options.continue_final_message = request.continue_final_message;
     if (!request.without_tools) options.tools = request.tools.get();
+    if (const auto& images = context.engine.model_info().images)
+      options.picture_placeholder = context.token_text(images->placeholder);
     ESP_ASSIGN_OR_RETURN(const std::string text, context.chat->render(*request.messages, options));
     encode.add_special_tokens = false;
     all.push_back(tokenizer->encode(text, encode));

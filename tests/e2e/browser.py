@@ -151,6 +151,24 @@ class Page:
         self.evaluate(f"document.querySelector({json.dumps(selector)}).focus(), document.querySelector({json.dumps(selector)}).select()")
         self.call("Input.insertText", text=text)
 
+    def point(self, element):
+        """Moves the mouse to the middle of the element that the expression gives. Returns the place."""
+        box = self.evaluate(f"(() => {{ const box = ({element}).getClientRects()[0]; return [box.x + box.width / 2, box.y + box.height / 2]; }})()")
+        self.call("Input.dispatchMouseEvent", type="mouseMoved", x=box[0], y=box[1])
+        return box
+
+    def press(self, element):
+        """A click with the mouse."""
+        x, y = self.point(element)
+        for kind in ("mousePressed", "mouseReleased"):
+            self.call("Input.dispatchMouseEvent", type=kind, x=x, y=y, button="left", clickCount=1)
+
+    def choose_files(self, selector, paths):
+        """What a file chooser does."""
+        document = self.call("DOM.getDocument")["root"]["nodeId"]
+        node = self.call("DOM.querySelector", nodeId=document, selector=selector)["nodeId"]
+        self.call("DOM.setFileInputFiles", nodeId=node, files=paths)
+
     def screenshot(self, path):
         data = self.call("Page.captureScreenshot", format="png")["data"]
         with open(path, "wb") as f:

@@ -167,6 +167,12 @@ def check_more(server, picture):
                                        "logprob_start_len": 0, "sampling_params": {"max_new_tokens": 1}})
     entries = scored["meta_info"]["input_token_logprobs"]
     assert [entry[1] for entry in entries].count(97) == ROWS, entries
+    # A prompt as tokens has the messages' pictures at its placeholders.
+    body = chat_body(data_url(picture))
+    ids = server.post("/tokenize", {"messages": body["messages"]})["tokens"]
+    assert ids.count(97) == 1, ids
+    assert server.post("/v1/chat/completions", {**body, "input_ids": ids})["choices"] == server.post("/v1/chat/completions", body)["choices"]
+    refusal(server, "/v1/chat/completions", {**body, "input_ids": [5, 6]})
     batch = server.post("/generate", {
         "text": ["a <image>b", "c", "<image><image>"], "image_data": [data_url(picture), None, [data_url(png(3))] * 2],
         "sampling_params": {"max_new_tokens": 4, "temperature": 0}})

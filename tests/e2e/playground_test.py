@@ -4,11 +4,13 @@
 Pictures of the page are kept in build/playground for review. Without a Chromium (tools/setup
 --browser installs one) the tests of the page are skipped; ESPALIER_REQUIRE_BROWSER=1 forbids that.
 """
+import base64
 import gzip
 import html.parser
 import json
 import os
 import re
+import subprocess
 import sys
 import tempfile
 import time
@@ -16,6 +18,7 @@ import unittest
 
 import browser
 import harness
+import images_test
 
 FILES = os.path.join(harness.ROOT, "src", "server", "playground", "files")
 PICTURES = os.path.join(harness.ROOT, "build", "playground")
@@ -228,10 +231,14 @@ class BrowserCase(unittest.TestCase):
         if not browser.find() and os.environ.get("ESPALIER_REQUIRE_BROWSER") != "1":
             raise unittest.SkipTest("no chromium is installed (tools/setup --browser)")
         os.makedirs(PICTURES, exist_ok=True)
-        cls.server = harness.Server("--max-total-tokens", "200000", "--enable-cache-report")
+        cls.server = cls.serve()
         cls.browser = browser.Browser()
         cls.page = cls.browser.page()
         cls.url = f"http://127.0.0.1:{cls.server.port}/"
+
+    @classmethod
+    def serve(cls):
+        return harness.Server("--max-total-tokens", "200000", "--enable-cache-report")
 
     @classmethod
     def tearDownClass(cls):
@@ -321,6 +328,43 @@ class InTheBrowser(BrowserCase):
         self.assertTrue(page.evaluate("document.querySelectorAll('.assistant .t')[2].classList.contains('taken')"))
         page.evaluate("document.querySelector('.assistant .who button').click()")
         self.assertIn("1 of 2", self.text(".assistant .who"))
+
+    def test_hovering_shows_probabilities_and_a_click_branches(self):
+        page = self.view("chat")
+        self.value("#chat-temperature", "0")
+        self.chat("Name a colour.")
+        token = "document.querySelectorAll('.assistant .t')[1]"
+        page.point(token)
+        page.wait("!document.querySelector('#pop').hidden", "hovering shows the token")
+        shown = self.text("#pop")
+        logprob = float(re.search(r"log-probability (-?[0-9.]+)", shown).group(1))
+        percent = float(re.search(r"([0-9.]+) %", shown).group(1))
+        self.assertLess(abs(percent / 100 - 2.718281828 ** logprob), 0.006, shown)
+        self.assertIn(", sampled", shown)
+        shares = page.evaluate("[...document.querySelectorAll('#pop .alt span')].map((each) => each.textContent)")
+        self.assertEqual(len(shares), 5, "hovering shows the alternatives")
+        self.assertEqual(float(shares[0].split()[0]), percent, "the greedy token is the first of them")
+        self.picture("chat-hover")
+        page.call("Input.dispatchMouseEvent", type="mouseMoved", x=5, y=5)
+        page.wait("document.querySelector('#pop').hidden", "leaving hides it")
+        # From the token into what is shown of it, and there to an alternative.
+        page.point(token)
+        page.wait("!document.querySelector('#pop').hidden", "it is back")
+        wanted = page.evaluate("document.querySelectorAll('#pop .alt code')[2].textContent")
+        page.press("document.querySelectorAll('#pop .alt')[2]")
+        page.wait("document.querySelector('.assistant .who').textContent.includes('2 of 2')", "there is a branch")
+        self.answered()
+        taken = page.evaluate(f"{token}.getAttribute('aria-label')")
+        self.assertTrue(taken.startswith(wanted + ", "), (taken, wanted))
+        self.assertTrue(page.evaluate(f"{token}.classList.contains('taken')"))
+
+    def test_a_model_without_pictures_says_so(self):
+        page = self.view("chat")
+        page.press("document.querySelector('#chat-image')")
+        page.wait("document.querySelector('#chat-image-state').textContent.includes('(llama) reads text alone')", "it is refused")
+        page.choose_files("#chat-image-file", [os.path.join(harness.ROOT, "README.md")])
+        page.wait("document.querySelector('#chat-image-state').classList.contains('bad')")
+        self.assertEqual(page.evaluate("document.querySelectorAll('#chat-images li').length"), 0)
 
     def test_what_the_code_dialog_shows_runs(self):
         self.view("completion")
@@ -501,6 +545,111 @@ class InTheBrowser(BrowserCase):
                 page.requests.clear()
             finally:
                 self.url = url
+
+
+class Pictures(BrowserCase):
+    """Pictures in the chat, with a model that takes them."""
+
+    @classmethod
+    def serve(cls):
+        cls.folder = tempfile.TemporaryDirectory()
+        cls.addClassCleanup(cls.folder.cleanup)
+        model = images_test.write_model(os.path.join(cls.folder.name, "model"))
+        return harness.Server("--model-path", model, "--enable-cache-report")
+
+    def file(self, name, content):
+        path = os.path.join(self.folder.name, name)
+        with open(path, "wb") as file:
+            file.write(content)
+        return path
+
+    def shown(self):
+        return self.page.evaluate("[...document.querySelectorAll('#chat-images img')].map((each) => each.alt)")
+
+    def give(self, event, name, content, kind="image/png"):
+        """What the browser does when a file is pasted or dropped."""
+        of, at, member = {"paste": ("ClipboardEvent", "#chat-input", "clipboardData"), "drop": ("DragEvent", "#messages", "dataTransfer")}[event]
+        self.page.evaluate(f"""(() => {{
+            const transfer = new DataTransfer();
+            transfer.items.add(new File([Uint8Array.from({list(content)})], {json.dumps(name)}, {{type: {json.dumps(kind)}}}));
+            document.querySelector('{at}').dispatchEvent(new {of}('{event}', {{{member}: transfer, bubbles: true, cancelable: true}}));
+        }})()""")
+
+    def ask(self, text):
+        before = self.page.evaluate("document.querySelectorAll('.assistant').length")
+        self.value("#chat-max", "8")
+        self.page.type("#chat-input", text)
+        self.page.key("Enter", modifiers=2)
+        self.page.wait(f"document.querySelectorAll('.assistant').length > {before}", "the message is sent")
+        self.answered()
+        self.assertEqual(self.text(".assistant:last-child .error"), "")
+
+    def test_pictures_are_chosen_pasted_dropped_and_removed(self):
+        page = self.view("chat")
+        page.choose_files("#chat-image-file", [self.file("sea.png", images_test.png(5)), self.file("hill.png", images_test.png(6))])
+        page.wait("document.querySelectorAll('#chat-images img').length === 2", "two were chosen")
+        self.give("paste", "pasted.png", images_test.png(7))
+        page.wait("document.querySelectorAll('#chat-images img').length === 3", "one was pasted")
+        self.give("drop", "dropped.png", images_test.png(8))
+        page.wait("document.querySelectorAll('#chat-images img').length === 4", "one was dropped")
+        page.wait("[...document.querySelectorAll('#chat-images img')].every((each) => each.naturalWidth === 30)", "their previews are shown")
+        self.picture("chat-images")
+        for _ in range(3):
+            page.press("document.querySelector('#chat-images button')")
+        self.assertEqual(self.shown(), ["dropped.png"])
+        self.give("drop", "notes.txt", b"no picture", "text/plain")
+        page.wait("document.querySelector('#chat-image-state').textContent.startsWith('notes.txt is not taken')", "a text is refused")
+        self.assertEqual(self.shown(), ["dropped.png"])
+
+    def test_a_picture_is_sent_with_its_message(self):
+        picture, question = images_test.png(5), images_test.QUESTION
+        expected = images_test.chat(self.server, images_test.data_url(picture), question)["choices"][0]["message"]["content"]
+        page = self.view("chat")
+        self.value("#chat-temperature", "0")
+        page.choose_files("#chat-image-file", [self.file("sea.png", picture)])
+        page.wait("document.querySelectorAll('#chat-images img').length === 1", "it is chosen")
+        self.ask(question)
+        self.click("#chat-tokens")
+        self.assertEqual(self.text(".assistant .text"), expected)
+        self.click("#chat-tokens")
+        self.assertEqual(self.shown(), [], "it went with the message")
+        page.wait("document.querySelector('.message.user img').naturalWidth === 30", "the message shows it")
+        # A branch goes on behind the same picture: greedy says the same again.
+        tokens = page.evaluate("[...document.querySelectorAll('.assistant .t')].map((each) => each.getAttribute('aria-label').split(',')[0])")
+        page.press("document.querySelectorAll('.assistant .t')[2]")
+        page.evaluate("[...document.querySelectorAll('#pop button')].find((each) => each.textContent.startsWith('Go on')).click()")
+        page.wait("document.querySelector('.assistant .who').textContent.includes('2 of 2')", "a branch")
+        self.answered()
+        again = page.evaluate("[...document.querySelectorAll('.assistant .t')].map((each) => each.getAttribute('aria-label').split(',')[0])")
+        self.assertEqual(again[:len(tokens)], tokens)
+        self.ask("And now?")  # the picture of the first message is sent again
+        self.picture("chat-image-answer")
+        self.run_the_code(picture, question)
+
+    def run_the_code(self, picture, question):
+        """What the dialog shows has files in place of pictures, and does the same."""
+        page = self.page
+        self.click("#chat-clear")
+        page.choose_files("#chat-image-file", [self.file("sea.png", picture)])
+        page.wait("document.querySelectorAll('#chat-images img').length === 1")
+        self.ask(question)
+        self.click("#chat-tokens")
+        answer = self.text(".assistant .text")
+        self.click("#chat-tokens")
+        self.click("#code-button")
+        self.click("#code-curl")
+        self.file("picture-1.png", picture)
+        code = self.text("#code-text")
+        self.assertNotIn(base64.b64encode(picture).decode()[:40], code)
+        self.picture("code-image")
+        said = subprocess.run(["bash", "-c", code], cwd=self.folder.name, capture_output=True, text=True, check=True).stdout
+        events = [json.loads(line[6:]) for line in said.splitlines() if line.startswith("data: {")]
+        self.assertEqual("".join(each["choices"][0]["delta"].get("content") or "" for each in events if each["choices"]), answer)
+        self.click("#code-python")
+        code = self.text("#code-text")
+        compile(code, "code", "exec")
+        self.assertIn('"data:image/png;base64," + read("picture-1.png")', code)
+        page.key("Escape")
 
 
 class TheTree(BrowserCase):

@@ -74,14 +74,43 @@ export async function* stream(path, body, options = {}) {
   }
 }
 
-// The last call as text that runs elsewhere. Keys are not in it.
+// The last call as text that runs elsewhere. Keys are not in it, and pictures are named as files.
+const dataUrl = /^data:image\/(\w+);base64,/;
+
+// The body with "picture-1.png" and so on in place of data URLs, each of which is named once.
+function withoutPictures(body, asFile) {
+  const names = new Map();
+  const walk = (value) => {
+    if (typeof value === 'string' && dataUrl.test(value)) {
+      if (!names.has(value)) names.set(value, `picture-${names.size + 1}.${value.match(dataUrl)[1].replace('jpeg', 'jpg')}`);
+      return asFile(names.get(value), value.match(dataUrl)[0]);
+    }
+    if (Array.isArray(value)) return value.map(walk);
+    if (value === null || typeof value !== 'object') return value;
+    return Object.fromEntries(Object.entries(value).map(([key, each]) => [key, walk(each)]));
+  };
+  return walk(body);
+}
+
 const quote = (text) => `'${text.replaceAll("'", `'\\''`)}'`;
 
 export function asCurl({method, path, body}) {
   const key = keys.user ? ` \\\n  -H "Authorization: Bearer $ESPALIER_API_KEY"` : '';
   if (body === undefined) return `curl ${quote(root + path)}${key}`;
   const streams = body.stream ? ' -N' : '';
-  return `curl${streams} -X ${method} ${quote(root + path)} \\\n  -H 'Content-Type: application/json'${key} \\\n  -d ${quote(JSON.stringify(body, null, 2))}`;
+  // The shell puts the files in: their quotes end the text's and begin it again.
+  const pictures = [];
+  const shown = withoutPictures(body, (name, head) => `${head}\uE000${pictures.push(name) - 1}\uE001`);
+  const data = quote(JSON.stringify(shown, null, 2))
+    .replace(/\uE000(\d+)\uE001/g, (_, i) => `'"$(base64 < ${pictures[i]} | tr -d '\\n')"'`);
+  // A command's argument is of 128 KiB at most, so a picture goes through a pipe.
+  const head = `curl${streams} -X ${method} ${quote(root + path)} \\\n  -H 'Content-Type: application/json'${key}`;
+  if (pictures.length === 0) return `${head} \\\n  -d ${data}`;
+  return `# ${[...new Set(pictures)].join(', ')}: the pictures of the messages\nprintf %s ${data} |\n${head} \\\n  -d @-`;
+}
+
+class Expression {  // of Python
+  constructor(text) { this.text = text; }
 }
 
 function python(value, indent = 0) {
@@ -89,6 +118,7 @@ function python(value, indent = 0) {
   if (value === null) return 'None';
   if (value === true) return 'True';
   if (value === false) return 'False';
+  if (value instanceof Expression) return value.text;
   if (Array.isArray(value)) {
     const flat = `[${value.map((each) => python(each, indent)).join(', ')}]`;
     if (flat.length < 70 || value.every((each) => typeof each === 'number')) return flat;
@@ -105,21 +135,25 @@ function python(value, indent = 0) {
 const standard = new Set(['model', 'messages', 'temperature', 'top_p', 'max_tokens', 'max_completion_tokens', 'seed',
   'stream', 'tools', 'tool_choice', 'response_format', 'logprobs', 'top_logprobs', 'stream_options', 'n', 'stop']);
 
-export function asPython({method, path, body}) {
+export function asPython({method, path, body: whole}) {
+  const body = whole && withoutPictures(whole, (name, head) => new Expression(`${JSON.stringify(head)} + read(${JSON.stringify(name)})`));
+  const pictures = JSON.stringify(body) !== JSON.stringify(whole);
+  const modules = pictures ? 'base64, ' : '';
+  const read = pictures ? '\ndef read(path):\n    with open(path, "rb") as file:\n        return base64.b64encode(file.read()).decode()\n\n' : '';
   const key = keys.user ? 'os.environ["ESPALIER_API_KEY"]' : '"none"';
   if (path === 'v1/chat/completions' && body.messages) {
     const known = Object.entries(body).filter(([name]) => standard.has(name));
     const more = Object.entries(body).filter(([name]) => !standard.has(name));
     const lines = known.map(([name, value]) => `    ${name}=${python(value, 1)},`);
     if (more.length) lines.push(`    extra_body=${python(Object.fromEntries(more), 1)},`);
-    const read = body.stream
+    const print = body.stream
       ? 'for chunk in answer:\n    if chunk.choices:\n        print(chunk.choices[0].delta.content or "", end="", flush=True)'
       : 'print(answer.choices[0].message.content)';
-    return `import os\nfrom openai import OpenAI\n\nclient = OpenAI(base_url="${root}v1", api_key=${key})\nanswer = client.chat.completions.create(\n${lines.join('\n')}\n)\n${read}`;
+    return `import ${modules}os\nfrom openai import OpenAI\n${read}\nclient = OpenAI(base_url="${root}v1", api_key=${key})\nanswer = client.chat.completions.create(\n${lines.join('\n')}\n)\n${print}`;
   }
   const plain = body && {...body};
   if (plain) delete plain.stream;
   const auth = keys.user ? `, "Authorization": "Bearer " + ${key}` : '';
   const data = plain === undefined ? '' : `    data=json.dumps(${python(plain, 1)}).encode(),\n`;
-  return `import json, os, urllib.request\n\nrequest = urllib.request.Request(\n    "${root}${path}",\n    method="${method}",\n    headers={"Content-Type": "application/json"${auth}},\n${data})\nwith urllib.request.urlopen(request) as answer:\n    print(json.load(answer))`;
+  return `import ${modules}json, os, urllib.request\n${read}\nrequest = urllib.request.Request(\n    "${root}${path}",\n    method="${method}",\n    headers={"Content-Type": "application/json"${auth}},\n${data})\nwith urllib.request.urlopen(request) as answer:\n    print(json.load(answer))`;
 }

@@ -1,11 +1,12 @@
-// The chat: turns, streamed answers with their tokens, tools, JSON Schema, branches.
+// The chat: turns, pictures, streamed answers with their tokens, tools, JSON Schema, branches.
 import {$, make, number, setState} from './dom.js';
 import {get, post, stream} from './api.js';
+import {anyImages, forget, imageRow, startImages, takeImages, withImages} from './images.js';
 import {appendTokens, chatToken, tokenLegend} from './tokens.js';
 import {checkGrammar, completed, parseSchema, validate} from './schema.js';
 import {Versions, speedText} from './versions.js';
 
-const turns = [];  // {role, content, element} or {role: 'assistant', versions, element}, {role: 'tool', ...}
+const turns = [];  // {role, content, images, element} or {role: 'assistant', versions, element}, {role: 'tool', ...}
 let running = null;  // AbortController
 let model = '';
 
@@ -18,10 +19,12 @@ export function startChat() {
     model = list.data[0].id;
     $('model').textContent = model;
   }).catch((error) => { $('model').textContent = error.message; });
+  startImages();
   $('chat-form').addEventListener('submit', (event) => { event.preventDefault(); send(); });
   $('chat-stop').addEventListener('click', stopChat);
   $('chat-clear').addEventListener('click', () => {
     stopChat();
+    turns.forEach((turn) => forget(turn.images ?? []));
     turns.length = 0;
     $('messages').replaceChildren();
     setState($('chat-answer-state'), '');
@@ -67,7 +70,7 @@ function messagesUntil(turn) {
   for (const each of turns) {
     if (each === turn) break;
     if (each.role !== 'assistant') {
-      out.push({role: each.role, content: each.content, ...(each.callId ? {tool_call_id: each.callId} : {})});
+      out.push({role: each.role, content: withImages(each.content, each.images ?? []), ...(each.callId ? {tool_call_id: each.callId} : {})});
       continue;
     }
     const version = each.versions.shown;
@@ -89,9 +92,9 @@ function add(turn) {
 async function send() {
   if (running) return;
   const text = $('chat-input').value.trim();
-  if (text === '') return $('chat-input').focus();
+  if (text === '' && !anyImages()) return $('chat-input').focus();
   $('chat-input').value = '';
-  add({role: 'user', content: text});
+  add({role: 'user', content: text, images: takeImages()});
   await answer(add({role: 'assistant', versions: new Versions()}));
 }
 
@@ -122,9 +125,9 @@ async function answer(turn, branch = null) {
       body.input_ids = [...branch.promptIds, ...branch.tokens.map((token) => token.id)];
       version.text = textOf(branch.tokens);
       version.promptIds = branch.promptIds;
-    } else {
-      body.messages = version.messages;
     }
+    // With a branch they only bring the pictures that its tokens refer to.
+    if (!branch || version.messages.some((message) => Array.isArray(message.content))) body.messages = version.messages;
   } catch (error) {
     version.error = error.message;
     return draw(turn);
@@ -207,7 +210,7 @@ function draw(turn) {
   const follows = box.scrollTop + box.clientHeight > box.scrollHeight - 60;
   if (turn.role === 'assistant') drawAnswer(turn);
   else if (turn.role === 'tool') turn.element.replaceChildren(make('div', {class: 'who'}, `result of ${turn.name}`), make('div', {class: 'text'}, turn.content));
-  else turn.element.replaceChildren(make('div', {class: 'who'}, 'You'), make('div', {class: 'text'}, turn.content));
+  else turn.element.replaceChildren(make('div', {class: 'who'}, 'You'), imageRow(turn.images) ?? '', make('div', {class: 'text'}, turn.content));
   if (follows) box.scrollTop = box.scrollHeight;
 }
 

@@ -44,6 +44,9 @@ function classOf(token) {
   return classes.join(' ');
 }
 
+// Pointing at a token shows its probability and alternatives while the mouse is there or in what is
+// shown; a click or Enter keeps that open, with the focus in it.
+
 // Appends tokens to `element`, which keeps how many it shows. onBranch(index, alternative): the user
 // wants an answer that has the alternative at that place; null: the same token again.
 export function appendTokens(element, tokens, onBranch) {
@@ -52,7 +55,10 @@ export function appendTokens(element, tokens, onBranch) {
     const token = tokens[i];
     const span = make('span', {class: classOf(token), tabindex: '0', role: 'button',
       'aria-label': `${visible(token.text)}, ${token.origin}, ${percent(token.logprob)}`}, token.text);
-    span.addEventListener('mouseenter', () => show(span, token, i, onBranch, false));
+    span.addEventListener('mouseenter', () => {
+      clearTimeout(timer);
+      timer = setTimeout(() => show(span, token, i, onBranch, false), 120);  // not while the mouse only passes
+    });
     span.addEventListener('mouseleave', leave);
     span.addEventListener('click', () => show(span, token, i, onBranch, true));
     span.addEventListener('keydown', (event) => {
@@ -84,9 +90,9 @@ function show(span, token, index, onBranch, pin) {
   pop.replaceChildren(
     make('div', {}, make('strong', {}, make('code', {}, visible(token.text))), ` ${percent(token.logprob)}, ${token.origin}`),
     make('div', {class: 'quiet'}, `token ${token.id ?? '?'} at ${index + 1}, log-probability ${token.logprob.toFixed(3)}`),
-    ...(pin ? [make('div', {class: 'quiet'}, 'Branch from here with:'), ...alternatives,
-      make('div', {class: 'row'}, make('button', {type: 'button', class: 'small', onclick: () => choose(null)}, 'Go on behind this token'),
-        make('button', {type: 'button', class: 'small', onclick: () => { hide(); span.focus(); }}, 'Close'))] : []));
+    make('div', {class: 'quiet'}, 'Branch from here with:'), ...alternatives,
+    make('div', {class: 'row'}, make('button', {type: 'button', class: 'small', onclick: () => choose(null)}, 'Go on behind this token'),
+      pin ? make('button', {type: 'button', class: 'small', onclick: () => { hide(); span.focus(); }}, 'Close') : null));
   pop.hidden = false;
   const box = span.getClientRects()[0] ?? span.getBoundingClientRect();
   const width = pop.offsetWidth, height = pop.offsetHeight;
@@ -100,8 +106,12 @@ function show(span, token, index, onBranch, pin) {
 }
 
 function leave() {
+  clearTimeout(timer);
   if (!pinned) timer = setTimeout(hide, 120);
 }
+
+$('pop').addEventListener('mouseenter', () => clearTimeout(timer));
+$('pop').addEventListener('mouseleave', leave);
 
 export function hide() {
   pinned = null;
