@@ -79,6 +79,20 @@ TEST_F(SettingsTest, FlagsOfEveryKindReachTheirVariables) {
   EXPECT_EQ(config_.engine.random_seed, 9007199254740993u);
 }
 
+// An empty key would open the server, as where a script's variable is not set.
+TEST_F(SettingsTest, AnEmptyKeyIsRefused) {
+  const std::vector<std::vector<std::string>> cases = {
+      {"--api-key", ""}, {"--api-key="}, {"--config", write("empty.json", R"({"api_key": ""})")}};
+  for (const std::vector<std::string>& args : cases) {
+    EXPECT_EQ(run(args), kExitUsage) << args[0];
+    EXPECT_THAT(error_, testing::AnyOf(HasSubstr("'' would open the server: give a key, or none"),
+                                       HasSubstr("--api-key needs a value")));
+    EXPECT_EQ(config_.server.api_key, "");
+  }
+  ASSERT_EQ(run({"--api-key", "k"}), -1) << error_;
+  EXPECT_EQ(config_.server.api_key, "k");
+}
+
 TEST_F(SettingsTest, AFlagWinsOverTheEnvironmentOverTheFileOverTheDefault) {
   const std::string file = write("c.json", R"({"port": 1, "host": "h", "stream_interval": 4})");
   ASSERT_EQ(run({"--config", file}), -1) << error_;

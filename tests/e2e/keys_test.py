@@ -21,7 +21,18 @@ def ask(server, key, max_tokens=4):
     return status, headers
 
 
+def public_without_a_key():
+    """A server that anybody may reach and use says so, and only such a server."""
+    warning = "is open to whoever reaches it"
+    for args, warned in (("--host", "0.0.0.0"), True), (("--host", "0.0.0.0", "--api-key", "k"), False), ((), False):
+        with Server(*args) as server:
+            assert (warning in server.output()) == warned, (args, server.output())
+    refused = run("serve", "--port", "0", "--api-key", "")
+    assert refused.returncode != 0 and "'' would open the server" in refused.stderr, refused.stderr
+
+
 def main():
+    public_without_a_key()
     with tempfile.TemporaryDirectory() as folder:
         path = os.path.join(folder, "keys.json")
         write(path, [{"name": "a", "keys": "sk-a"}])
