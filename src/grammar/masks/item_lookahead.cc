@@ -95,9 +95,9 @@ bool ItemLookahead::compares(SetId set) {
 
 SetId ItemLookahead::step(SetId from, uint8_t byte, std::string_view text, std::string_view read) {
   const SetId to = earley_.step_without_text(from, byte);
-  spend(1 + text.size() / kBytesCopied);
+  spend(1);
   if (to != EarleySets::kNeedsText) return to;
-  spend(text.size() / kBytesChecked);
+  spend(text.size() / kBytesCopied + text.size() / kBytesChecked);
   whole_.assign(text);
   whole_ += read;
   return earley_.step(from, byte, whole_);
@@ -168,7 +168,7 @@ void ItemLookahead::restrict_below(Walk& walk, uint32_t row, const Ahead& from) 
   };
   for (uint32_t c = tokens.children_begin[row]; c < tokens.children_begin[row + 1]; ++c) {
     if (work_left_ == 0) return;
-    spend(1 + walk.text.size() / kBytesCopied);
+    spend(1);
     const uint32_t node = tokens.children[c];
     const SetId to = earley_.step_without_text(from.set, tokens.nodes[node].byte);
     if (!EarleySets::leads_on(to)) continue;
@@ -182,6 +182,7 @@ void ItemLookahead::restrict_below(Walk& walk, uint32_t row, const Ahead& from) 
     bool some = false;
     for (uint32_t t = begin; t < end; ++t) some |= allowed(t);
     if (some) {
+      spend(walk.text.size() / kBytesCopied);
       std::string text(walk.text);
       text += next.read;
       if (!search(to, next.items, text)) {

@@ -40,29 +40,31 @@ SchemaCompiler::SchemaCompiler(Ir& ir, std::shared_ptr<SchemaChecker> checker,
 Result<ExprId> SchemaCompiler::compile() {
   const Conjunction root = {{&document_.root(), kNoScope, 0}};
   auto exact = compile(root);
-  for (int again = 0; again < 2 && !exact && over_budget_; ++again) {
-    approximate_early_ |= distinct_items_ != Distinct::kStartAgain;
-    forget_rules();
+  const auto wanted_again = [&] {
+    return judged_items_ == JudgedItems::kStartAgain || (!exact && over_budget_);
+  };
+  for (int again = 0; again < 2 && wanted_again(); ++again) {
+    approximate_early_ |= judged_items_ != JudgedItems::kStartAgain;
+    if (judged_items_ == JudgedItems::kStartAgain) judged_items_ = JudgedItems::kYes;
+    rules_.clear();
+    open_rules_.clear();
+    depth_ = 0;
+    over_budget_ = needs_check_ = approximating_ = false;
+    formulas_begun_ = formula_steps_ = 0;
     exact = compile(root);
   }
   return exact;
 }
 
-void SchemaCompiler::forget_rules() {
-  if (distinct_items_ == Distinct::kStartAgain) distinct_items_ = Distinct::kYes;
-  rules_.clear();
-  open_rules_.clear();
-  depth_ = 0;
-  over_budget_ = needs_check_ = approximating_ = false;
-  formulas_begun_ = formula_steps_ = 0;
+Status SchemaCompiler::judge_items() {
+  if (judged_items_ == JudgedItems::kYes) return {};
+  judged_items_ = JudgedItems::kStartAgain;  // commas are made in another way
+  over_budget_ = true;
+  return error(StatusCode::kResourceExhausted, "the schema is compiled again");
 }
 
 Result<ExprId> SchemaCompiler::distinct_item(ExprId item) {
-  if (distinct_items_ != Distinct::kYes) {
-    distinct_items_ = Distinct::kStartAgain;  // commas are made in another way
-    over_budget_ = true;
-    return fail(error(StatusCode::kResourceExhausted, "the schema is compiled again"));
-  }
+  ESP_RETURN_IF_ERROR(judge_items());
   if (item == ir_.never()) return item;
   const RuleId rule = ir_.rules().add("distinct item");
   ir_.rules().set_body(rule, item);
@@ -334,7 +336,7 @@ Status SchemaCompiler::require_regular(const Element& element, std::string_view 
 // A check of a value may refuse its end: white space before the comma must not leave the
 // end as the only continuation.
 ExprId SchemaCompiler::comma() {
-  const bool judged = approximating_ || distinct_items_ == Distinct::kYes || options_.any_order;
+  const bool judged = approximating_ || judged_items_ == JudgedItems::kYes || options_.any_order;
   return judged ? ir_.sequence({syntax_.space_inside(), syntax_.comma()}) : syntax_.comma();
 }
 

@@ -53,6 +53,9 @@ class SchemaCompiler {
   // Returns the texts of an item that differ from the array's earlier items. Numbers, which have no
   // certain end, are not compared.
   Result<ExprId> distinct_item(ExprId item);
+  // Returns an error, and has the schema compiled again, until all commas are made as for values
+  // that a check may refuse at their end: see comma().
+  Status judge_items();
   // Operations on regular languages inline rules, which must end: an error where a rule may lead to
   // itself or to one under construction, or has a check or a counter.
   Status require_regular(const Element& element, std::string_view key, ExprId expr) const;
@@ -74,7 +77,6 @@ class SchemaCompiler {
   ConjunctionSettler& settler() { return settler_; }
 
  private:
-  void forget_rules();
   Result<bool> settle(Conjunction& elements);
   Result<ExprId> lower(const Conjunction& elements);
   Result<ExprId> lower_in_any_way(const Conjunction& given, const Conjunction& settled,
@@ -99,9 +101,9 @@ class SchemaCompiler {
   PatternCompiler patterns_;
   ConjunctionSettler settler_;
   int depth_ = 0;
-  // Whether items are compared, so that any value may be refused at its end. kStartAgain: found
-  // after rules were made.
-  enum class Distinct : uint8_t { kNo, kStartAgain, kYes } distinct_items_ = Distinct::kNo;
+  // Whether items are compared or counted, so that any value may be refused at its end.
+  // kStartAgain: found after rules were made.
+  enum class JudgedItems : uint8_t { kNo, kStartAgain, kYes } judged_items_ = JudgedItems::kNo;
   bool approximate_early_ = false;  // the exact attempt had too many rules
   bool over_budget_ = false;        // the exact attempt has too many rules
   bool approximating_ = false;      // leave out what is not practical, and require a check

@@ -109,6 +109,25 @@ TEST(DeadEnd, ArraysCloseWhenNoNewValueIsLeft) {
   EXPECT_FALSE(full.accept_bytes(",1"));
 }
 
+// An item that is spelled as only unlisted items were spelled counts for `contains` by its value.
+TEST(DeadEnd, ListedStructuresAreSpelledAsTheOthers) {
+  struct Case {
+    const char *schema, *text;
+  };
+  const Case cases[] = {
+      {R"({"type":"array","items":{"type":"array","items":{"enum":[true,"bb",4,2]},"uniqueItems":true,
+           "minItems":3},"uniqueItems":true,"contains":{"enum":[["bb",2,true],false]},"minItems":1})",
+       R"([["bb" ,2 , true]])"},
+      {R"({"type":"array","items":{"type":"array","items":{"type":"string","maxLength":3}},
+           "contains":{"const":["bb","c"]},"maxContains":1})",
+       R"([["a" , "c"], ["bb" ,"c"]])"},
+      {R"({"type":"array","items":{"type":"object","additionalProperties":{"type":"string"}},
+           "contains":{"const":{"a":"b","c":"d"}},"uniqueItems":true})",
+       R"([{"a": "b" ,"c": "d"}])"},
+  };
+  for (const Case& one : cases) EXPECT_TRUE(accepts(one.schema, one.text)) << one.text;
+}
+
 TEST(DeadEnd, UnsatisfiableCountsAreRefused) {
   const auto made = compile_grammar(
       {.kind = GrammarSpec::Kind::kJsonSchema,

@@ -109,6 +109,10 @@ Result<ListedArrays::Choices> ListedArrays::choices_at(const Position& position,
 // `contains`.
 Result<ExprId> ListedArrays::other_values(const Conjunction& item, bool unique,
                                           const std::vector<json::value>& values) {
+  // Only a check separates other structures from the listed ones, where they end. Both must be
+  // spelled alike, or it would refuse a listed value that is spelled as only the others are.
+  if (std::ranges::any_of(values, [](const json::value& v) { return v.is_structured(); }))
+    ESP_RETURN_IF_ERROR(compiler_.judge_items());
   json::object none_of_them;
   none_of_them[kNotEnum] = json::array(values.begin(), values.end());
   Conjunction other = item;

@@ -110,7 +110,7 @@ ExprId ScalarCompiler::literal(const json::value& value) {
   parts.push_back(ir_.literal(is_object ? "{" : "["));
   parts.push_back(syntax_.space_inside());
   const auto between = [&] {
-    if (parts.size() > 2) parts.push_back(syntax_.comma());
+    if (parts.size() > 2) parts.push_back(compiler_.comma());
   };
   if (is_object) {
     for (const auto& [key, member_value] : value.get_object()) {
