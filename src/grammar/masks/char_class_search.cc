@@ -5,7 +5,8 @@
 
 namespace espalier::grammar {
 
-// Follows the rest of a character of the class from a position inside it.
+// Follows the rest of a character of the class from a position inside it. The sets behind the
+// character are appended to targets_, each once from its last list on.
 bool CharClassSearch::follow(int kind, uint8_t position, SetId at, bool& any) {
   bool all = true;
   SetId last = EarleySets::kDead;
@@ -24,23 +25,41 @@ bool CharClassSearch::follow(int kind, uint8_t position, SetId at, bool& any) {
     } else if (to != last) {
       last = to;
       const SetId next = earley_.canonical(to);
-      if (rounds_.size() <= next) rounds_.resize(earley_.num_sets() + next, 0);
-      if (std::exchange(rounds_[next], round_) != round_) found_.push_back(next);
+      const auto begin = targets_.begin() + static_cast<std::ptrdiff_t>(targets_begin_);
+      if (std::find(begin, targets_.end(), next) == targets_.end()) targets_.push_back(next);
     }
   }
   return all;
 }
 
-// Adds to found_ the sets between characters that one character of the class leads to; returns
-// false where some such character leads nowhere. Sets `any` where some byte leads on.
-bool CharClassSearch::lead(int kind, SetId from, bool& any) {
+const CharClassSearch::Led& CharClassSearch::lead(int kind, SetId from) {
+  const auto [it, added] = led_.try_emplace(uint64_t{from} << 4 | static_cast<uint64_t>(kind));
+  Led& led = it->second;
+  if (!added) return led;
   within_.clear();
-  return follow(kind, CharClassAutomaton::kStart, from, any);
+  targets_begin_ = targets_.size();
+  led.all = follow(kind, CharClassAutomaton::kStart, from, led.any);
+  led.begin = static_cast<uint32_t>(targets_begin_);
+  led.end = static_cast<uint32_t>(targets_.size());
+  return led;
+}
+
+// Adds the sets that led_ names to found_, each once in a search.
+void CharClassSearch::find(const Led& led) {
+  for (uint32_t i = led.begin; i < led.end; ++i) {
+    const SetId next = targets_[i];
+    if (rounds_.size() <= next) rounds_.resize(earley_.num_sets() + next, 0);
+    if (std::exchange(rounds_[next], round_) != round_) found_.push_back(next);
+  }
 }
 
 CharClassSearch::Absorbed CharClassSearch::absorbed(SetId set) {
   constexpr size_t kSetsMax = 300;
   if (edges_[0].empty()) make_edges();
+  if (led_.size() + targets_.size() > kLedMax) {
+    led_.clear();
+    targets_.clear();
+  }
   for (CharClassSet kinds = kAllCharClasses; kinds != 0;) {
     ++round_;
     found_ = {set};
@@ -50,8 +69,11 @@ CharClassSearch::Absorbed CharClassSearch::absorbed(SetId set) {
       bool any = false;
       for (const size_t end = found_.size(); begin < end; ++begin) {
         for (int kind = 0; kind < kNumCharClasses; ++kind) {
-          if (kinds >> kind & 1 && !lead(kind, found_[begin], any))
-            failed |= static_cast<CharClassSet>(1 << kind);
+          if (!(kinds >> kind & 1)) continue;
+          const Led& led = lead(kind, found_[begin]);
+          any |= led.any;
+          if (!led.all) failed |= static_cast<CharClassSet>(1 << kind);
+          find(led);
         }
       }
       if (level > 0 && !any) {

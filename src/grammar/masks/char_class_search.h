@@ -7,6 +7,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <unordered_map>
 #include <utility>
 #include <vector>
 
@@ -30,20 +31,38 @@ class CharClassSearch {
   // Returns the classes whose characters lead on however often they come, or, with `characters`
   // set, up to that many characters; these are ASCII classes alone.
   Absorbed absorbed(SetId set);
-  size_t num_bytes() const { return held_bytes(rounds_) + held_bytes(found_); }
+  size_t num_bytes() const {
+    return held_bytes(rounds_) + held_bytes(found_) + held_bytes(targets_) +
+           led_.size() * kLedNodeBytes;
+  }
 
  private:
   // The bytes of each character class, one of those that the grammar does not distinguish.
   struct Edge {
     uint8_t from, byte, to;
   };
+  // Where one character of a class leads from a set. Searches from neighbouring sets of a pattern
+  // meet the same sets, so this is kept.
+  struct Led {
+    bool all = false;             // every character leads on
+    bool any = false;             // some byte leads on
+    uint32_t begin = 0, end = 0;  // the sets behind the character: a range of targets_
+  };
+  static constexpr size_t kLedNodeBytes = 48;  // of a hash map's node and bucket
+  // Entries of led_ and targets_ beyond which both are dropped before a search: about 3 MiB.
+  static constexpr size_t kLedMax = size_t{1} << 16;
+
   void make_edges();
-  bool lead(int kind, SetId from, bool& any);
+  const Led& lead(int kind, SetId from);
+  void find(const Led& led);
   bool follow(int kind, uint8_t position, SetId at, bool& any);
 
   EarleyRecogniser& earley_;
   const size_t longest_;
   std::array<std::vector<Edge>, kNumCharClasses> edges_;  // made on first use
+  std::unordered_map<uint64_t, Led> led_;                 // by set and class
+  std::vector<SetId> targets_;                            // of led_: sets between characters
+  size_t targets_begin_ = 0;                              // of the list under way
   // Scratch of one search.
   std::vector<std::pair<uint8_t, SetId>> within_;  // positions inside a character, and sets
   std::vector<SetId> found_;                       // sets between characters, each once
