@@ -71,6 +71,11 @@ BODIES = {
     "ModerationRequest": {"input": ["a"]},
     "BatchRequest": {"input_file_id": "file-none", "endpoint": "/v1/completions", "metadata": {"a": "b"},
                      "output_expires_after": {"anchor": "created_at", "seconds": 3600}},
+    "MessageBatchRequest": {"requests": [{"custom_id": "a", "params": {
+        "max_tokens": 2, "messages": [{"role": "user", "content": "a"}]}}]},
+    "ChatCompletionUpdate": {"metadata": {"a": "b"}},
+    "ConversationItems": {"items": [{"type": "message", "role": "user", "content": "a"}]},
+    "UploadRequest": {"bytes": 1, "filename": "a.jsonl", "mime_type": "application/jsonl", "purpose": "batch"},
 }
 
 
