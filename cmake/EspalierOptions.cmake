@@ -18,6 +18,22 @@ if(CCACHE_PROGRAM)
   set(CMAKE_C_COMPILER_LAUNCHER "${CCACHE_PROGRAM}")
 endif()
 
+# Two builds of one commit are the same bytes, wherever their folders lie: no file holds a path of the source or the
+# build folder, and the compiler numbers the names that it makes up by the object instead of at random. Packages are
+# built so (the preset package). It is off elsewhere, for it costs what ccache knows of other folders.
+option(ESPALIER_REPRODUCIBLE "the same bytes in every folder: no path of this computer in a file" OFF)
+if(ESPALIER_REPRODUCIBLE)
+  file(RELATIVE_PATH up "${CMAKE_BINARY_DIR}" "${CMAKE_SOURCE_DIR}/")  # as ccache writes sources
+  foreach(map "${CMAKE_SOURCE_DIR}/=" "${up}=" "${CMAKE_BINARY_DIR}/=build/")
+    add_compile_options($<$<COMPILE_LANGUAGE:C,CXX>:-ffile-prefix-map=${map}>
+      $<$<COMPILE_LANGUAGE:CUDA>:-Xcompiler=-ffile-prefix-map=${map}>)
+  endforeach()
+  foreach(language C CXX)
+    string(REPLACE " -o <OBJECT>" " -frandom-seed=<OBJECT> -o <OBJECT>"
+      CMAKE_${language}_COMPILE_OBJECT "${CMAKE_${language}_COMPILE_OBJECT}")
+  endforeach()
+endif()
+
 # Binaries land in the build folder itself: build/release/espalier, build/release/base_test.
 set(CMAKE_RUNTIME_OUTPUT_DIRECTORY "${CMAKE_BINARY_DIR}")
 

@@ -11,6 +11,7 @@
 #include "apps/commands.h"
 #include "apps/describe.h"
 #include "apps/dispatch.h"
+#include "espalier_build_version.h"
 
 namespace espalier::apps {
 namespace {
@@ -110,13 +111,13 @@ int run_own_completion(const std::vector<std::string>& args) {
   return run_completion(being_described() ? CommandDescription() : description(), args);
 }
 int run_own_manual(const std::vector<std::string>& args) {
-  return run_manual(being_described() ? CommandDescription() : description(), ESPALIER_VERSION,
+  return run_manual(being_described() ? CommandDescription() : description(), ESPALIER_BUILD_VERSION,
                     args);
 }
 
 int run(const std::vector<std::string>& args) {
   if (!args.empty() && (args[0] == "--version" || args[0] == "-V" || args[0] == "version")) {
-    fmt::print("espalier {}\n", ESPALIER_VERSION);
+    fmt::print("espalier {}\n", ESPALIER_BUILD_VERSION);
     return kExitOk;
   }
   return dispatch("espalier", commands(), args);

@@ -40,7 +40,7 @@ class CommandTest(unittest.TestCase):
         self.assertEqual(run_bench("help", "radix").stdout, run_bench("radix", "--help").stdout)
         self.assert_usage_error(run_bench("radii"), "did you mean radix?")
         self.assertEqual(run("help", "help").stdout, run("--help").stdout)
-        self.assertRegex(run("--version").stdout, r"^espalier \d+\.\d+\.\d+\n$")
+        self.assertRegex(run("--version").stdout, r"^espalier \d+\.\d+\.\d+(\+\d+\.g[0-9a-f]{9,})?\n$")
 
     def test_a_compiled_program_runs(self):
         nodes = [{"kind": "ConstantText", "stream": 0, "text": "Once upon a time, "},
