@@ -26,8 +26,9 @@ def mode_of(path):
     return 0o755 if path.is_dir() or os.access(path, os.X_OK) else 0o644
 
 
-def add_tree(archive, folder, prefix, epoch):
-    """Adds what lies in `folder` under the name `prefix`, sorted; "" is the archive's root."""
+def add_tree(archive, folder, prefix, epoch, owned=None):
+    """Adds what lies in `folder` under the name `prefix`, sorted; "" is the archive's root. `owned` has the mode and
+    the user's number of names that are not root's."""
     for path in sorted([folder, *folder.rglob("*")], key=lambda p: p.as_posix()):
         name = (pathlib.PurePosixPath(prefix) / path.relative_to(folder).as_posix()).as_posix()
         if name == ".":
@@ -38,6 +39,9 @@ def add_tree(archive, folder, prefix, epoch):
             archive.addfile(entry)
             continue
         entry.mode = mode_of(path)
+        if name in (owned or {}):
+            entry.mode, entry.uid = owned[name]
+            entry.gid, entry.uname, entry.gname = entry.uid, "", ""
         if entry.islnk():  # a second name of one file; the archive holds it again
             entry.type, entry.linkname, entry.size = tarfile.REGTYPE, "", path.stat().st_size
         if entry.isreg():
@@ -47,8 +51,8 @@ def add_tree(archive, folder, prefix, epoch):
             archive.addfile(entry)
 
 
-def write_tar_gz(folder, file, prefix, epoch, level=6):
-    """`folder` as FILE.tar.gz, under the name `prefix`; gives the digest of the archive before compression."""
+def write_tar_gz(folder, file, prefix, epoch, level=6, owned=None):
+    """`folder` as FILE.tar.gz, as add_tree() adds it; gives the digest of the archive before compression."""
     digest = hashlib.sha256()
 
     class Digested:
@@ -62,7 +66,7 @@ def write_tar_gz(folder, file, prefix, epoch, level=6):
 
     with file.open("wb") as raw, gzip.GzipFile("", "wb", level, raw, mtime=0) as out, \
             tarfile.open(fileobj=Digested(out), mode="w|", format=tarfile.GNU_FORMAT) as archive:
-        add_tree(archive, folder, prefix, epoch)
+        add_tree(archive, folder, prefix, epoch, owned)
     return digest.hexdigest()
 
 

@@ -7,6 +7,7 @@ hold what they should, and the packaged command runs without a library of the bu
 import gzip
 import hashlib
 import io
+import json
 import os
 import pathlib
 import shutil
@@ -85,10 +86,10 @@ class Archives(Temporary):
 
 
 class Packages(Temporary):
-    def made(self, tool, name, mask):
+    def made(self, tool, name, mask, *more):
         """The package that a tool makes with a umask, in a folder of its own."""
         output = self.folder / name
-        subprocess.run([ROOT / "tools" / tool, "--build", BUILD, "--output", output, "--level", "0"], check=True, cwd=self.folder,
+        subprocess.run([ROOT / "tools" / tool, "--build", BUILD, "--output", output, "--level", "0", *more], check=True, cwd=self.folder,
                        stdout=subprocess.DEVNULL, umask=mask, env={**os.environ, "SOURCE_DATE_EPOCH": EPOCH, "HOME": str(output)})
         return next(output.iterdir())
 
@@ -126,6 +127,40 @@ class Packages(Temporary):
         answer = subprocess.run([command, "generate", "Once upon a time", "--max-new-tokens", "4", "--quiet"], capture_output=True,
                                 text=True, check=True, cwd=self.folder, env={"PATH": "/usr/bin:/bin"})
         self.assertTrue(answer.stdout.strip())
+
+    def test_two_images_are_the_same_and_whole(self):
+        base = self.folder / "base"  # as small as a base may be
+        for name in ("usr/share/ca-certificates/a.crt", "usr/lib/libc.so.6", "usr/bin/sh", "usr/share/doc/libc6/copyright",
+                     "usr/share/doc/libc6/changelog.gz"):
+            (base / name).parent.mkdir(parents=True, exist_ok=True)
+            (base / name).write_text(name)
+        (base / "etc").mkdir()
+        with tarfile.open(self.folder / "base.tar", "w") as tar:
+            tar.add(base, ".")
+        root = ["--root", self.folder / "base.tar"]
+        one, other = self.made("image", "one", 0o022, *root), self.made("image", "other", 0o077, *root)
+        self.assertEqual(digest(one), digest(other))
+        with tarfile.open(one) as tar:
+            blobs = {entry.name: tar.extractfile(entry).read() for entry in tar if entry.isfile()}
+        for name, data in blobs.items():
+            if name.startswith("blobs/"):
+                self.assertEqual(name, f"blobs/sha256/{hashlib.sha256(data).hexdigest()}")
+
+        def blob(descriptor):
+            data = blobs[descriptor["digest"].replace("sha256:", "blobs/sha256/")]
+            self.assertEqual(len(data), descriptor["size"])
+            return data
+
+        manifest = json.loads(blob(json.loads(blobs["index.json"])["manifests"][0]))
+        config = json.loads(blob(manifest["config"]))
+        layers = [gzip.decompress(blob(layer)) for layer in manifest["layers"]]
+        self.assertEqual(config["rootfs"]["diff_ids"], [f"sha256:{hashlib.sha256(layer).hexdigest()}" for layer in layers])
+        self.assertEqual(config["config"]["User"], "65532:65532")
+        entries = {e.name: e for layer in layers for e in tarfile.open(fileobj=io.BytesIO(layer))}
+        self.assertIn(config["config"]["Entrypoint"][0].lstrip("/"), entries)
+        self.assertEqual((entries["var/cache/espalier"].uid, entries["tmp"].mode), (65532, 0o1777))
+        self.assertIn("usr/share/doc/libc6/copyright", entries)
+        self.assertEqual({"usr/bin/sh", "usr/share/doc/libc6/changelog.gz"} & entries.keys(), set())
 
 
 if __name__ == "__main__":
