@@ -128,6 +128,7 @@ void write_error(JsonWriter& w, Dialect dialect, const Status& status, const Row
       w.begin_object().member("message", status.message()).end_object();
       return;
     case Dialect::kOpenAi:
+    case Dialect::kResponses:
       write_openai(w, in_openai_names(status.message()), row.type, row.http);
       return;
     case Dialect::kAnthropic:
@@ -180,13 +181,15 @@ HttpResponse response_of(Dialect dialect, const Status& status, const Row& row,
                          int64_t retry_after) {
   std::string body;
   JsonWriter w(body);
-  if (dialect == Dialect::kNative) {
+  const bool wrapped = dialect == Dialect::kNative || dialect == Dialect::kResponses;
+  if (wrapped) {
     w.begin_object();
-    if (row.retry) write_openai_members(w, status.message(), row.type, row.http);
+    if (dialect == Dialect::kNative && row.retry)
+      write_openai_members(w, status.message(), row.type, row.http);
     w.key("error");
   }
   write_error(w, dialect, status, row);
-  if (dialect == Dialect::kNative) w.end_object();
+  if (wrapped) w.end_object();
   HttpResponse response = HttpResponse::json(status_in(dialect, row), std::move(body));
   if (row.retry) response.headers.emplace_back("Retry-After", std::to_string(retry_after));
   return response;
@@ -209,7 +212,8 @@ HttpResponse malformed_response(const Status& status) {
 std::string stream_error(Dialect dialect, const Status& status) {
   std::string out;
   JsonWriter w(out);
-  const bool wrapped = dialect == Dialect::kNative || dialect == Dialect::kOpenAi;
+  const bool wrapped =
+      dialect == Dialect::kNative || dialect == Dialect::kOpenAi || dialect == Dialect::kResponses;
   if (wrapped) w.begin_object().key("error");
   write_error(w, dialect, status, row_of(status.code()));
   if (wrapped) w.end_object();

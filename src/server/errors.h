@@ -10,7 +10,7 @@
 
 namespace espalier::server {
 
-enum class Dialect { kNative, kOpenAi, kAnthropic, kOllama, kLlamaCpp };
+enum class Dialect { kNative, kOpenAi, kResponses, kAnthropic, kOllama, kLlamaCpp };
 
 int http_status(StatusCode code);
 // "BadRequestError", as OpenAI's clients and meta_info's err_type name it.
@@ -20,7 +20,8 @@ std::string_view error_type(StatusCode code);
 std::string renamed(std::string text, std::string_view name, std::string_view other);
 
 // native: {"error":{"message"}}, where a retry helps beside OpenAI's members, as SGLang's clients
-// expect; OpenAI: {"object":"error","message","type","param","code"};
+// expect; OpenAI: {"object":"error","message","type","param","code"}, as SGLang answers it, and of
+// Responses {"error":{these members}};
 // Anthropic: {"type":"error","error":{"type","message"}}, with 529 for an overloaded server;
 // Ollama: {"error":message}; llama.cpp: {"error":{"code","message","type"}}, with 501 for what is
 // not supported. A full queue and a server that starts or stops carry Retry-After.

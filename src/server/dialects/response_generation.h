@@ -23,7 +23,7 @@ class ResponseGeneration final : public ChatDialectGeneration, public Background
   void store_cancelled() override;
 
  protected:
-  Dialect dialect() const override { return Dialect::kOpenAi; }
+  Dialect dialect() const override { return Dialect::kResponses; }
   Status in_client_names(const Status& status) const override;
   void append_events(std::string& out, const Sample& sample) override;
   void append_end(std::string&) override {}  // the last event has ended it

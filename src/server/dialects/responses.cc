@@ -78,9 +78,10 @@ std::shared_ptr<Generation> start_in_background(const ContextPtr& context,
   const StoredKey key{StoredKey::Kind::kResponse, request.owner, id};
   const auto prepared = context->background->prepare(key, streamed, bytes);
   if (prepared.run == nullptr) {
-    response->send(error_response(
-        Dialect::kOpenAi, error(StatusCode::kResourceExhausted,
-                                "stored responses have no memory left (--max-responses-bytes)")));
+    response->send(
+        error_response(Dialect::kResponses,
+                       error(StatusCode::kResourceExhausted,
+                             "stored responses have no memory left (--max-responses-bytes)")));
     return nullptr;
   }
   auto generation = std::make_shared<ResponseGeneration>(
@@ -102,7 +103,7 @@ std::shared_ptr<Generation> start_response(const ContextPtr& context,
   if (plan && request.background && !request.store)
     plan = fail(invalid_argument("background needs store, since the answer is fetched later"));
   if (!plan) {
-    response->send(error_response(Dialect::kOpenAi, plan.error()));
+    response->send(error_response(Dialect::kResponses, plan.error()));
     return nullptr;
   }
   GenerationItem item = chat_item(*context, request, *plan);
@@ -119,7 +120,7 @@ void handle_create_response(const ContextPtr& context, net::HttpRequest&& reques
                             net::ResponsePtr response) {
   const std::string owner = owner_of(*context, request);
   start_generation(
-      context, std::move(request), std::move(response), Dialect::kOpenAi, parse_response_request,
+      context, std::move(request), std::move(response), Dialect::kResponses, parse_response_request,
       [owner](const ContextPtr& server, const net::ResponsePtr& answer, ResponseRequest&& body) {
         body.owner = owner;
         return start_response(server, answer, std::move(body));
@@ -135,7 +136,7 @@ Result<size_t> count_input(const Context& context, ResponseRequest& request) {
 void handle_input_tokens(const ContextPtr& context, net::HttpRequest&& request,
                          net::ResponsePtr response) {
   const std::string owner = owner_of(*context, request);
-  start_generation(context, std::move(request), std::move(response), Dialect::kOpenAi,
+  start_generation(context, std::move(request), std::move(response), Dialect::kResponses,
                    parse_response_request,
                    [owner](const ContextPtr& server, const net::ResponsePtr& to,
                            ResponseRequest&& body) -> std::shared_ptr<Generation> {
@@ -145,7 +146,7 @@ void handle_input_tokens(const ContextPtr& context, net::HttpRequest&& request,
                                           200, fmt::format(R"({{"object":"response.input_tokens",)"
                                                            R"("input_tokens":{}}})",
                                                            *count))
-                                    : error_response(Dialect::kOpenAi, count.error()));
+                                    : error_response(Dialect::kResponses, count.error()));
                      return nullptr;
                    });
 }
@@ -153,12 +154,13 @@ void handle_input_tokens(const ContextPtr& context, net::HttpRequest&& request,
 std::shared_ptr<const StoredResponse> stored(const ContextPtr& context, const StoredKey& key,
                                              const net::ResponsePtr& response) {
   auto found = context->responses->get(key, std::chrono::steady_clock::now());
-  if (found == nullptr) response->send(error_response(Dialect::kOpenAi, no_such_response(key.id)));
+  if (found == nullptr)
+    response->send(error_response(Dialect::kResponses, no_such_response(key.id)));
   return found;
 }
 
 void refuse_response(const net::ResponsePtr& response, const Status& status) {
-  response->send(error_response(Dialect::kOpenAi, status));
+  response->send(error_response(Dialect::kResponses, status));
 }
 
 // What GET asks of a response.

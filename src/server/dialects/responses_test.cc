@@ -290,7 +290,12 @@ TEST_F(ResponsesTest, AStoredAnswerIsFetchedContinuedAndDeleted) {
   EXPECT_EQ(call("GET", "/v1/responses/" + first).status, 404);
   EXPECT_EQ(post("/v1/responses", R"({"input":"x","previous_response_id":"resp_gone"})").status,
             404);
-  EXPECT_EQ(post("/v1/responses", R"({"input":"x","previous_response_id":"gone"})").status, 400);
+  const Answer wrong = post("/v1/responses", R"({"input":"x","previous_response_id":"gone"})");
+  EXPECT_EQ(wrong.status, 400);
+  const boost::json::object inside = boost::json::parse(wrong.body).at("error").as_object();
+  EXPECT_EQ(inside.at("type"), "BadRequestError");
+  EXPECT_EQ(inside.at("code"), 400);
+  EXPECT_THAT(std::string(inside.at("message").as_string()), HasSubstr("begins with resp_"));
   const std::string unstored = id_of(post("/v1/responses", R"({"input":"x","store":false})").body);
   EXPECT_EQ(call("GET", "/v1/responses/" + unstored).status, 404);
 }
