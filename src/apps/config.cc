@@ -646,10 +646,10 @@ Status check_contradictions(const SettingTable& table, const AppConfig& config) 
   }
   ESP_RETURN_IF_ERROR(check_tier_contradictions(table, engine));
   if (engine.skip_tokenizer_init)
-    ESP_RETURN_IF_ERROR(exclude("skip-tokenizer-init",
-                                {"tokenizer-path", "chat-template", "tokenizer-worker-num",
-                                 "tool-call-parser", "reasoning-parser"},
-                                "no tokenizer is loaded, so there is no text"));
+    ESP_RETURN_IF_ERROR(
+        exclude("skip-tokenizer-init",
+                {"tokenizer-path", "chat-template", "tool-call-parser", "reasoning-parser"},
+                "no tokenizer is loaded, so there is no text"));
   if (engine.disable_priority_preemption)
     ESP_RETURN_IF_ERROR(exclude("disable-priority-preemption",
                                 {"priority-scheduling-preemption-threshold"},
@@ -672,13 +672,6 @@ Status check_contradictions(const SettingTable& table, const AppConfig& config) 
     return invalid_argument(
         "{} contradicts {}: a request's line is of level info, and {} shows none; leave one out",
         given("log-requests"), given("log-level"), config.log_level);
-  if (engine.max_total_tokens > 0 && engine.context_length > engine.max_total_tokens &&
-      !given("context-length").empty())
-    return invalid_argument(
-        "{} of {} tokens contradicts {} of {}: a request may take as much as the context, which "
-        "the cache must hold",
-        given("context-length"), engine.context_length, given("max-total-tokens"),
-        engine.max_total_tokens);
   if (engine.load_format == LoadFormat::kDummy && given("model-path").empty())
     return invalid_argument("--load-format dummy needs --model-path: a folder with a config.json");
   return {};

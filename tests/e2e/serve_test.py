@@ -231,6 +231,21 @@ class SettingsTest(unittest.TestCase):
                 self.assertNotIn("key-2", server.output())
 
 
+    def test_a_cache_smaller_than_the_context_is_served_with_a_warning(self):
+        with Server("--context-length", "512", "--max-total-tokens", "192") as server:
+            self.assertRegex(server.output(), " W .*context of 512 tokens.*KV cache of 192")
+            status, _, text = server.request("POST", "/generate", {
+                "input_ids": [5] * 200, "sampling_params": {"max_new_tokens": 1}})
+            self.assertEqual(status, 400)
+            self.assertIn("longer than the model's context length", text)
+            self.assertIn("--max-total-tokens", text)
+            # Together they would outgrow the cache.
+            prompts = [[i] * 90 for i in range(5, 9)]
+            answers = server.post("/generate", {"input_ids": prompts, "sampling_params": {
+                "max_new_tokens": 60, "temperature": 0, "ignore_eos": True}})
+            self.assertEqual([answer["meta_info"]["completion_tokens"] for answer in answers], [60] * 4)
+
+
 class AddressTest(unittest.TestCase):
     def test_an_ipv6_address_is_served_and_named_as_a_url(self):
         try:

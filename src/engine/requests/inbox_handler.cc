@@ -124,7 +124,7 @@ Status InboxHandler::start(LiveRequest& request) {
     return invalid_argument("logprob_start_len is {}, but the prompt has {} tokens",
                             request.logprob_start_len, prompt_tokens);
   const auto max_new_tokens =
-      resolve_max_new_tokens(request.sampling, prompt_tokens, parts_.max_sequence_tokens);
+      resolve_max_new_tokens(request.sampling, prompt_tokens, parts_.length_limit);
   if (!max_new_tokens) return max_new_tokens.error();
   ESP_RETURN_IF_ERROR(check_budget(request, *max_new_tokens));
   for (int32_t i = 0; i < static_cast<int32_t>(request.samples.size()); ++i)

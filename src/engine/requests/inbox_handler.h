@@ -14,6 +14,7 @@
 #include "engine/requests/event_emitter.h"
 #include "engine/requests/inbox.h"
 #include "engine/requests/request_proposer.h"
+#include "engine/sampling/params.h"
 #include "engine/stats_publisher.h"
 #include "engine/tiers/kv_tiers.h"
 
@@ -35,7 +36,7 @@ class InboxHandler {
     std::optional<PooledInfo> pooled;
     std::optional<ImagesInfo> images;
     int32_t vocab_size = 0;
-    int32_t max_sequence_tokens = 0;  // of a prompt and its output together
+    LengthLimit length_limit;
   };
   explicit InboxHandler(const Parts& parts) : parts_(parts) {}
 

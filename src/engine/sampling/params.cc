@@ -205,21 +205,23 @@ Result<ResolvedSampling> resolve_sampling(const GenerateRequest& request,
 }
 
 Result<int32_t> resolve_max_new_tokens(const ResolvedSampling& sampling, int32_t prompt_tokens,
-                                       int32_t limit) {
+                                       LengthLimit limit) {
   using Length = ResolvedSampling::Length;
-  const int32_t room = limit - prompt_tokens;
+  const int32_t room = limit.tokens - prompt_tokens;
+  const std::string_view why =
+      limit.by_cache ? " (the KV cache holds no more: the server's --max-total-tokens)" : "";
   const bool prefill_only = sampling.length != Length::kToContext && sampling.max_new_tokens == 0;
   if (room < (prefill_only ? 0 : 1))
-    return fail(
-        invalid_argument("the prompt ({} tokens) is longer than the model's context length allows: "
-                         "at most {} tokens fit, for prompt and output share {}; shorten it",
-                         prompt_tokens, prefill_only ? limit : limit - 1, limit));
+    return fail(invalid_argument(
+        "the prompt ({} tokens) is longer than the model's context length allows: "
+        "at most {} tokens fit, for prompt and output share {}{}; shorten it",
+        prompt_tokens, prefill_only ? limit.tokens : limit.tokens - 1, limit.tokens, why));
   if (sampling.length == Length::kExplicit && sampling.max_new_tokens > room)
     return fail(
         invalid_argument("max_new_tokens is too large: {} after a prompt of {} tokens, but prompt "
-                         "and output share {} "
-                         "tokens; request at most {}, or null for all that fit",
-                         sampling.max_new_tokens, prompt_tokens, limit, room));
+                         "and output share {} tokens{}; request at most {}, or null for all that "
+                         "fit",
+                         sampling.max_new_tokens, prompt_tokens, limit.tokens, why, room));
   const int32_t max_new_tokens =
       sampling.length == Length::kToContext ? room : std::min(sampling.max_new_tokens, room);
   if (sampling.spec.min_new_tokens > max_new_tokens)

@@ -53,11 +53,15 @@ Result<std::optional<grammar::GrammarSpec>> resolve_grammar(const SamplingParams
 // "processed", "original" or "raw"; else kInvalidArgument with the list.
 Result<LogprobsMode> parse_logprobs_mode(std::string_view name);
 
-// The number of tokens that a prompt may be followed by. `limit`: tokens that prompt and output
-// share. kInvalidArgument with both numbers when the prompt, or the prompt with the requested
-// output, is longer.
+// What a prompt and its output may take together.
+struct LengthLimit {
+  int32_t tokens = 0;
+  bool by_cache = false;  // the KV cache holds fewer tokens than the context
+};
+// The number of tokens that a prompt may be followed by. kInvalidArgument with both numbers when
+// the prompt, or the prompt with the requested output, is longer than the limit.
 Result<int32_t> resolve_max_new_tokens(const ResolvedSampling& sampling, int32_t prompt_tokens,
-                                       int32_t limit);
+                                       LengthLimit limit);
 
 // Sample `index` of a request whose seed is `seed`: unrelated streams, sample 0 included.
 uint64_t sample_seed(uint64_t seed, int32_t index);

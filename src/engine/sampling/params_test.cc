@@ -186,8 +186,10 @@ TEST(Params, StopIdsAreBannedBeforeTheMinimum) {
   EXPECT_THAT(r->spec.banned_before_min, ElementsAre(3, 7, 50));
 }
 
-Result<int32_t> length(const SamplingParams& params, int32_t prompt, int32_t limit) {
-  return resolve_max_new_tokens(*resolve_sampling({.sampling = params}, context()), prompt, limit);
+Result<int32_t> length(const SamplingParams& params, int32_t prompt, int32_t limit,
+                       bool by_cache = false) {
+  return resolve_max_new_tokens(*resolve_sampling({.sampling = params}, context()), prompt,
+                                {.tokens = limit, .by_cache = by_cache});
 }
 
 TEST(Params, LengthFitsPromptAndContext) {
@@ -210,6 +212,15 @@ TEST(Params, WhatDoesNotFitIsRefusedWithItsNumbers) {
   EXPECT_THAT(message({.max_new_tokens = 11}, 90), AllOf(HasSubstr("90"), HasSubstr("at most 10")));
   EXPECT_THAT(message({.to_context = true}, 123), AllOf(HasSubstr("123"), HasSubstr("99")));
   EXPECT_THAT(message({.min_new_tokens = 20}, 90), AllOf(HasSubstr("20"), HasSubstr("only 10")));
+  EXPECT_THAT(message({}, 100), Not(HasSubstr("--max-total-tokens")));
+}
+
+TEST(Params, ACacheSmallerThanTheContextIsNamedAsTheReason) {
+  for (const SamplingParams& params : {SamplingParams(), SamplingParams{.max_new_tokens = 11}}) {
+    const int32_t prompt = params.max_new_tokens ? 90 : 100;
+    EXPECT_THAT(length(params, prompt, 100, true).error().message(),
+                AllOf(HasSubstr("share 100"), HasSubstr("--max-total-tokens")));
+  }
 }
 
 TEST(Params, SeedsOfSamplesDiffer) {
