@@ -24,8 +24,8 @@ constexpr Group kGroups[] = {
     // What Espalier decides itself.
     {Rule::kNoEffect, kValue, "", "kernels are chosen for the device by measurement",
      "attention-backend decode-attention-backend prefill-attention-backend sampling-backend "
-     "bf16-gemm-backend fp4-gemm-runner-backend fp4-gemm-backend fp8-gemm-runner-backend "
-     "fp8-gemm-backend moe-runner-backend mamba-backend linear-attn-backend "
+     "bf16-gemm-backend fp4-gemm-backend fp8-gemm-backend "
+     "moe-runner-backend mamba-backend linear-attn-backend "
      "linear-attn-decode-backend linear-attn-prefill-backend linear-attn-verify-backend "
      "dsa-decode-backend dsa-prefill-backend dsa-paged-mqa-logits-backend dsa-topk-backend "
      "dsa-triton-union dsv4-attn-backend dsv4-prefill-backend mm-attention-backend "
@@ -134,7 +134,7 @@ constexpr Group kGroups[] = {
      "ep-dispatch-algorithm eplb-algorithm eplb-min-rebalancing-utilization-threshold "
      "eplb-rebalance-layers-per-chunk eplb-rebalance-num-iterations "
      "expert-distribution-recorder-buffer-size expert-distribution-recorder-mode "
-     "elastic-ep-scale-timeout ep-join-rank-offset"},
+     "elastic-ep-scale-timeout elastic-ep-join-rank-offset"},
     {Rule::kOnlyValue, kValue, "1", "one device computes; start one server for each device instead",
      "pp-size pipeline-parallel-size pp dp-size "
      "data-parallel-size dp ep-size expert-parallel-size ep dcp-size "
@@ -149,7 +149,7 @@ constexpr Group kGroups[] = {
      "enable-dp-attention enable-eplb enable-prefill-cp enable-elastic-expert-backup "
      "enable-kv-cache-sharding"},
     {Rule::kRefused, kValue, "", "one device computes; start one server for each device instead",
-     "ep-join-mode"},
+     "elastic-ep-join-mode"},
     // Settings of features that are off unless another flag, which is refused, turns them on.
     {Rule::kNoEffect, kValue, "",
      "pages lie in one layout, and a load that takes longer than 1 s and 250 ms for each 1,024 "
@@ -329,8 +329,12 @@ constexpr Group kGroups[] = {
     {Rule::kRefused, kValue, "", "models that generate by diffusion are not supported",
      "dllm-algorithm"},
     {Rule::kNoEffect, kValue, "", "it matters only with --dllm-algorithm", "dllm-algorithm-config"},
-    {Rule::kNoEffect, kSwitch, "", "it matters only with --dllm-algorithm",
-     "dllm-fdfo no-dllm-fdfo"},
+    {Rule::kNoEffect, kSwitch, "", "it matters only with --dllm-algorithm", "dllm-fdfo"},
+    {Rule::kNoEffect, kSwitch, "", "it turns off what is not there",
+     "no-dcp-replicate-q-proj no-dllm-fdfo no-enable-decoder-swa-bounded-replay "
+     "no-enable-dsa-fused-indexer no-enable-fused-qk-norm-rope no-enable-tf32-matmul "
+     "no-enable-tp-lm-head-all-to-all no-experts-shared-outer-loras no-lora-strict-loading "
+     "no-mm-enable-dp-encoder no-ple-offload-embedding no-speculative-enable-w4a4-mxfp4-megamoe"},
     {Rule::kRefused, kValue, "", "use --enable-deterministic-inference for equal bits",
      "rl-on-policy-target"},
     {Rule::kNoEffect, kSwitch, "", "it is for Apple's processors", "mlx-enable-sampling"},

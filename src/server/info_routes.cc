@@ -380,12 +380,16 @@ void handle_metrics(const ContextPtr& context, HttpRequest&&, ResponsePtr respon
   Metrics::Http http;
   if (const net::HttpServer* server = context->http) {
     const net::HttpServerStats s = server->stats();
-    http = {s.connections_open, s.dropped_slow_total, context->accounts, {}, {}};
+    http.connections_open = s.connections_open;
+    http.dropped_slow_total = s.dropped_slow_total;
+    http.accounts = context->accounts;
   }
   if (context->tenants != nullptr)
     for (const TenantPtr& tenant : context->tenants->all())
       http.num_refused.emplace_back(tenant->name(), tenant->num_refused());
   if (context->observed->gpus != nullptr) http.gpus = context->observed->gpus->figures();
+  http.routes = context->observed->http->read();
+  http.num_routing_keys = context->observed->http->num_routing_keys();
   answer.body = context->observed->metrics.scrape(context->engine, http);
   if (context->observed->spans != nullptr)
     append_metrics(answer.body, context->observed->spans->counts());
@@ -448,6 +452,7 @@ const std::vector<Route>& info_routes() {
        501},
       {{"GET"}, "/health", kOpen, "200 while the server takes work", handle_health},
       {{"GET"}, "/ping", kOpen, "As /health", handle_health},
+      {{"GET"}, "/ready", kOpen, "As /health", handle_health},
       {{"GET"},
        "/health_generate",
        kOpen,

@@ -143,11 +143,22 @@ class Figures {
   // One series for each value of a label.
   void counters(const std::string& name, const char* help, const char* label,
                 const std::vector<std::pair<std::string, int64_t>>& values) {
-    prometheus::MetricFamily family{name, help, prometheus::MetricType::Counter, {}};
-    for (const auto& [value_of_label, value] : values) {
+    std::vector<Labelled> series;
+    for (const auto& [value_of_label, value] : values)
+      series.push_back({{{label, value_of_label}}, value});
+    family(name, help, prometheus::MetricType::Counter, series);
+  }
+  struct Labelled {
+    std::vector<prometheus::ClientMetric::Label> labels;
+    int64_t value = 0;
+  };
+  void family(const std::string& name, const char* help, prometheus::MetricType type,
+              const std::vector<Labelled>& series) {
+    prometheus::MetricFamily family{name, help, type, {}};
+    for (const auto& [labels, value] : series) {
       prometheus::ClientMetric metric = labelled();
-      metric.label.push_back({label, value_of_label});
-      metric.counter.value = static_cast<double>(value);
+      metric.label.insert(metric.label.end(), labels.begin(), labels.end());
+      value_of(metric, type) = static_cast<double>(value);
       family.metric.push_back(std::move(metric));
     }
     families_.push_back(std::move(family));
@@ -176,9 +187,12 @@ class Figures {
     for (const auto& [key, label] : labels_) metric.label.push_back({key, label});
     return metric;
   }
+  static double& value_of(prometheus::ClientMetric& metric, prometheus::MetricType type) {
+    return type == prometheus::MetricType::Counter ? metric.counter.value : metric.gauge.value;
+  }
   void add(const std::string& name, const char* help, prometheus::MetricType type, double value) {
     prometheus::ClientMetric metric = labelled();
-    (type == prometheus::MetricType::Counter ? metric.counter.value : metric.gauge.value) = value;
+    value_of(metric, type) = value;
     families_.push_back({name, help, type, {std::move(metric)}});
   }
 
@@ -202,23 +216,59 @@ void add_adapters(Figures& f, const Engine& engine) {
           engine.config().max_lora_bytes);
 }
 
+// Under the names of SGLang's middleware.
+void add_http(Figures& f, const Metrics::Http& http) {
+  std::vector<Figures::Labelled> started, active, answers;
+  for (const HttpCounts::Figures& row : http.routes) {
+    const Figures::Labelled one{{{"endpoint", row.endpoint}, {"method", row.method}}, row.started};
+    started.push_back(one);
+    active.push_back({one.labels, row.active});
+    for (const auto& [status, count] : row.answers) {
+      answers.push_back({one.labels, count});
+      answers.back().labels.push_back({"status_code", std::to_string(status)});
+    }
+  }
+  f.family("sglang:http_requests_total", "Requests so far, by route.",
+           prometheus::MetricType::Counter, started);
+  f.family("sglang:http_responses_total", "Answers begun so far, by route and status.",
+           prometheus::MetricType::Counter, answers);
+  f.family("sglang:http_requests_active", "Requests whose answer is not complete, by route.",
+           prometheus::MetricType::Gauge, active);
+  f.gauge("sglang:routing_keys_active", "Values of x-smg-routing-key of requests in progress.",
+          http.num_routing_keys);
+  f.gauge("espalier:http_connections", "Connections that are open.", http.connections_open);
+  f.counter("espalier:http_dropped_slow_total", "Clients dropped because they did not read.",
+            http.dropped_slow_total);
+}
+
 void add_load(Figures& f, const Engine& engine, const EngineStats& s) {
   f.gauge("sglang:num_running_reqs", "Requests in the batch.", s.num_running);
   f.gauge("sglang:num_queue_reqs", "Requests that wait.", s.num_waiting);
-  f.gauge("sglang:num_used_tokens", "KV tokens of running requests.", s.kv_tokens_running);
+  for (const char* name : {"sglang:num_used_tokens", "sglang:kv_used_tokens"})
+    f.gauge(name, "KV tokens of running requests.", s.kv_tokens_running);
   f.gauge("sglang:kv_evictable_tokens", "KV tokens of cached prefixes.", s.kv_tokens_cached);
   f.gauge("sglang:kv_available_tokens", "KV tokens that are free.",
           std::max(0, s.kv_tokens_total - s.kv_tokens_running - s.kv_tokens_cached));
   f.gauge("sglang:max_total_num_tokens", "KV tokens of the pool.", s.kv_tokens_total);
-  f.gauge(
-      "sglang:token_usage", "Share of the pool that running requests use.",
-      s.kv_tokens_total == 0 ? 0.0 : static_cast<double>(s.kv_tokens_running) / s.kv_tokens_total);
+  for (const char* name : {"sglang:token_usage", "sglang:full_token_usage"})
+    f.gauge(name, "Share of the pool that running requests use.",
+            s.kv_tokens_total == 0 ? 0.0
+                                   : static_cast<double>(s.kv_tokens_running) / s.kv_tokens_total);
   f.gauge("sglang:cache_hit_rate", "Share of prompt tokens that came from the cache.",
           s.cache_hit_rate());
   f.gauge("sglang:gen_throughput", "Output tokens a second.", s.gen_throughput);
   f.gauge("sglang:context_len", "Tokens that prompt and answer share.", engine.context_length());
   f.gauge("sglang:page_size", "Tokens of a page.", engine.config().page_size);
+  f.gauge("sglang:num_pages", "Pages of the pool.", s.kv_tokens_total / engine.config().page_size);
   f.gauge("sglang:num_streaming_sessions", "Sessions that are open.", s.num_sessions);
+}
+
+void add_memory_of_model(Figures& f, const EngineStats& s) {
+  constexpr double kGigabyte = 1e9;
+  f.gauge("sglang:weight_memory_usage_gb", "Memory of the weights.", s.weight_bytes / kGigabyte);
+  f.gauge("sglang:kv_cache_memory_usage_gb", "Memory of the pool.", s.kv_bytes / kGigabyte);
+  f.gauge("sglang:graph_memory_usage_gb", "Memory reserved for graphs of a GPU.",
+          s.graph_bytes / kGigabyte);
 }
 
 void add_requests(Figures& f, const EngineStats& s) {
@@ -226,6 +276,10 @@ void add_requests(Figures& f, const EngineStats& s) {
   f.counter("sglang:generation_tokens_total", "Output tokens so far.", s.generation_tokens_total);
   f.counter("sglang:cached_tokens_total", "Prompt tokens that came from the cache so far.",
             s.cached_tokens_total);
+  f.counters("sglang:realtime_tokens_total", "Tokens so far, by what was done for them.", "mode",
+             {{"prefill_compute", s.prompt_tokens_total - s.cached_tokens_total},
+              {"prefill_cache", s.cached_tokens_total},
+              {"decode", s.generation_tokens_total}});
   f.counter("sglang:num_requests_total", "Requests so far.", s.num_requests_total);
   f.counter("sglang:num_aborted_requests_total", "Requests aborted so far.", s.num_aborted_total);
   f.counter("espalier:failed_requests_total", "Requests that ended with an error so far.",
@@ -355,6 +409,7 @@ std::string Metrics::scrape(const Engine& engine, const Http& http) const {
   const EngineStats s = engine.stats();
   Figures f(impl_->registry.Collect(), impl_->labels);
   add_load(f, engine, s);
+  add_memory_of_model(f, s);
   add_requests(f, s);
   add_steps(f, s);
   add_images(f, s);
@@ -363,9 +418,7 @@ std::string Metrics::scrape(const Engine& engine, const Http& http) const {
   add_adapters(f, engine);
   add_gpus(f, http.gpus);
   for (const auto& account : http.accounts) add_memory(f, *account);
-  f.gauge("espalier:http_connections", "Connections that are open.", http.connections_open);
-  f.counter("espalier:http_dropped_slow_total", "Clients dropped because they did not read.",
-            http.dropped_slow_total);
+  add_http(f, http);
   if (!http.num_refused.empty())
     f.counters("espalier:rate_limited_total", "Calls refused by the limits of their key.", "tenant",
                http.num_refused);

@@ -8,6 +8,7 @@
 #include "base/memory_account.h"
 #include "engine/engine.h"
 #include "engine/startup/gpu_watch.h"
+#include "server/http_counts.h"
 
 namespace espalier::server {
 
@@ -33,6 +34,8 @@ class Metrics {
     std::vector<std::shared_ptr<MemoryAccount>> accounts;
     std::vector<std::pair<std::string, int64_t>> num_refused;  // calls, by tenant
     std::vector<cuda::GpuFigures> gpus;                        // of this computer
+    std::vector<HttpCounts::Figures> routes;
+    int64_t num_routing_keys = 0;
   };
   // The exposition text: what was observed, and the engine's figures as they are now.
   std::string scrape(const Engine& engine, const Http& http) const;

@@ -4,6 +4,7 @@
 #include <memory>
 #include <string>
 
+#include "server/http_counts.h"
 #include "server/metrics.h"
 #include "server/request_log.h"
 #include "server/tracing/span_exporter.h"
@@ -18,8 +19,9 @@ struct Observations {
         tree(make_tree_watch(engine)),
         gpus(watch_gpus(engine.config())) {}
 
-  Metrics metrics;                        // GET /metrics
-  RequestLog requests;                    // GET /requests
+  Metrics metrics;                                                          // GET /metrics
+  const std::shared_ptr<HttpCounts> http = std::make_shared<HttpCounts>();  // GET /metrics
+  RequestLog requests;                                                      // GET /requests
   std::unique_ptr<SpanExporter> spans;    // null without --otlp-traces-endpoint
   const std::shared_ptr<TreeWatch> tree;  // GET /cache_tree; shared with a reading under way
   const std::unique_ptr<GpuWatch> gpus;   // GET /metrics; null where the processor computes

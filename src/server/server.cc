@@ -201,7 +201,9 @@ Status Server::Impl::add_routes(net::Router& router) {
     for (const std::string& method : route.methods) {
       ESP_RETURN_IF_ERROR(router.add(
           method, route.pattern,
-          [context = context, &route](HttpRequest&& request, ResponsePtr response) {
+          [context = context, &route, &row = context->observed->http->add(route.pattern, method)](
+              HttpRequest&& request, ResponsePtr response) {
+            response = context->observed->http->watch(row, request, std::move(response));
             route.handler(context, std::move(request), std::move(response));
           },
           [context = context, &route](const HttpRequest& head) {

@@ -240,10 +240,58 @@ TEST_F(ServerTest, Metrics) {
   }
 }
 
+TEST_F(ServerTest, MetricsOfRoutesAndRoutingKeys) {
+  engine_.set_script({.hold = true});
+  start();
+  const auto metrics = [&] { return call("GET", "/metrics").body; };
+  const auto of = [](const char* name, const char* endpoint, const char* method, int value,
+                     const char* status = "") {
+    return fmt::format(
+        "sglang:http_{}{{model_name=\"scripted-1b\",endpoint=\"{}\",method=\"{}\"{}}} "
+        "{}\n",
+        name, endpoint, method, *status == 0 ? "" : fmt::format(",status_code=\"{}\"", status),
+        value);
+  };
+  const std::string keys = "sglang:routing_keys_active{model_name=\"scripted-1b\"} ";
+  // Three requests of two keys and one without; of the streams one has begun to answer.
+  std::vector<net::TestSocket> sockets;
+  for (const std::string key : {"a", "b", "b", ""}) {
+    sockets.emplace_back(server_->port());
+    const std::string body = R"({"text":"x","stream":true})";
+    sockets.back().write(
+        fmt::format("POST /generate HTTP/1.1\r\nHost: localhost\r\n{}Content-Length: {}\r\n\r\n{}",
+                    key.empty() ? "" : "X-SMG-Routing-Key: " + key + "\r\n", body.size(), body));
+  }
+  ASSERT_TRUE(engine_.wait_for([&] { return engine_.num_running() == 4; }));
+  std::string body = metrics();
+  EXPECT_THAT(body, HasSubstr(of("requests_total", "/generate", "POST", 4)));
+  EXPECT_THAT(body, HasSubstr(of("requests_active", "/generate", "POST", 4)));
+  EXPECT_THAT(body, HasSubstr(of("requests_active", "/metrics", "GET", 1)));  // this one
+  EXPECT_THAT(body, HasSubstr(keys + "2\n"));
+  // One leaves, one answer is an error, and a path is counted by its pattern.
+  sockets.pop_back();
+  ASSERT_TRUE(engine_.wait_for([&] { return engine_.num_running() == 3; }));
+  EXPECT_EQ(post("/generate", "x").status, 400);
+  EXPECT_EQ(call("GET", "/v1/responses/none").status, 404);
+  EXPECT_EQ(post("/abort_request", R"({"abort_all":true})").status, 200);
+  for (net::TestSocket& socket : sockets)
+    socket.read_until([](const std::string& t) { return t.find("[DONE]") != std::string::npos; });
+  // What a client has read may still be on its way out of the handler.
+  const std::string ended = of("requests_active", "/generate", "POST", 0);
+  for (int i = 0; i < 500 && (body = metrics()).find(ended) == std::string::npos; ++i)
+    std::this_thread::sleep_for(10ms);
+  EXPECT_THAT(body, HasSubstr(ended));
+  EXPECT_THAT(body, HasSubstr(of("requests_total", "/generate", "POST", 5)));
+  EXPECT_THAT(body, HasSubstr(of("responses_total", "/generate", "POST", 1, "400")));
+  EXPECT_THAT(body, HasSubstr(of("responses_total", "/v1/responses/{id}", "GET", 1, "404")));
+  EXPECT_THAT(body, HasSubstr(keys + "0\n"));
+}
+
 TEST_F(ServerTest, Health) {
   start();
   EXPECT_EQ(call("GET", "/health").body, "");
   EXPECT_EQ(call("GET", "/ping").status, 200);
+  EXPECT_EQ(call("GET", "/ready").status, 200);
   EXPECT_EQ(call("GET", "/health_generate").status, 200);
   EXPECT_EQ(engine_.submitted().back().sampling.max_new_tokens, 1);
   // An engine that does nothing is sick, and the attempt is not left behind.

@@ -18,7 +18,7 @@ struct LackingRoutes {
 constexpr LackingRoutes kLacking[] = {
     {"/v1/audio/transcriptions /v1/realtime", "requests hold text alone; transcribe elsewhere"},
     {"/update_weights_from_disk /update_weights_from_tensor /update_weights_from_distributed "
-     "/update_weights_from_ipc /update_weight_version",
+     "/update_weights_from_ipc /update_weight_version /begin_weight_update /end_weight_update",
      "weights are read once, at the start: start a server with the new --model-path and "
      "--weight-version, then end this one"},
     {"/init_weights_update_group /destroy_weights_update_group "
@@ -32,8 +32,16 @@ constexpr LackingRoutes kLacking[] = {
      "save the adapter as PEFT does and POST /load_lora_adapter"},
     {"/add_external_corpus /remove_external_corpus /list_external_corpora",
      "no corpus of draft tokens is kept: leave the call out"},
-    {"/clear_hicache_storage_backend /hicache/storage-backend /hicache/storage-backend/clear",
-     "the prefix cache lies in memory alone: POST /flush_cache clears it"},
+    {"/clear_hicache_storage_backend /hicache/storage-backend /hicache/storage-backend/clear "
+     "/get_hicache_l3_cache_layout",
+     "tiers of the prefix cache are chosen at the start (--enable-hierarchical-cache); to empty "
+     "one "
+     "on disk, end the server and remove the files of --hicache-storage-path"},
+    {"/pd_role_switch", "a server computes prompts and answers alike: leave the call out"},
+    {"/scale_elastic_ep /is_scaling_elastic_ep",
+     "the devices of a server are chosen at the start: start another server beside it"},
+    {"/v1/decisions /v1/systemone",
+     "POST /v1/score with a label's token ids, or /generate with the choices as regex"},
     {"/start_profile /stop_profile", "profile with espalier bench, or with perf from outside"},
     {"/start_expert_distribution_record /stop_expert_distribution_record "
      "/dump_expert_distribution_record",

@@ -1,8 +1,9 @@
-// Routes of SGLang that are not served, and the page that lists all of SGLang's.
+// Routes of SGLang that are not served, and the pages that list all of SGLang's routes and metrics.
 #include <gmock/gmock.h>
 
 #include <algorithm>
 #include <fstream>
+#include <set>
 #include <sstream>
 
 #include "server/routes.h"
@@ -14,6 +15,10 @@ namespace {
 using ::testing::HasSubstr;
 
 using SglangRoutesTest = ServerTest;
+
+bool has(std::string_view line, std::string_view text) {
+  return line.find(text) != std::string_view::npos;
+}
 
 TEST_F(SglangRoutesTest, WhatIsNotServedAnswersWithAdvice) {
   config_.api_key = "secret";
@@ -61,16 +66,41 @@ TEST(SglangRoutesPage, ListsWhatTheServerDoes) {
   ASSERT_FALSE(text.empty());
   for (const Route& route : sglang_routes())
     EXPECT_THAT(text, HasSubstr("| `" + route.pattern + "` | 501 |"));
-  int served = 0;
+  int served = 0, lacking = 0;
   for (std::string line; std::getline(page, line);) {
-    if (line.find("` | same |") == std::string::npos) continue;
+    const int status = has(line, "` | same |") ? 200 : has(line, "` | 501 |") ? 501 : 0;
+    if (status == 0) continue;
     const std::string path = line.substr(3, line.find('`', 3) - 3);
-    const bool known = std::ranges::any_of(
-        routes(), [&](const Route& route) { return route.pattern == path && route.status == 200; });
+    const bool known = std::ranges::any_of(routes(), [&](const Route& route) {
+      return route.pattern == path && route.status == status;
+    });
     EXPECT_TRUE(known) << line;
-    ++served;
+    ++(status == 200 ? served : lacking);
   }
   EXPECT_GE(served, 40);
+  EXPECT_EQ(lacking, static_cast<int>(sglang_routes().size()));
+}
+
+// A row is "| `sglang:name` | same |" for a metric that /metrics has and "| `sglang:name` | absent
+// |" for one that it has not.
+TEST_F(SglangRoutesTest, MetricsPageListsWhatIsScraped) {
+  start();
+  std::set<std::string> scraped, same;
+  std::stringstream metrics(call("GET", "/metrics").body);
+  for (std::string line; std::getline(metrics, line);)
+    if (line.starts_with("# TYPE sglang:")) scraped.insert(line.substr(7, line.find(' ', 7) - 7));
+  std::ifstream page("docs/sglang_metrics.md");
+  int absent = 0;
+  for (std::string line; std::getline(page, line);) {
+    if (!line.starts_with("| `sglang:")) continue;
+    if (has(line, "` | same |"))
+      same.insert(line.substr(3, line.find('`', 3) - 3));
+    else
+      EXPECT_TRUE(has(line, "` | absent | ") && !line.ends_with("|  |")) << line;
+    absent += has(line, "` | absent | ") ? 1 : 0;
+  }
+  EXPECT_EQ(scraped, same);
+  EXPECT_GT(absent, 100);
 }
 
 }  // namespace

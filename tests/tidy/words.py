@@ -8,7 +8,7 @@ TOP_FOLDERS = ("bench", "docs", "tests", "python", "examples", "tools", "cmake")
 SUFFIXES = (".cc", ".cu", ".h", ".cuh", ".py", ".md", ".txt", ".cmake")
 # The list itself, its tests, other programs' texts, and words that stand for any.
 EXCEPT = re.compile(r"^(?:tests/tidy/|tests/compat/upstream/|tests/fuzz/words|tests/fuzz/seeds|bench/lang/templates"
-                    r"|docs/sglang_flags\.md$)")
+                    r"|docs/sglang_(?:flags|metrics)\.md$)")
 TEST = re.compile(r"_test\.(?:cc|cu|py)$|/testing/|^tests/")
 CAMEL = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
 LITERAL = re.compile(r'"(?:\\.|[^"\\])*"')

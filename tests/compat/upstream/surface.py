@@ -1,0 +1,145 @@
+"""The flags, routes and metrics of the installed SGLang beside what our tests hold them to, read from its source.
+
+  surface.py [--print-flags | --print-routes]
+
+The list of flags (server_flags.txt) is what `apps_test` holds our flags to, docs/sglang_routes.md and
+docs/sglang_metrics.md are what `server_test` holds our routes and metrics to. All must name what the package has, no
+more and no less."""
+import ast
+import glob
+import importlib.util
+import os
+import re
+import sys
+
+HERE = os.path.dirname(os.path.realpath(__file__))
+DOCS = os.path.join(HERE, "..", "..", "..", "docs")
+# Where a route of the server of requests is made; other servers of the package (weights, gates) are not asked for.
+ROUTE_FILES = ("http_server.py", "v1_loads.py", "elastic_ep.py")
+METHODS = ("get", "post", "put", "delete", "patch", "api_route", "websocket")
+
+
+def source_folder():
+    # Found without being imported, which would start its engine's packages.
+    return os.path.join(os.path.dirname(importlib.util.find_spec("sglang").origin), "srt")
+
+
+def parsed(path):
+    with open(path, encoding="utf-8") as f:
+        return ast.parse(f.read())
+
+
+def called(node):
+    """The name that a call calls; "" for what is no call."""
+    return node.func.id if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) else ""
+
+
+def flags_of_field(name, metadata):
+    """The flags of a field `name: A[type, metadata ...]`: none where the metadata is no help and no Arg."""
+    for item in metadata:
+        if called(item) == "Arg":
+            stated = {keyword.arg: keyword.value for keyword in item.keywords}
+            if "no_cli" in stated and ast.literal_eval(stated["no_cli"]):
+                return []
+            own = ast.literal_eval(stated["cli_name"]) if "cli_name" in stated else None
+            aliases = ast.literal_eval(stated["aliases"]) if "aliases" in stated else None
+            out = [own or "--" + name.replace("_", "-"), *(aliases or [])]
+            if getattr(stated.get("action"), "attr", "") == "BooleanOptionalAction":
+                out += ["--no-" + flag.removeprefix("--") for flag in out]
+            return out
+        if not called(item):
+            return ["--" + name.replace("_", "-")]  # its help alone
+    return []
+
+
+def flags(root):
+    out = set()
+    for path in glob.glob(os.path.join(root, "arg_groups", "fields", "*.py")):
+        for node in ast.walk(parsed(path)):
+            if (isinstance(node, ast.AnnAssign) and isinstance(node.annotation, ast.Subscript)
+                    and getattr(node.annotation.value, "id", "") == "A"):
+                out.update(flags_of_field(node.target.id, node.annotation.slice.elts[1:]))
+    for node in ast.walk(parsed(os.path.join(root, "server_args.py"))):
+        if isinstance(node, ast.Call) and getattr(node.func, "attr", "") == "add_argument":
+            out.update(arg.value for arg in node.args if isinstance(arg, ast.Constant))
+    return {flag.removeprefix("--") for flag in out if flag.startswith("--")}
+
+
+def literal_path(node):
+    """The path of a route; of os.environ.get(NAME, PATH) the path."""
+    if isinstance(node, ast.Constant):
+        return node.value
+    return node.args[1].value if isinstance(node, ast.Call) and len(node.args) == 2 else None
+
+
+def routes(root):
+    out = set()
+    for name in ROUTE_FILES:
+        for node in ast.walk(parsed(os.path.join(root, "entrypoints", name))):
+            if not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+                continue
+            for call in node.decorator_list:
+                if (isinstance(call, ast.Call) and getattr(call.func, "attr", "") in METHODS and call.args
+                        and getattr(call.func.value, "id", "") in ("app", "router")):
+                    out.add(literal_path(call.args[0]))
+    # The metrics are mounted, not decorated.
+    return {path for path in out if path} | {"/metrics"}
+
+
+def metrics(root):
+    out = set()
+    for path in glob.glob(os.path.join(root, "**", "*.py"), recursive=True):
+        with open(path, encoding="utf-8") as f:
+            out.update(re.findall(r"[\"'](sglang:[a-z0-9_]+)[\"']", f.read()))
+    return out
+
+
+def shape(path):
+    """A pattern without the names of its parts: {model:path} and {model*} alike."""
+    return re.sub(r"\{[^}]*[:*][^}]*\}", "{*}", re.sub(r"\{[^}:*]*\}", "{}", path))
+
+
+def listed_flags():
+    with open(os.path.join(HERE, "server_flags.txt"), encoding="utf-8") as f:
+        return set(f.read().split())
+
+
+def listed_routes():
+    """Those of the page, but the ones that only earlier versions had."""
+    with open(os.path.join(DOCS, "sglang_routes.md"), encoding="utf-8") as f:
+        rows = re.findall(r"^\| `([^`]+)` \| \w+ \| (.*)\|$", f.read(), re.MULTILINE)
+    return {path for path, remark in rows if not remark.startswith("of earlier versions")}
+
+
+def listed_metrics():
+    with open(os.path.join(DOCS, "sglang_metrics.md"), encoding="utf-8") as f:
+        return set(re.findall(r"^\| `([^`]+)` \|", f.read(), re.MULTILINE))
+
+
+def differences(what, theirs, ours):
+    for name in sorted(theirs - ours):
+        yield f"{what} {name} of SGLang is in none of our tables"
+    for name in sorted(ours - theirs):
+        yield f"{what} {name} is in our table and not in SGLang"
+
+
+def main():
+    root = source_folder()
+    its_flags, its_routes, its_metrics = flags(root), routes(root), metrics(root)
+    if sys.argv[1:] in (["--print-flags"], ["--print-routes"]):
+        print("\n".join(sorted(its_flags if sys.argv[1] == "--print-flags" else its_routes)))
+        return 0
+    if sys.argv[1:]:
+        sys.exit(__doc__)
+    wrong = [*differences("the flag", its_flags, listed_flags()),
+             *differences("the route", {shape(path) for path in its_routes}, {shape(path) for path in listed_routes()}),
+             *differences("the metric", its_metrics, listed_metrics())]
+    print(f"SGLang's surface: {len(its_flags)} flags, {len(its_routes)} routes, {len(its_metrics)} metrics, "
+          f"{len(wrong)} differences")
+    for line in wrong:
+        print(line)
+    return 1 if wrong or not its_flags else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
