@@ -2,6 +2,7 @@
 import hashlib
 import json
 import os
+import pty
 import shutil
 import subprocess
 import tempfile
@@ -163,6 +164,24 @@ class HubTest(unittest.TestCase):
         self.refused("a-Q8_0.gguf", name="org/quants:q8_0")  # it is no GGUF; its path is in the error
         snapshot = os.path.join(self.folder, "hub", "models--org--quants", "snapshots", COMMIT)
         self.assertEqual(os.listdir(snapshot), ["a-Q8_0.gguf"])
+
+    def test_a_terminal_sees_a_bar_and_a_file_a_line(self):
+        main, end = pty.openpty()
+        process = subprocess.Popen([BINARY, "inspect", "--model-path", "org/tiny"], env=clean_environment(self.env()),
+                                   stdout=subprocess.DEVNULL, stderr=end)
+        os.close(end)
+        shown = b""
+        try:
+            while piece := os.read(main, 65536):
+                shown += piece
+        except OSError:  # how the end of a terminal is told
+            pass
+        os.close(main)
+        self.assertEqual(process.wait(timeout=60), 0, shown)
+        self.assertIn(b"fetching org/tiny", shown)
+        self.assertRegex(shown, rb"\[#{30}\] ([0-9.]+ MB)/\1")  # at the end, all of it
+        shutil.rmtree(self.folder)
+        self.assertNotIn("fetching org/tiny", self.fetched().stderr)
 
     def test_two_processes_fetch_each_file_once(self):
         command = [BINARY, "inspect", "--model-path", "org/tiny"]
