@@ -8,8 +8,10 @@ Result<RequestRegistry::Admission> RequestRegistry::admit(const Arrival& arrival
   if (closed_)
     return fail(error(StatusCode::kUnavailable, "the engine is shutting down: no new requests"));
   if (by_rid_.contains(rid))
-    return fail(error(StatusCode::kAlreadyExists,
-                      "rid '{}' is in use by a request that has not ended: take another", rid));
+    return fail(error(StatusCode::kAlreadyExists,  // it begins with SGLang's words, too
+                      "Duplicate request ID: rid '{}' is in use by a request that has not ended; "
+                      "take another",
+                      rid));
   if (num_samples > max_samples_)
     return fail(invalid_argument("n is {}, but at most {} samples can wait and run", num_samples,
                                  max_samples_));

@@ -8,6 +8,7 @@ import importlib
 import importlib.abc
 import importlib.machinery
 import importlib.util
+import json
 import os
 import shlex
 import shutil
@@ -70,6 +71,28 @@ class Tokenizer:
         return self.encode(prompt) if tokenize else prompt
 
 
+class CommandTokenizer(Tokenizer):
+    """The same, answered by the command, for tests whose server has no tokenizer."""
+
+    def run(self, *args):
+        done = subprocess.run([BINARY, "tokenize", "--tokenizer", self.launcher.model, "--json", *args],
+                              env=clean_environment(), capture_output=True, text=True, check=True)
+        return json.loads(done.stdout)
+
+    def encode(self, text, **_):
+        return self.run("--no-special", text)
+
+    def __call__(self, text, return_tensors=None, **_):
+        if return_tensors is None:
+            return super().__call__(text)
+        import numpy
+        ids = self.encode(text)
+        return {"input_ids": numpy.array([ids])}
+
+    def decode(self, ids, **_):
+        return self.run("--decode", " ".join(map(str, ids)))
+
+
 class Launcher:
     """Starts one server at a time, on one address which tests read when they are imported."""
 
@@ -80,6 +103,7 @@ class Launcher:
             self.default_url = f"http://127.0.0.1:{taken.getsockname()[1]}"
         self.url = self.default_url
         self.headers = {}
+        self.more_flags = ()  # of every server that a file starts
         self.process, self.log = None, None
 
     def launch(self, model=None, base_url=None, timeout=READY_S, api_key=None, other_args=(), env=None,
@@ -94,7 +118,7 @@ class Launcher:
             args += ["--api-key", api_key]
         self.headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
         command = [BINARY, "serve", "--model-path", self.model, "--port", str(urllib.parse.urlsplit(self.url).port),
-                   "--num-threads", THREADS, *args]
+                   "--num-threads", THREADS, *self.more_flags, *args]
         print("  starts: " + shlex.join(command), flush=True)
         self.log = tempfile.TemporaryFile("w+")
         self.process = subprocess.Popen(command, env=clean_environment(env), stdin=subprocess.DEVNULL,
@@ -206,6 +230,7 @@ def install(launcher, checkout=None):
         sys.path.insert(0, os.path.join(checkout, "python"))
     import transformers.utils
     transformers.utils.is_torch_available()  # answered, and remembered, without the stand-in
+    transformers.AutoTokenizer.from_pretrained = lambda *_, **__: CommandTokenizer(launcher)
     sglang_client.install_stand_ins()
     sys.meta_path.append(StandIns())
     root = list(importlib.util.find_spec("sglang.test").submodule_search_locations)[0]
