@@ -68,7 +68,7 @@ void log_start(const EngineConfig& c, const std::string& device, const ModelInfo
       "threads={} seconds={:.2f}",
       device, info.architecture, info.num_parameters, c.max_total_tokens, c.max_window_tokens,
       c.context_length, c.max_running_requests, c.chunked_prefill_size, c.num_threads, seconds);
-  if (c.context_length > c.max_total_tokens)
+  if (c.context_length > c.max_total_tokens + 1)  // the last token has no keys
     log_warning(
         "the context of {} tokens is longer than the KV cache of {}: prompt and output of a "
         "request share at most {}; raise max_total_tokens or mem_fraction_static, or lower "
