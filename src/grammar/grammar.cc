@@ -4,6 +4,7 @@
 #include <atomic>
 #include <mutex>
 #include <optional>
+#include <thread>
 #include <utility>
 
 #include "base/check.h"
@@ -37,6 +38,24 @@ Result<ExprId> with_reasoning(Ir& ir, const GrammarSpec& spec, ExprId body) {
 
 }  // namespace
 
+// A mutex that knows whether threads wait for it. A thread that takes it again and again can so let
+// them go first, which std::mutex alone does not guarantee. REQUIRES and guarantees: as std::mutex.
+class AwaitedMutex {
+ public:
+  void lock() {
+    if (mutex_.try_lock()) return;
+    ++waiting_;
+    mutex_.lock();
+    --waiting_;
+  }
+  void unlock() { mutex_.unlock(); }
+  bool awaited() const { return waiting_ > 0; }
+
+ private:
+  std::mutex mutex_;
+  std::atomic<int> waiting_ = 0;
+};
+
 struct CompiledGrammar::Impl {
   Impl(std::unique_ptr<NetworkBuilder> from, Network made, std::shared_ptr<const TokenTrie> tokens,
        const GrammarLimits& limits)
@@ -56,7 +75,7 @@ struct CompiledGrammar::Impl {
   const size_t whole_bytes;
   const Network& network;
   const std::shared_ptr<const TokenTrie> trie;  // shared by all grammars of the model
-  std::mutex mutex;
+  AwaitedMutex mutex;
   EarleyRecogniser earley;
   MaskCache masks;
   std::optional<ItemLookahead> lookahead;  // where items of arrays are compared
@@ -82,7 +101,7 @@ class Matcher::Steps {
 
  private:
   CompiledGrammar::Impl& impl_;
-  std::unique_lock<std::mutex> lock_;
+  std::unique_lock<AwaitedMutex> lock_;
 };
 
 CompiledGrammar::CompiledGrammar(std::unique_ptr<NetworkBuilder> builder,
@@ -125,6 +144,18 @@ Status CompiledGrammar::prepare_budget() {
   impl_->budget = std::make_unique<BudgetMasks>(impl_->earley, *impl_->trie, std::move(distances));
   impl_->budget_bytes = impl_->budget->num_bytes();
   return {};
+}
+
+void CompiledGrammar::build_ahead(const std::function<bool()>& stop) {
+  if (impl_->builder == nullptr) return;
+  NetworkBuilder& builder = *impl_->builder;
+  const size_t bytes_max = builder.num_bytes() + kBuiltAheadBytesMax;
+  const auto num_rules = static_cast<RuleId>(impl_->network.starts.size());  // fixed by the plan
+  for (RuleId rule = 0; rule < num_rules && builder.num_bytes() < bytes_max && !stop(); ++rule) {
+    while (impl_->mutex.awaited()) std::this_thread::yield();
+    const std::lock_guard lock(impl_->mutex);
+    builder.make(rule);
+  }
 }
 
 bool CompiledGrammar::exhausted() const { return impl_->earley.exhausted(); }

@@ -8,6 +8,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <span>
 #include <string>
@@ -74,6 +75,12 @@ class CompiledGrammar {
   // Builds all rules and what Matcher::fill_mask_within() needs, once. kInvalidArgument: the
   // grammar is too large for it. Any thread.
   Status prepare_budget();
+  // Builds rules before a text reaches them, so that no mask waits for them, until all are built,
+  // `stop` returns true (it is asked before each rule), or the rules built here hold
+  // kBuiltAheadBytesMax. The lock is taken for one rule at a time. Any thread; `stop` is called
+  // without the lock. Matchers that wait for the lock go first.
+  void build_ahead(const std::function<bool()>& stop);
+  static constexpr size_t kBuiltAheadBytesMax = size_t{8} << 20;
 
  private:
   friend class Matcher;
@@ -103,8 +110,8 @@ class Matcher {
   bool accept_token(TokenId token);
   bool accept_bytes(std::string_view bytes);
 
-  // Returns whether a mask allows the token: accept_token() would take it, and behind it the items of
-  // arrays can still differ where they must. A search that is cut short finds that they can.
+  // Returns whether a mask allows the token: accept_token() would take it, and behind it the items
+  // of arrays can still differ where they must. A search that is cut short finds that they can.
   bool may_take(TokenId token);
 
   // Writes words_per_mask() words: bit t % 32 of word t / 32 is set when token t may follow.

@@ -157,8 +157,22 @@ void GrammarCompiler::work() {
     Job& job = *jobs_.at(key);
     job.running = true;
     lock.unlock();
-    run(key, job);
+    const std::shared_ptr<grammar::CompiledGrammar> made = run(key, job);
+    if (made != nullptr) build_ahead(*made);
     lock.lock();
+  }
+}
+
+// Nobody waits for this, so it ends when something is to be compiled. What memory there is not for
+// is built when a text reaches it.
+void GrammarCompiler::build_ahead(grammar::CompiledGrammar& made) {
+  const auto stop = [this] {
+    const std::lock_guard lock(mutex_);
+    return stopping_ || !queue_.empty();
+  };
+  try {
+    made.build_ahead(stop);
+  } catch (const std::bad_alloc&) {
   }
 }
 
@@ -174,7 +188,7 @@ GrammarCompiler::Compiled GrammarCompiler::compile_source(const grammar::Grammar
   }
 }
 
-void GrammarCompiler::run(const std::string& key, Job& job) {
+std::shared_ptr<grammar::CompiledGrammar> GrammarCompiler::run(const std::string& key, Job& job) {
   const SteadyClock clock;
   Compiled made;
   std::list<Entry> dropped;
@@ -198,7 +212,7 @@ void GrammarCompiler::run(const std::string& key, Job& job) {
     lock.unlock();
     const MemoryReserveScope reserve;  // the answer is passed on even when memory is short
     for (const Waiting& waiting : node.mapped()->waiting) waiting.done(made);
-    return;
+    return made ? *made : nullptr;
   }
 }
 

@@ -73,7 +73,9 @@ class GrammarCompiler {
   };
   void work();
   Compiled compile_source(const grammar::GrammarSpec& spec, const grammar::GrammarLimits& limits);
-  void run(const std::string& key, Job& job);
+  // Returns the grammar, or null.
+  std::shared_ptr<grammar::CompiledGrammar> run(const std::string& key, Job& job);
+  void build_ahead(grammar::CompiledGrammar& made);
   std::shared_ptr<const grammar::TokenTrie> trie();
   std::shared_ptr<grammar::CompiledGrammar> known(const std::string& key,
                                                   std::list<Entry>& dropped);  // or null

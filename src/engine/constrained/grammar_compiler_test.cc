@@ -7,6 +7,7 @@
 #include <future>
 #include <string>
 #include <string_view>
+#include <thread>
 
 namespace espalier {
 namespace {
@@ -58,6 +59,23 @@ TEST_F(GrammarCompilerTest, WhatNobodyWaitsForIsDroppedFromTheQueue) {
   let_go.set_value();
   EXPECT_TRUE(wanted.get_future().get());
   EXPECT_EQ(compiler.stats().compiled, 2);
+}
+
+// What no text has reached is built once nothing is to be compiled.
+TEST_F(GrammarCompilerTest, RulesAreBuiltBeforeATextReachesThem) {
+  GrammarCompiler compiler(vocab_, 1, {});
+  const GrammarSpec spec = {
+      .kind = GrammarSpec::Kind::kJsonSchema,
+      .source = R"({"type":"object","properties":{"a":{"type":"object","properties":{
+                    "b":{"type":"string","pattern":"^[a-f]{2,9}$"}}}}})"};
+  std::promise<GrammarCompiler::Compiled> made;
+  compiler.compile(spec, 1, [&](GrammarCompiler::Compiled one) { made.set_value(std::move(one)); });
+  const auto grammar = *made.get_future().get();
+  const auto trie = std::make_shared<const grammar::TokenTrie>(vocab_);
+  const auto lazy = *grammar::compile_grammar(spec, trie);
+  const size_t lazily = lazy->size().num_nodes, whole = lazy->whole_network().nodes.size();
+  ASSERT_LT(lazily, whole);
+  while (grammar->size().num_nodes < whole) std::this_thread::yield();
 }
 
 TEST_F(GrammarCompilerTest, AGrammarWhoseStatesAreUsedUpIsMadeAnew) {

@@ -30,6 +30,19 @@ void shrink(Network& network) {
   network.count_edges.shrink_to_fit();
 }
 
+size_t bytes_of_lists(const Network& n) {
+  return held_bytes(n.nodes) + held_bytes(n.byte_edges) + held_bytes(n.call_edges) +
+         held_bytes(n.count_edges) + held_bytes(n.counters) + held_bytes(n.room_max) +
+         held_bytes(n.starts) + held_bytes(n.nullable) + held_bytes(n.checks) +
+         held_bytes(n.class_sample) + held_bytes(n.class_size) + held_bytes(n.rule_names);
+}
+
+size_t bytes_of_names(const Network& n) {
+  size_t bytes = 0;
+  for (const std::string& name : n.rule_names) bytes += name.capacity() > 15 ? name.capacity() : 0;
+  return bytes;
+}
+
 }  // namespace
 
 class NetworkBuilder::Impl {
@@ -57,7 +70,7 @@ class NetworkBuilder::Impl {
     plan_->forget_searches();
     shrink(network);
     growth_ = NetworkGrowth::kTight;
-    fixed_bytes_ = ir_->num_bytes() + plan_->num_bytes();
+    fixed_bytes_ = ir_->num_bytes() + plan_->num_bytes() + bytes_of_names(network);
     update_num_bytes();
     limits_.cpu_deadline = {};
     limits_.cancelled = nullptr;  // the caller's flag may not outlive the compilation
@@ -84,7 +97,7 @@ class NetworkBuilder::Impl {
 
  private:
   void update_num_bytes() {
-    bytes_.store(fixed_bytes_ + network.num_bytes(), std::memory_order_relaxed);
+    bytes_.store(fixed_bytes_ + bytes_of_lists(network), std::memory_order_relaxed);
   }
 
   ExprId body_of(RuleId rule) const { return ir_->rules()[rule].body; }
@@ -138,12 +151,7 @@ class NetworkBuilder::Impl {
 };
 
 size_t Network::num_bytes() const {
-  size_t bytes = held_bytes(nodes) + held_bytes(byte_edges) + held_bytes(call_edges) +
-                 held_bytes(count_edges) + held_bytes(counters) + held_bytes(room_max) +
-                 held_bytes(starts) + held_bytes(nullable) + held_bytes(checks) +
-                 held_bytes(class_sample) + held_bytes(class_size) + held_bytes(rule_names);
-  for (const std::string& name : rule_names) bytes += name.capacity() > 15 ? name.capacity() : 0;
-  return bytes;
+  return bytes_of_lists(*this) + bytes_of_names(*this);
 }
 
 NetworkBuilder::NetworkBuilder(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
