@@ -1,7 +1,9 @@
 """Client libraries against a server with the model that ships: what each sends by default must work.
 tests/compat/run installs the libraries in an environment of their own."""
+import functools
 import json
 import os
+import subprocess
 import sys
 import traceback
 import urllib.request
@@ -230,6 +232,23 @@ def claude_code(base):
     assert counted["input_tokens"] > 50
 
 
+EXAMPLES = os.path.join(os.path.dirname(os.path.realpath(__file__)), "..", "..", "examples", "clients")
+
+
+def run_example(name, base):
+    """A program of examples/clients, as its reader runs it; it fails or prints an answer."""
+    command = ["sh", name, "--check"] if name.endswith(".sh") else [sys.executable, "-B", name]
+    done = subprocess.run(command, cwd=EXAMPLES, env={**os.environ, "ESPALIER_URL": base}, capture_output=True, text=True,
+                          timeout=300, check=False)
+    assert done.returncode == 0 and done.stdout.strip(), done.stdout + done.stderr[-2000:]
+
+
+def example_names():
+    """The examples that this environment's packages are for; evaluation_clients.py runs the harness's."""
+    return [name for name in sorted(os.listdir(EXAMPLES))
+            if name.endswith((".py", ".sh")) and name != "lm_evaluation_harness.py"]
+
+
 # The package that each probe is about; none: requests by themselves.
 PROBES = {langchain_openai: "langchain-openai", langchain_anthropic: "langchain-anthropic",
           langchain_ollama: "langchain-ollama", llama_index: "llama-index-llms-openai-like", litellm: "litellm",
@@ -241,20 +260,22 @@ PROBES = {langchain_openai: "langchain-openai", langchain_anthropic: "langchain-
 def main():
     """All libraries, or those that the arguments name; arguments with dashes are the server's flags."""
     more = [argument for argument in sys.argv[1:] if argument.startswith("--")]
-    rows, only = [], [argument for argument in sys.argv[1:] if argument not in more]  # names of probes
+    rows, only = [], [argument for argument in sys.argv[1:] if argument not in more]  # names of probes and examples
+    tried = [(probe.__name__, package, probe) for probe, package in PROBES.items()]
+    tried += [(name, "", functools.partial(run_example, name)) for name in example_names()]
     with Server(*more) as server:
-        for probe, package in PROBES.items():
-            if only and probe.__name__ not in only:
+        for name, package, probe in tried:
+            if only and name not in only:
                 continue
-            version = metadata.version(package) if package else "requests"
+            version = metadata.version(package) if package else "example" if "." in name else "requests"
             try:
                 probe(f"http://127.0.0.1:{server.port}")
-                rows.append((probe.__name__, version, "works"))
+                rows.append((name, version, "works"))
             except Exception as failure:  # a library's own errors have no common base
                 traceback.print_exc()
-                rows.append((probe.__name__, version, f"FAILS: {type(failure).__name__}: {failure}"[:200]))
+                rows.append((name, version, f"FAILS: {type(failure).__name__}: {failure}"[:200]))
     for row in rows:
-        print(f"{row[0]:20} {row[1]:12} {row[2]}")
+        print(f"{row[0]:24} {row[1]:12} {row[2]}")
     sys.exit(any("FAILS" in row[2] for row in rows))
 
 

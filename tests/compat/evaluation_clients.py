@@ -3,6 +3,7 @@ through its client of completions, and a task of its own making with choices and
 a local file. tests/compat/run installs it in an environment of its own."""
 import json
 import os
+import subprocess
 import sys
 import tempfile
 
@@ -67,6 +68,15 @@ def tasks(model):
     print(f"lm-eval, a task of choices and one of texts: {results['choices']['acc,none']}")
 
 
+def example(base):
+    """The program of examples/clients, as its reader runs it."""
+    program = os.path.join(ROOT, "examples", "clients", "lm_evaluation_harness.py")
+    done = subprocess.run([sys.executable, "-B", program], env={**os.environ, "ESPALIER_URL": base}, capture_output=True,
+                          text=True, timeout=300, check=False)
+    assert done.returncode == 0 and "accuracy" in done.stdout, done.stdout + done.stderr[-2000:]
+    print(f"lm-eval, the example: {done.stdout.strip().splitlines()[-1]}")
+
+
 def main():
     with Server("--model-path", MODEL) as server:
         model = LocalCompletionsAPI(base_url=f"http://127.0.0.1:{server.port}/v1/completions", model="m",
@@ -74,6 +84,7 @@ def main():
         likelihoods(server, model)
         generations(server, model)
         tasks(model)
+        example(f"http://127.0.0.1:{server.port}")
 
 
 main()
