@@ -29,8 +29,8 @@ FORMATS = ("Q8_0", "Q5_1", "Q5_0", "Q4_0", "MXFP4", "F16")
 # activations to 8 bits spreads them by 0.08 to 0.16 nats in every format and moves the mean by 0.006; a scale or a table
 # of a format that was wrong would move it by nats.
 BIAS, SPREAD = 0.03, 0.3
-# What a greedy answer's tokens are behind the choice of F32 on average. One token alone may be far behind, where two
-# are as likely: 0.4 to 1 nat in 240 tokens of one format, in this engine or in llama.cpp.
+# What a greedy answer's tokens are behind the choice of F32 on average; TIE bounds each of them too, but for MXFP4,
+# whose answers are up to 0.63 nats behind at one token of 240 (llama.cpp's 0.19).
 REGRET = 0.05
 TEXT_TOKENS = 600
 THREADS = 2
@@ -270,6 +270,7 @@ def other_formats(path):
                       f"{max(behind):.2f} at most; llama.cpp's answer {sum(theirs) / len(theirs):.4f}, "
                       f"{max(theirs):.2f}")
                 assert len(got) == ANSWER_TOKENS and sum(behind) / len(behind) < REGRET, (text, got)
+                assert max(behind) < TIE or name == "MXFP4", (text, got)
         os.remove(exact)
 
 
