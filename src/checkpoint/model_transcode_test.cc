@@ -234,6 +234,31 @@ TEST(Transcode, AFolderIsTheSameModelAsAGguf) {
   EXPECT_EQ((*words)->chat_template, "{{ 1 }}");
 }
 
+// Models of each family that is written, as transformers saved them.
+TEST(Transcode, EachFamilyComesBack) {
+  for (const char* name :
+       {"llama_tied_llama3", "llama_untied_bias", "qwen2_sharded", "qwen3_head_dim"}) {
+    const fs::path source = fs::path("tests/golden/models") / name;
+    TempFolder folder;
+    const fs::path result = folder.path() / "model.gguf";
+    ASSERT_EQ(to_gguf(source, result, "F32").message(), "") << name;
+    const auto before = Checkpoint::open(source), after = Checkpoint::open(result);
+    ASSERT_TRUE(before && after) << name;
+    const auto config = read_model_config(source), found = read_model_config(result);
+    ASSERT_TRUE(config && found) << name;
+    for (const char* field : {"hidden_size", "intermediate_size", "num_hidden_layers",
+                              "num_attention_heads", "num_key_value_heads", "vocab_size"})
+      EXPECT_EQ(found->integer(field).value(), config->integer(field).value()) << name << field;
+    const bool tied = config->boolean_or("tie_word_embeddings", false).value();
+    EXPECT_EQ(found->boolean("tie_word_embeddings").value(), tied) << name;
+    for (const CheckpointTensor& tensor : before->tensors()) {
+      if (tied && tensor.name == "lm_head.weight") continue;
+      EXPECT_EQ(values_of(*after, tensor.name), values_of(*before, tensor.name))
+          << name << " " << tensor.name;
+    }
+  }
+}
+
 TEST(Transcode, MatricesAreQuantisedAndVectorsAreNot) {
   TempFolder folder;
   write_model(folder);
