@@ -4,10 +4,12 @@
 #include <boost/json/serialize.hpp>
 #include <chrono>
 #include <limits>
+#include <memory>
 
 #include "apps/bench/report.h"
 #include "apps/command_line.h"
 #include "apps/commands.h"
+#include "apps/progress.h"
 #include "apps/route_settings.h"
 #include "base/log.h"
 #include "router/simulation/fleet.h"
@@ -126,8 +128,11 @@ int run_bench_fleet(const std::vector<std::string>& args) {
   json::array rows;
   for (const std::string& policy : bench.policies) {
     bench.fleet.policy.name = policy;
+    auto bar = std::make_unique<ProgressBar>(policy, bench.fleet.num_conversations);
+    bench.fleet.progress = [&bar](int64_t begun) { bar->set(begun); };
     const auto begin = std::chrono::steady_clock::now();
     const Result<FleetResult> result = simulate_fleet(bench.fleet);
+    bar.reset();
     if (!result) return report(result.error(), kExitUsage);
     const double seconds = to_seconds(std::chrono::steady_clock::now() - begin);
     print_row(bench.output, policy, *result, seconds);

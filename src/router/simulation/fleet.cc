@@ -386,6 +386,7 @@ void Fleet::on_restart(uint32_t index) {
 }
 
 void Fleet::on_second() {
+  if (options_.progress) options_.progress(num_begun_);
   double most = 0, sum = 0;
   for (uint32_t i = 0; i < workers_.size(); ++i) {
     const FleetWorker& state = *workers_[i];

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <string>
 
 #include "base/status.h"
@@ -34,6 +35,7 @@ struct FleetOptions {
   double restart_seconds = 20;
   double health_check_seconds = 1;
   double warm_up = 0.1;  // part of the conversations before loads are measured
+  std::function<void(int64_t)> progress;  // called now and then with the conversations that began
 };
 
 struct FleetResult {
