@@ -64,6 +64,7 @@ void write_private_settings(JsonWriter& w, const Context& context, bool admin) {
   path("ssl_keyfile", context.config.tls.key);
   path("ssl_ca_certs", context.config.tls.client_ca);
   w.key("ssl_keyfile_password").null();  // it is a secret, so no client sees it
+  path("otlp_traces_endpoint", context.config.otlp_traces_endpoint);
   path("storage_path", context.config.storage_path);
   path("allowed_local_media_path", context.config.allowed_local_media_path);
   path("hicache_storage_path", e.hicache_storage_path);
@@ -185,6 +186,7 @@ void write_settings(JsonWriter& w, const Context& context, bool admin) {
   w.member("enable_cache_report", c.enable_cache_report);
   w.member("incremental_streaming_output", c.incremental_streaming_output);
   w.member("stream_interval", c.stream_interval).member("log_requests", c.log_requests);
+  w.member("otlp_service_name", c.otlp_service_name);
   w.member("max_connections", c.max_connections).member("max_body_bytes", c.max_body_bytes);
   w.member("max_pending_output_bytes", c.max_pending_output_bytes);
   w.member("max_bodies_bytes", context.accounts.at(0)->limit());

@@ -6,9 +6,11 @@
 
 #include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <filesystem>
 #include <future>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "engine/testing/test_requests.h"
@@ -149,6 +151,9 @@ TEST_F(Adapters, AreLoadedAndUnloadedWhileItRuns) {
   EXPECT_NE(first, of_two);
   ASSERT_EQ(engine->adapters().size(), 1u);
   EXPECT_EQ(engine->adapters()[0].name, "x");
+  // A request lets go of its adapter after its last event.
+  for (int i = 0; i < 2000 && engine->adapters()[0].num_requests != 0; ++i)
+    std::this_thread::sleep_for(std::chrono::milliseconds(5));
   EXPECT_EQ(engine->adapters()[0].num_requests, 0);
 }
 
