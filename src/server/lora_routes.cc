@@ -81,6 +81,20 @@ bool read_body(const HttpRequest& request, const Fields<Body>& fields, const Res
   return read.ok();
 }
 
+// An answer of 400 names the field that it is about: `field`, but for a name that is taken.
+Status with_field(const Status& status, std::string_view field) {
+  switch (status.code()) {
+    case StatusCode::kOk:
+    case StatusCode::kUnavailable:        // 503
+    case StatusCode::kResourceExhausted:  // the number or the bytes of adapters, by their flags
+      return status;
+    case StatusCode::kAlreadyExists:
+      return status.with_context("lora_name");
+    default:
+      return status.with_context(field);
+  }
+}
+
 void handle_load_lora(const ContextPtr& context, HttpRequest&& request, ResponsePtr response) {
   LoadLoraBody body;
   if (!read_body(request, load_lora_fields(), response, body)) return;
@@ -88,7 +102,7 @@ void handle_load_lora(const ContextPtr& context, HttpRequest&& request, Response
     return response->send(malformed_response(invalid_argument("lora_path is missing")));
   run_call(context, response, [context, body]() -> Status {
     const auto info = context->engine.load_adapter(body.name, body.path);
-    return info ? Status() : info.error();
+    return info ? Status() : with_field(info.error(), "lora_path");
   });
 }
 
@@ -96,7 +110,9 @@ void handle_unload_lora(const ContextPtr& context, HttpRequest&& request, Respon
   UnloadLoraBody body;
   if (!read_body(request, unload_lora_fields(), response, body)) return;
   run_call(context, response,
-           [context, body] { return context->engine.unload_adapter(body.name); });
+           [context, body] {
+             return with_field(context->engine.unload_adapter(body.name), "lora_name");
+           });
 }
 
 }  // namespace
