@@ -143,6 +143,10 @@ void LineEditor::Impl::start() {
   edit->el_set(line, EL_ADDFN, "espalier-complete", "complete a command", complete);
   edit->el_set(line, EL_BIND, "^I", "espalier-complete", nullptr);
   edit->el_set(line, EL_BIND, "^R", "em-inc-search-prev", nullptr);
+  // An end of input that is typed before the terminal is read byte by byte arrives as NUL. libedit
+  // takes NUL for each special character that the terminal lacks, "insert the next one" among them,
+  // so that the next end of input became part of the line and the line could not be ended.
+  edit->el_set(line, EL_BIND, "^@", "ed-unassigned", nullptr);
   if (!history_file.empty()) set_history(H_LOAD, history_file.c_str());
 }
 

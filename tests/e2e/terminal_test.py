@@ -290,6 +290,14 @@ class Chat(unittest.TestCase):
     def chat(self, *args):
         return Terminal("chat", "--temperature", "0", "--max-new-tokens", "12", *args, env=self.env)
 
+    def test_an_end_of_input_that_came_early_is_no_text(self):
+        with self.chat() as chat:
+            chat.wait("/help")
+            chat.wait("> ")
+            chat.send("\x04")  # at once, or as NUL
+            chat.send("\0")
+            self.assertEqual(chat.exit_status_at_end_of_input(), 0)
+
     def test_lines_are_edited_and_remembered(self):
         with self.chat() as chat:
             chat.wait("/help")
