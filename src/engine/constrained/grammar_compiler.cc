@@ -157,8 +157,15 @@ void GrammarCompiler::work() {
     Job& job = *jobs_.at(key);
     job.running = true;
     lock.unlock();
-    const std::shared_ptr<grammar::CompiledGrammar> made = run(key, job);
-    if (made != nullptr) build_ahead(*made);
+    std::list<Entry> dropped;
+    std::shared_ptr<grammar::CompiledGrammar> made = run(key, job);
+    if (made != nullptr) {
+      build_ahead(*made);
+      made.reset();
+      const std::lock_guard growth(mutex_);
+      drop_unused(dropped);
+    }
+    dropped.clear();  // without the lock: freeing a grammar takes time
     lock.lock();
   }
 }
