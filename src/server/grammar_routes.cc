@@ -89,10 +89,12 @@ HttpResponse explanation(Engine& engine, const CompileBody& body) {
   return HttpResponse::json(200, std::move(out));
 }
 
+using MakeAnswer = HttpResponse (*)(Engine&, const CompileBody&);
+
 // Both wait for a compilation, so the thread for grammars does them, one after the other.
-void handle_grammar(const ContextPtr& context, HttpRequest&& request, ResponsePtr response,
-                    HttpResponse (*make)(Engine&, const CompileBody&)) {
-  auto value = parse_json(request.body);
+void queue_grammar(const ContextPtr& context, const std::string& text, const ResponsePtr& response,
+                   MakeAnswer make) {
+  auto value = parse_json(text);
   if (!value) return response->send(malformed_response(value.error()));
   CompileBody body;
   if (const Status read = read_fields(compile_fields(), *value, "", body); !read.ok())
@@ -107,6 +109,13 @@ void handle_grammar(const ContextPtr& context, HttpRequest&& request, ResponsePt
     response->send(error_response(Dialect::kOpenAi,
                                   error(StatusCode::kResourceExhausted,
                                         "other grammars are being compiled; try again later")));
+}
+
+void handle_grammar(const ContextPtr& context, HttpRequest&& request, ResponsePtr response,
+                    MakeAnswer make) {
+  const size_t size = request.body.size();
+  auto text = std::make_shared<std::string>(std::move(request.body));
+  context->run_sized(size, response, [=] { queue_grammar(context, *text, response, make); });
 }
 
 void handle_grammar_compile(const ContextPtr& context, HttpRequest&& request,
