@@ -21,8 +21,8 @@ def source_date_epoch():
 
 
 def mode_of(path):
-    """A folder and what runs may be entered and run by all, all is read by all: the umask of whoever packages
-    changes nothing."""
+    """The mode of an entry: 755 for folders and programs, 644 for other files, whatever the umask of the
+    packaging process."""
     return 0o755 if path.is_dir() or os.access(path, os.X_OK) else 0o644
 
 

@@ -4,8 +4,8 @@
 
 namespace espalier::server {
 
-// Forwards every call. A handler's thread and the connection's may hold it at once, so the end is
-// counted by whoever comes first.
+// Forwards every call. The handler's thread and the connection's thread may hold it at once; the
+// first of them to end the answer counts its end.
 class HttpCounts::Watch final : public net::ResponseWriter {
  public:
   Watch(std::shared_ptr<HttpCounts> counts, Row& row, std::string routing_key,

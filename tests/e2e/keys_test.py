@@ -22,7 +22,7 @@ def ask(server, key, max_tokens=4):
 
 
 def public_without_a_key():
-    """A server that anybody may reach and use says so, and only such a server."""
+    """A server without a key that is bound beyond loopback logs a warning, and no other server does."""
     warning = "is open to whoever reaches it"
     for args, warned in (("--host", "0.0.0.0"), True), (("--host", "0.0.0.0", "--api-key", "k"), False), ((), False):
         with Server(*args) as server:

@@ -170,8 +170,8 @@ void GrammarCompiler::work() {
   }
 }
 
-// Nobody waits for this, so it ends when something is to be compiled. What memory there is not for
-// is built when a text reaches it.
+// No request waits for these rules, so building stops as soon as a grammar is queued. A rule for
+// which memory is short is built when a text reaches it.
 void GrammarCompiler::build_ahead(grammar::CompiledGrammar& made) {
   const auto stop = [this] {
     const std::lock_guard lock(mutex_);

@@ -1,5 +1,5 @@
-// The figures of this computer's GPUs for whoever shows them: read on a thread of their own, for
-// the driver may take its time, and only while somebody asks.
+// The figures of this computer's GPUs, for /metrics. A thread of its own reads them, since the
+// driver may take long to answer, and only while figures() is called.
 #pragma once
 
 #include <condition_variable>

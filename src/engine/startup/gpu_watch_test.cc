@@ -1,4 +1,4 @@
-// When readings of GPUs happen, and that nobody waits for them.
+// GpuWatch reads GPUs at most once in age_max, and figures() does not wait for a reading.
 #include "engine/startup/gpu_watch.h"
 
 #include <gtest/gtest.h>

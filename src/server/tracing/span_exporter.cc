@@ -89,7 +89,7 @@ void SpanExporter::run() {
       const size_t end = std::min(spans.size(), at + kBatch);
       const std::vector<RequestSpan> batch(std::make_move_iterator(spans.begin() + at),
                                            std::make_move_iterator(spans.begin() + end));
-      // Nobody waits for a collector that is away when the server stops.
+      // A stopping server does not wait for a collector that is away.
       gave_up = gave_up || !send(body_of(batch));
       (gave_up ? dropped_ : exported_) += std::ssize(batch);
       gave_up = gave_up && stopping_;
