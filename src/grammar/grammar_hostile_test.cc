@@ -486,7 +486,10 @@ TEST(Hostile, IsCompiledWithinLimitsOrRefusedByName) {
 
 // Whatever is under way when the time is over ends soon after it.
 TEST(Hostile, EndsWithItsTime) {
-  constexpr double kSeconds = 1;  // a fifth of it is more than what is freed at the end takes
+  constexpr double kSeconds = 0.25;
+  // Between two looks at the clock, and to free what was built, a quiet machine takes 0.2 s of
+  // processor time at most; one whose caches others use takes several times that.
+  constexpr double kEndingSeconds = 1;
   for (const Hostile& hostile : hostile_grammars()) {
     SCOPED_TRACE(hostile.name);
     const GrammarSpec spec = spec_of(hostile);
@@ -496,7 +499,7 @@ TEST(Hostile, EndsWithItsTime) {
     if (getenv("ESPALIER_VERBOSE") != nullptr)
       fmt::print("{:<60} {:6.3f} s {:8.1f} MB at once\n", hostile.name, compiling.cpu_seconds,
                  compiling.megabytes_at_once);
-    EXPECT_LT(compiling.cpu_seconds, 1.2 * kSeconds);
+    EXPECT_LT(compiling.cpu_seconds, kSeconds + kEndingSeconds);
   }
 }
 

@@ -94,7 +94,20 @@ def read_all(server, key, body):
         pass
 
 
-def check(server, name, connections, max_tokens, share_min, ttft_max=None):
+def check(server, *arguments):
+    """As check_once(). Times are the clock's, so other work on the machine may spoil a window; an unfair
+    order spoils each of three."""
+    for attempts_left in (2, 1, 0):
+        try:
+            return check_once(server, *arguments)
+        except AssertionError as error:
+            if attempts_left == 0:
+                raise
+            print(f"once more, after {error}")
+            time.sleep(2)  # what was cancelled ends
+
+
+def check_once(server, name, connections, max_tokens, share_min, ttft_max=None):
     """Tokens of the friendly tenant beside the hostile one, and its time to first token."""
     friend = Tenant(server, "sk-friend", friendly_bodies(max_tokens), connections)
     friend.start()
@@ -124,6 +137,7 @@ def check(server, name, connections, max_tokens, share_min, ttft_max=None):
     first = sorted(friend.first_tokens)
     friend.stop()
     stop.set()
+    assert first, "no request of the friendly tenant began to answer in the window"
     share, slowest = tokens / total, first[-1]
     print(f"{name}: {tokens} of {total:.0f} tokens ({100 * share:.0f} %); time to first token "
           f"{quiet_first[len(quiet_first) // 2]:.3f} s quiet, {first[len(first) // 2]:.3f} s median and "
