@@ -22,6 +22,7 @@ pkg_check_modules(webp REQUIRED IMPORTED_TARGET libwebp)
 find_package(tomlplusplus REQUIRED)
 find_package(SQLite3 REQUIRED)  # what the server keeps of files and batches
 pkg_check_modules(liburing IMPORTED_TARGET liburing)  # direct I/O of the disk tier; without it threads read and write
+find_path(ZMQ_INCLUDE_DIR zmq.h DOC "ZeroMQ's header")  # events of caches over ZeroMQ; the header: libzmq is loaded when they are published or read
 find_path(XXHASH_INCLUDE_DIR xxhash.h REQUIRED)  # used header-only (XXH_INLINE_ALL)
 # PNG plots of benchmarks, run as a program: librsvg's rsvg-convert (librsvg2-bin), which
 # `espalier_bench workloads --plots` asks for when it is not there.
