@@ -5,6 +5,7 @@
 #include <cstdlib>
 #include <limits>
 
+#include "apps/kv_events_setting.h"
 #include "base/log.h"
 #include "engine/startup/device.h"
 #include "text/parse/reasoning_parser.h"
@@ -124,38 +125,6 @@ void add_model_rows(SettingTable& table, EngineConfig& engine, HubSettings& hub)
       "model: generation_config.json gives the defaults of a request; openai: it does not");
 }
 
-// SGLang's and vLLM's setting, with the one publisher that there is here.
-Status read_kv_events_config(std::string_view text, int32_t& num_events) {
-  boost::system::error_code failed;
-  const boost::json::value value = boost::json::parse(text, failed);
-  if (failed || !value.is_object())
-    return invalid_argument("'{}' is no JSON object such as {{\"publisher\": \"http\"}}", text);
-  num_events = 10000;
-  for (const auto& [key, member] : value.as_object()) {
-    if (key == "publisher") {
-      if (member == "null") {
-        num_events = 0;
-      } else if (member != "http") {
-        return invalid_argument(
-            "publisher is {}, but must be \"http\" (GET /kv_events) or "
-            "\"null\"",
-            boost::json::serialize(member));
-      }
-    } else if (key == "buffer_steps") {
-      if (!member.is_int64() || member.get_int64() < 1 || member.get_int64() > kInt32Max)
-        return invalid_argument(
-            "buffer_steps is {}, but must be a whole number above 0: the events "
-            "that are kept",
-            boost::json::serialize(member));
-      num_events = static_cast<int32_t>(member.get_int64());
-    } else {
-      return invalid_argument("there is no '{}': give publisher and buffer_steps",
-                              std::string_view(key));
-    }
-  }
-  return {};
-}
-
 void add_memory_rows(SettingTable& table, EngineConfig& engine) {
   table.group("Memory and scheduling");
   shown_default(table.number("mem-fraction-static", engine.mem_fraction_static, 0, 1,
@@ -218,7 +187,8 @@ void add_scheduling_rows(SettingTable& table, EngineConfig& engine) {
                "above 1 admits fewer requests and retracts fewer");
 }
 
-void add_cache_rows(SettingTable& table, EngineConfig& engine) {
+void add_cache_rows(SettingTable& table, AppConfig& config) {
+  EngineConfig& engine = config.engine;
   table.choice("radix-eviction-policy", engine.radix_eviction_policy,
                {"lru", "lfu", "fifo", "mru", "slru", "priority"},
                "which cached prefix goes first when memory is short");
@@ -227,14 +197,18 @@ void add_cache_rows(SettingTable& table, EngineConfig& engine) {
   table.toggle("disable-hybrid-swa-memory", engine.disable_hybrid_swa_memory,
                "layers with a sliding window keep all KV tokens, as the others do");
   table.toggle("disable-radix-cache", engine.disable_radix_cache, "keep no prefixes");
-  shown_default(table.custom("kv-events-config", "JSON",
-                             "keep the cache's events for GET /kv_events: "
-                             "{\"publisher\": \"http\", \"buffer_steps\": 10000}",
-                             "",
-                             [&engine](std::string_view value) {
-                               return read_kv_events_config(value, engine.num_cache_events);
-                             }),
-                "none are kept");
+  shown_default(
+      table.custom(
+          "kv-events-config", "JSON",
+          "keep the cache's events for GET /kv_events: {\"publisher\": \"http\", "
+          "\"buffer_steps\": 10000}; with the publisher zmq, publish them as vLLM does, too: "
+          "endpoint (tcp://*:5557), replay_endpoint (none), topic",
+          "",
+          [&config](std::string_view value) {
+            return read_kv_events_config(value, config.engine.num_cache_events,
+                                         config.server.kv_events);
+          }),
+      "none are kept");
 }
 
 void add_tier_rows(SettingTable& table, EngineConfig& engine) {
@@ -571,7 +545,7 @@ void add_engine_settings(SettingTable& table, AppConfig& config) {
   add_model_rows(table, config.engine, config.hub);
   add_memory_rows(table, config.engine);
   add_scheduling_rows(table, config.engine);
-  add_cache_rows(table, config.engine);
+  add_cache_rows(table, config);
   add_tier_rows(table, config.engine);
   add_execution_rows(table, config.engine);
   add_logprob_rows(table, config.engine);

@@ -261,6 +261,31 @@ TEST_F(SettingsTest, ASettingThatIsJsonMayStandAsATable) {
   }
 }
 
+TEST_F(SettingsTest, EventsOfTheCacheArePublishedAsVllmHasIt) {
+  const auto given = [&](const char* json) { return run({"--kv-events-config", json}); };
+  ASSERT_EQ(given(R"({"enable_kv_cache_events": true, "publisher": "zmq", "topic": "kv@a@m",
+                      "replay_endpoint": "tcp://*:5558"})"),
+            -1)
+      << error_;
+  EXPECT_EQ(config_.engine.num_cache_events, 10000);
+  EXPECT_EQ(config_.server.kv_events.endpoint, "tcp://*:5557");
+  EXPECT_EQ(config_.server.kv_events.replay_endpoint, "tcp://*:5558");
+  EXPECT_EQ(config_.server.kv_events.topic, "kv@a@m");
+  ASSERT_EQ(given(R"({"publisher": "zmq", "endpoint": "tcp://picker:5557"})"), -1) << error_;
+  EXPECT_EQ(config_.server.kv_events.endpoint, "tcp://picker:5557");
+  ASSERT_EQ(given(R"({"enable_kv_cache_events": false, "publisher": "zmq"})"), -1) << error_;
+  EXPECT_EQ(config_.engine.num_cache_events, 0);
+  EXPECT_EQ(config_.server.kv_events.endpoint, "");
+  EXPECT_EQ(given(R"({"endpoint": "tcp://*:1"})"), kExitUsage);
+  EXPECT_THAT(error_, HasSubstr(R"(add "publisher": "zmq")"));
+  EXPECT_EQ(given(R"({"publisher": "zmq", "topic": 7})"), kExitUsage);
+  EXPECT_THAT(error_, HasSubstr("topic is 7, but must be text"));
+  EXPECT_EQ(given(R"({"publisher": "smoke"})"), kExitUsage);
+  EXPECT_THAT(error_, HasSubstr(R"(publisher is "smoke")"));
+  EXPECT_EQ(given(R"({"hwm": 7})"), kExitUsage);
+  EXPECT_THAT(error_, HasSubstr("there is no 'hwm'"));
+}
+
 TEST_F(SettingsTest, ASwitchTakesTrueOrFalseBehindAnEqualsSign) {
   for (const char* wrong : {"maybe", "2", "-1", "", "TRUE"}) {
     EXPECT_EQ(run({fmt::format("--enable-metrics={}", wrong)}), kExitUsage) << wrong;

@@ -100,11 +100,6 @@ void write_engine_settings(JsonWriter& w, const EngineConfig& e) {
   w.member("schedule_policy", e.schedule_policy);
   w.member("enable_priority_scheduling", e.schedule_policy == "priority");
   w.member("fair_share", e.fair_share).member("radix_eviction_policy", e.radix_eviction_policy);
-  write_text_or_null(
-      w, "kv_events_config",
-      e.num_cache_events == 0
-          ? ""
-          : fmt::format(R"({{"publisher":"http","buffer_steps":{}}})", e.num_cache_events));
   w.member("swa_full_tokens_ratio", e.swa_full_tokens_ratio);
   w.member("swa_max_total_num_tokens", e.max_window_tokens);
   w.member("disable_hybrid_swa_memory", e.disable_hybrid_swa_memory);
@@ -166,12 +161,33 @@ void write_adapter_settings(JsonWriter& w, const Engine& engine) {
   w.end_array();
 }
 
+// As SGLang has it: the setting's own JSON, as a text. A publisher's addresses have the ports that
+// were chosen, so that a router finds it by them.
+void write_kv_events_setting(JsonWriter& w, const Context& context) {
+  const int32_t num_events = context.engine.config().num_cache_events;
+  std::string setting;
+  if (num_events > 0) {
+    JsonWriter s(setting);
+    const KvEventPublisher* const publisher = context.observed->kv_events.get();
+    s.begin_object().member("publisher", publisher == nullptr ? "http" : "zmq");
+    s.member("buffer_steps", num_events);
+    if (publisher != nullptr) {
+      s.member("endpoint", publisher->config().endpoint);
+      write_text_or_null(s, "replay_endpoint", publisher->config().replay_endpoint);
+      s.member("topic", publisher->config().topic);
+    }
+    s.end_object();
+  }
+  write_text_or_null(w, "kv_events_config", setting);
+}
+
 // Settings as SGLang's server_args: the effective ones, all but keys. Paths and seeds, which
 // reveal the host's files and other requests' draws, are null for all but administrators.
 void write_settings(JsonWriter& w, const Context& context, bool admin) {
   const ServerConfig& c = context.config;
   write_private_settings(w, context, admin);
   write_engine_settings(w, context.engine.config());
+  write_kv_events_setting(w, context);
   write_picture_settings(w, context.engine.config());
   write_adapter_settings(w, context.engine);
   w.member("host", c.host).member("port", c.port);

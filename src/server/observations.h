@@ -5,6 +5,7 @@
 #include <string>
 
 #include "server/http_counts.h"
+#include "server/kv_event_publisher.h"
 #include "server/metrics.h"
 #include "server/request_log.h"
 #include "server/tracing/span_exporter.h"
@@ -23,6 +24,7 @@ struct Observations {
   const std::shared_ptr<HttpCounts> http = std::make_shared<HttpCounts>();  // GET /metrics
   RequestLog requests;                                                      // GET /requests
   std::unique_ptr<SpanExporter> spans;    // null without --otlp-traces-endpoint
+  std::unique_ptr<KvEventPublisher> kv_events;  // null but with --kv-events-config's zmq
   const std::shared_ptr<TreeWatch> tree;  // GET /cache_tree; shared with a reading under way
   const std::unique_ptr<GpuWatch> gpus;   // GET /metrics; null where the processor computes
 };

@@ -15,6 +15,7 @@
 #include "server/dialects/background_responses.h"
 #include "server/dialects/response_store.h"
 #include "server/errors.h"
+#include "server/kv_event_publisher.h"
 #include "server/observations.h"
 #include "server/routes.h"
 #include "server/tenants.h"
@@ -254,6 +255,11 @@ Result<std::unique_ptr<Server>> Server::create(ServerConfig config, Engine& engi
     ESP_ASSIGN_OR_RETURN(context.observed->spans,
                          server::SpanExporter::start(context.config.otlp_traces_endpoint,
                                                      context.config.otlp_service_name));
+  }
+  if (!context.config.kv_events.endpoint.empty()) {
+    auto publisher = server::KvEventPublisher::start(context.config.kv_events, engine);
+    if (!publisher) return fail(publisher.error().with_context("--kv-events-config"));
+    context.observed->kv_events = std::move(*publisher);
   }
   context.threads = std::make_unique<server::WorkThreads>(context.config.worker_threads);
   return std::unique_ptr<Server>(new Server(std::move(impl)));

@@ -21,6 +21,15 @@ namespace espalier {
 
 class Engine;
 
+// --kv-events-config with the publisher "zmq": where the prefix cache's events are published over
+// ZeroMQ. Addresses as vLLM has them: with "*" they are listened at, without they are a
+// subscriber's that listens.
+struct KvEventsConfig {
+  std::string endpoint;         // empty: not over ZeroMQ
+  std::string replay_endpoint;  // always listened at; empty: there is no replay
+  std::string topic;
+};
+
 // Settings of one server; SGLang's flag of the same meaning stands behind each that has one.
 struct ServerConfig {
   std::string host = "127.0.0.1";  // --host
@@ -58,6 +67,7 @@ struct ServerConfig {
   // --otlp-traces-endpoint: a collector that gets spans of each request; empty: none.
   std::string otlp_traces_endpoint;
   std::string otlp_service_name = "espalier";  // --otlp-service-name
+  KvEventsConfig kv_events;
   // --enable-playground: a page for browsers at `/`. Not set: where the host is bound to loopback.
   std::optional<bool> enable_playground;
 
