@@ -11,6 +11,8 @@
 #include <shared_mutex>
 #include <utility>
 
+#include "server/vllm_metrics.h"
+
 namespace espalier::server {
 
 namespace {
@@ -178,6 +180,10 @@ class Figures {
       family.metric.push_back(std::move(metric));
     }
     if (!family.metric.empty()) families_.push_back(std::move(family));
+  }
+  void add_vllm_names(const VllmCacheShape& cache) {
+    const auto model = labels_.find("model_name");
+    append_vllm_names(families_, model == labels_.end() ? "" : model->second, cache);
   }
   std::string text() const { return prometheus::TextSerializer().Serialize(families_); }
 
@@ -422,6 +428,8 @@ std::string Metrics::scrape(const Engine& engine, const Http& http) const {
   if (!http.num_refused.empty())
     f.counters("espalier:rate_limited_total", "Calls refused by the limits of their key.", "tenant",
                http.num_refused);
+  const int32_t page_size = engine.config().page_size;
+  f.add_vllm_names({.block_size = page_size, .num_blocks = s.kv_tokens_total / page_size});
   return f.text();
 }
 

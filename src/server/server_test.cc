@@ -234,6 +234,12 @@ TEST_F(ServerTest, Metrics) {
         "sglang:inter_token_latency_seconds_count" + label + "9",
         "sglang:e2e_request_latency_seconds_count" + label + "1",
         "sglang:prompt_tokens_histogram_sum" + label + "3",
+        // Under vLLM's names the same (docs/vllm_metrics.md).
+        "vllm:num_requests_running" + label + "0", "vllm:num_requests_waiting" + label + "0",
+        "vllm:kv_cache_usage_perc" + label + "0.25", "vllm:prefix_cache_hits_total" + label + "10",
+        "vllm:time_to_first_token_seconds_count" + label + "1",
+        "vllm:inter_token_latency_seconds_count" + label + "9",
+        std::string("# TYPE vllm:num_preemptions_total counter"),
         std::string("# TYPE sglang:prompt_tokens_total counter"),
         std::string("# TYPE sglang:num_running_reqs gauge")}) {
     EXPECT_THAT(answer.body, HasSubstr(line + "\n"));

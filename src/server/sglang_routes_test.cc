@@ -103,5 +103,24 @@ TEST_F(SglangRoutesTest, MetricsPageListsWhatIsScraped) {
   EXPECT_GT(absent, 100);
 }
 
+TEST_F(SglangRoutesTest, PageOfVllmsMetricsListsWhatIsScraped) {
+  start();
+  ASSERT_EQ(call("POST", "/generate", R"({"text":"Hi"})").status, 200);
+  std::stringstream metrics(call("GET", "/metrics").body);
+  std::ifstream file("docs/vllm_metrics.md");
+  std::string page(std::istreambuf_iterator<char>(file), {});
+  std::set<std::string> scraped, listed;
+  for (std::string line; std::getline(metrics, line);)
+    if (line.starts_with("# TYPE vllm:")) scraped.insert(line.substr(7, line.find(' ', 7) - 7));
+  page.resize(page.find("\n\n`vllm:lora"));  // what is not there comes last
+  for (size_t at = 0; (at = page.find("`vllm:", at)) != std::string::npos;) {
+    const size_t end = page.find('`', at + 1);
+    listed.insert(page.substr(at + 1, end - at - 1));
+    at = end + 1;
+  }
+  EXPECT_EQ(scraped, listed);
+  EXPECT_GT(listed.size(), 15u);
+}
+
 }  // namespace
 }  // namespace espalier::server
