@@ -34,7 +34,16 @@ int run_route(const std::vector<std::string>& args) {
         "there is no worker yet: POST /workers adds one (or --worker, --worker-file, "
         "--worker-dns)");
   router.policy.tree = tree_options(config.max_tree_size);
-  router.health.api_key = router.proxy.worker_api_key;
+  router.health.api_key = router.kv_feed.api_key = router.proxy.worker_api_key;
+  if (const Status status = check_kv_events(config); !status.ok())
+    return report(status, kExitUsage);
+  if (router.kv_feed.enabled) {
+    auto tokenize = make_prompt_tokenizer(config.tokenizer);
+    if (!tokenize) return report(tokenize.error(), kExitUsage);
+    router.proxy.tokenize = std::move(*tokenize);
+  } else if (!config.tokenizer.path.empty()) {  // as a file that is the server's too may have it
+    log_warning("tokenizer-path has no effect here without --kv-events");
+  }
 
   const bool is_https = !router.tls.certificate.empty();
   ServeSignals signals(block_signals(is_https));

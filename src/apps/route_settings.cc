@@ -41,8 +41,9 @@ void add_address_rows(SettingTable& table, RouteConfig& config) {
 
 void add_worker_rows(SettingTable& table, router::RouterConfig& router) {
   table.group("Workers");
-  Setting& urls = table.list("worker", router.sources.urls, "URL",
-                             "a worker, http://HOST:PORT; each use adds one, or several behind it");
+  Setting& urls =
+      table.list("worker", router.sources.urls, "URL",
+                 "a worker, http://HOST:PORT; each use adds one, or several behind it");
   urls.takes_several = true;
   urls.aliases = {"worker-urls"};
   table.path("worker-file", router.sources.file,
@@ -93,7 +94,35 @@ void add_request_rows(SettingTable& table, router::ProxyConfig& proxy) {
                "prompts of different API keys are not taken for shared");
 }
 
+void add_kv_event_rows(SettingTable& table, RouteConfig& config) {
+  router::KvFeedConfig& feed = config.router.kv_feed;
+  table.toggle("kv-events", feed.enabled,
+               "cache_aware: read the events that workers publish of their caches over ZeroMQ (as "
+               "vLLM does; a worker of Espalier with --kv-events-config and the publisher zmq), so "
+               "that what they hold decides, not what they were sent; for prompts whose tokens are "
+               "known");
+  table.integer("kv-events-port", feed.port, 0, 65535,
+                "kv-events: of workers whose /server_info does not state where they publish; 0: "
+                "those have none");
+  table.integer("kv-events-replay-port", feed.replay_port, 0, 65535,
+                "kv-events: of the same workers, for batches that were missed; 0: there is none");
+  table.text(
+      "tokenizer-path", config.tokenizer.path, "PATH",
+      "kv-events: of the workers' model, a folder or a GGUF: its tokenizer and chat template "
+      "make tokens of prompts; without it those of token ids alone are known");
+  table.text("chat-template", config.tokenizer.chat_template, "PATH",
+             "kv-events: in place of the model's own, as the workers have it");
+}
+
 }  // namespace
+
+Status check_kv_events(const RouteConfig& config) {
+  if (config.router.kv_feed.enabled && config.router.policy.name != "cache_aware")
+    return invalid_argument(
+        "--kv-events needs --policy cache_aware: {} does not ask what caches hold",
+        config.router.policy.name);
+  return {};
+}
 
 router::PrefixTree::Options tree_options(size_t max_tree_size) {
   const size_t blocks = std::max<size_t>(64, max_tree_size / router::kBlockBytes);
@@ -129,6 +158,7 @@ void add_route_settings(SettingTable& table, RouteConfig& config) {
                "one with the fewest prompt tokens in flight; by a hash of the prompt's begin; the "
                "one that was sent the longest prefix of the prompt");
   add_policy_option_rows(table, config.router.policy, config.max_tree_size);
+  add_kv_event_rows(table, config);
   add_request_rows(table, config.router.proxy);
 }
 

@@ -3,6 +3,7 @@
 
 #include <string>
 
+#include "apps/prompt_tokenizer.h"
 #include "apps/settings.h"
 #include "base/clock.h"
 #include "router/router_server.h"
@@ -14,10 +15,13 @@ struct RouteConfig {
   std::string log_level = "info";
   Duration drain_timeout = std::chrono::seconds(30);
   size_t max_tree_size = size_t{1} << 30;  // bytes of prompts
+  PromptTokenizerConfig tokenizer;
 };
 
 // `config` outlives the table.
 void add_route_settings(SettingTable& table, RouteConfig& config);
+// kInvalidArgument: events are wanted of a policy that does not use them.
+Status check_kv_events(const RouteConfig& config);
 // What the bounds of the tree are for so many bytes of prompts.
 router::PrefixTree::Options tree_options(size_t max_tree_size);
 // The rows of what policies can be set to, beside their name: for the simulation too.

@@ -6,6 +6,7 @@
 #include "net/http.h"
 #include "net/router.h"
 #include "router/dispatcher.h"
+#include "router/kv_feed.h"
 #include "router/proxy.h"
 #include "router/worker_sources.h"
 
@@ -16,6 +17,7 @@ struct AdminContext {
   Dispatcher& dispatcher;
   WorkerSources& sources;
   Proxy& proxy;
+  const KvFeed* kv_feed = nullptr;  // null: no events of caches are read
 };
 
 // `admin`: admits administrators alone; `client`: everyone with a key.

@@ -1,10 +1,16 @@
 #include "router/cache_aware.h"
 
 #include <algorithm>
+#include <array>
+#include <map>
+#include <utility>
 
 namespace espalier::router {
 
 namespace {
+
+// Twice as long as a prompt waits and computes, mostly: then its worker's events report it.
+constexpr Duration kExpectedFor = std::chrono::seconds(2);
 
 struct Holders {
   const Candidate* idlest = nullptr;
@@ -32,20 +38,61 @@ float mean_load(std::span<const Candidate> candidates) {
 }  // namespace
 
 Choice CacheAware::choose(const PolicyRequest& request, std::span<const Candidate> candidates) {
-  const Choice choice = find(request, candidates);
-  tree_.insert(request.key, choice.slot);
+  if (!is_mirrored(request, candidates)) {
+    const Choice choice = choose_by_history(request, candidates);
+    tree_.insert(request.key, choice.slot);
+    return choice;
+  }
+  const Choice choice = choose_by_events(request, candidates);
+  tree_.insert(request.key, choice.slot);  // for the time when a worker's events are not there
+  expect(request, choice.slot);
   return choice;
 }
 
-Choice CacheAware::find(const PolicyRequest& request, std::span<const Candidate> candidates) {
-  const Candidate& idlest = least_loaded(candidates, turn_++);
+bool CacheAware::is_mirrored(const PolicyRequest& request,
+                             std::span<const Candidate> candidates) const {
+  return request.tokens != nullptr && !request.tokens->ids.empty() &&
+         std::ranges::all_of(candidates,
+                             [&](const Candidate& c) { return mirror_.is_mirrored(c.slot); });
+}
+
+Choice CacheAware::choose_by_history(const PolicyRequest& request,
+                                     std::span<const Candidate> candidates) {
   tree_.match(request.key, match_);
+  path_.clear();
+  for (const PrefixTree::Step& step : match_.path) path_.push_back({step.num_blocks, step.workers});
+  return find(candidates, match_.at_leafs_end, static_cast<double>(request.key.size()));
+}
+
+Choice CacheAware::choose_by_events(const PolicyRequest& request,
+                                    std::span<const Candidate> candidates) {
+  const std::array<const BlockTree*, 3> trees = {&mirror_.tree(), &recent_, &older_};
+  BlockMatcher matcher(*request.tokens, trees);
+  std::map<uint32_t, std::vector<WorkerSlot>> slots;  // by block size, of which there is one mostly
+  for (const Candidate& c : candidates) slots[mirror_.block_size(c.slot)].push_back(c.slot);
+  for (const auto& [block_size, of_size] : slots) matcher.add(block_size, of_size);
+  const BlockMatch match = matcher.take();
+  if (match.path.empty()) {
+    // Nobody holds it, or workers name it in a way that is not known here (a key's tenant): then a
+    // conversation still stays where it was.
+    Choice choice = choose_by_history(request, candidates);
+    choice.num_blocks_shared = 0;
+    return choice;
+  }
+  path_.clear();
+  for (const BlockMatch::Step& step : match.path)
+    path_.push_back({static_cast<uint32_t>(step.num_tokens / kTokensPerBlock), &step.workers});
+  return find(candidates, match.at_leafs_end,
+              static_cast<double>(request.tokens->ids.size()) / kTokensPerBlock);
+}
+
+Choice CacheAware::find(std::span<const Candidate> candidates, bool goes_on, double num_blocks) {
+  const Candidate& idlest = least_loaded(candidates, turn_++);
   const float mean = mean_load(candidates);
   const float spare = std::max(static_cast<float>(options_.balance_abs_threshold),
                                mean * static_cast<float>(options_.balance_rel_threshold - 1));
-  const double enough = options_.cache_threshold * static_cast<double>(request.key.size());
-  bool goes_on = match_.at_leafs_end;
-  for (auto step = match_.path.rbegin(); step != match_.path.rend(); ++step) {
+  const double enough = options_.cache_threshold * num_blocks;
+  for (auto step = path_.rbegin(); step != path_.rend(); ++step) {
     if (!goes_on && static_cast<double>(step->num_blocks) < enough) break;
     const Holders holders = holders_among(*step->workers, candidates);
     if (holders.count > 0 &&
@@ -54,10 +101,41 @@ Choice CacheAware::find(const PolicyRequest& request, std::span<const Candidate>
     goes_on = false;
   }
   // What is cached there nevertheless, for the report.
-  const auto has = std::ranges::find_if(match_.path.rbegin(), match_.path.rend(), [&](auto& step) {
+  const auto has = std::ranges::find_if(path_.rbegin(), path_.rend(), [&](const Step& step) {
     return step.workers->contains(idlest.slot);
   });
-  return {idlest.slot, has == match_.path.rend() ? 0 : has->num_blocks};
+  return {idlest.slot, has == path_.rend() ? 0 : has->num_blocks};
+}
+
+void CacheAware::expect(const PolicyRequest& request, WorkerSlot slot) {
+  const Duration age = request.now - recent_since_;
+  if (age >= kExpectedFor) {
+    older_ = age >= 2 * kExpectedFor ? BlockTree() : std::move(recent_);
+    recent_ = BlockTree();
+    recent_since_ = request.now;
+  }
+  insert_blocks(*request.tokens, mirror_.block_size(slot), slot, recent_);
+}
+
+void CacheAware::apply_event(WorkerSlot slot, const KvEvent& event) {
+  if (event.type == KvEvent::Type::kCleared) {
+    recent_.remove_worker(slot);
+    older_.remove_worker(slot);
+  } else if (event.type == KvEvent::Type::kRemoved) {
+    for (const uint64_t name : event.hashes)
+      if (const uint64_t hash = mirror_.hash_of(slot, name); hash != 0) {
+        recent_.erase(hash, slot);
+        older_.erase(hash, slot);
+      }
+  }
+  mirror_.apply(slot, event);
+}
+
+void CacheAware::forget_worker(WorkerSlot slot) {
+  tree_.remove_worker(slot);
+  mirror_.forget(slot);
+  recent_.remove_worker(slot);
+  older_.remove_worker(slot);
 }
 
 }  // namespace espalier::router

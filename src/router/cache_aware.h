@@ -2,33 +2,55 @@
 // prefix in its cache, as far as loads allow it.
 #pragma once
 
+#include "router/block_match.h"
 #include "router/policy.h"
 
 namespace espalier::router {
 
 // A prompt goes to the worker that was sent its longest prefix. Where several were, it goes to the
-// least loaded of them; where that is overloaded, the next shorter prefix decides, and last the load
-// alone. SGLang's gateway gives up the cache for all requests while any worker is overloaded; here
-// only the overloaded worker is passed over.
+// least loaded of them; where that is overloaded, the next shorter prefix decides, and last the
+// load alone. SGLang's gateway gives up the cache for all requests while any worker is overloaded;
+// here only the overloaded worker is passed over.
 //
-// The bound is loose for a prefix that one worker holds, as a conversation's, and near the mean load
-// for one that many hold, as a system prompt: to hold that once more costs one prefill, and every
-// conversation that begins with it then stays on a worker that has room. Not thread-safe.
+// The bound is loose for a prefix that one worker holds, as a conversation's, and near the mean
+// load for one that many hold, as a system prompt: to hold that once more costs one prefill, and
+// every conversation that begins with it then stays on a worker that has room.
+//
+// Where every candidate publishes its cache's events and the prompt's tokens are known, what the
+// caches hold decides instead (CacheMirror), and what was sent counts for 2 to 4 seconds, until
+// events report that it is held, or is no more. Not thread-safe.
 class CacheAware final : public Policy {
  public:
   explicit CacheAware(const PolicyOptions& options) : options_(options), tree_(options.tree) {}
 
   Choice choose(const PolicyRequest& request, std::span<const Candidate> candidates) override;
-  void forget_worker(WorkerSlot slot) override { tree_.remove_worker(slot); }
+  void forget_worker(WorkerSlot slot) override;
+  void apply_event(WorkerSlot slot, const KvEvent& event) override;
   const PrefixTree* tree() const override { return &tree_; }
+  const CacheMirror* mirror() const override { return &mirror_; }
 
  private:
-  Choice find(const PolicyRequest& request, std::span<const Candidate> candidates);
+  // A prefix that some workers have, by its length.
+  struct Step {
+    uint32_t num_blocks = 0;
+    const WorkerSet* workers = nullptr;
+  };
+  bool is_mirrored(const PolicyRequest& request, std::span<const Candidate> candidates) const;
+  Choice choose_by_events(const PolicyRequest& request, std::span<const Candidate> candidates);
+  Choice choose_by_history(const PolicyRequest& request, std::span<const Candidate> candidates);
+  // By the prefixes in path_, the longest last. `num_blocks`: of the prompt.
+  Choice find(std::span<const Candidate> candidates, bool goes_on, double num_blocks);
+  void expect(const PolicyRequest& request, WorkerSlot slot);
 
   const PolicyOptions options_;
   PrefixTree tree_;
   PrefixTree::Match match_;  // of one call, kept for its memory
+  std::vector<Step> path_;   // likewise
   size_t turn_ = 0;
+  CacheMirror mirror_;
+  // What was sent lately, and before that: each is dropped whole when it is old.
+  BlockTree recent_, older_;
+  TimePoint recent_since_{};
 };
 
 }  // namespace espalier::router

@@ -8,12 +8,6 @@
 
 namespace espalier::router {
 
-namespace {
-
-constexpr int64_t kTokensPerBlock = 16;
-
-}  // namespace
-
 std::string worker_url(const std::string& host, int port) {
   const bool v6 = host.find(':') != std::string::npos;
   return fmt::format("http://{}:{}", v6 ? "[" + host + "]" : host, port);
@@ -74,7 +68,8 @@ Result<Lease> Dispatcher::assign(const RoutedRequest& request, std::span<const W
                       table_.slots().size()));
   Choice choice;
   if (request.session.empty()) {
-    choice = policy_->choose({request.key, request.name_space}, candidates_);
+    choice = policy_->choose({request.key, request.name_space, &request.tokens, clock_.now()},
+                             candidates_);
   } else {
     choice.slot = session_worker(request.session, candidates_);
   }
@@ -168,17 +163,29 @@ void Dispatcher::set_endpoint(WorkerSlot slot, uint64_t generation, net::Endpoin
   if (find(slot, generation) != nullptr) table_.set_endpoint(slot, std::move(endpoint));
 }
 
+void Dispatcher::apply_events(WorkerSlot slot, uint64_t generation,
+                              std::span<const KvEvent> events) {
+  for (const KvEvent& event : events) {
+    std::lock_guard lock(mutex_);
+    if (find(slot, generation) == nullptr) return;
+    policy_->apply_event(slot, event);
+  }
+}
+
 std::optional<TreeStats> Dispatcher::tree_stats() const {
   std::lock_guard lock(mutex_);
   const PrefixTree* const tree = policy_->tree();
   if (tree == nullptr) return std::nullopt;
-  return TreeStats{tree->num_nodes(), tree->num_blocks(), tree->num_evicted_total()};
+  const CacheMirror* const mirror = policy_->mirror();
+  return TreeStats{tree->num_nodes(), tree->num_blocks(), tree->num_evicted_total(),
+                   mirror == nullptr ? 0 : mirror->tree().num_nodes()};
 }
 
 void Dispatcher::check_invariants() const {
   std::lock_guard lock(mutex_);
   table_.check_invariants();
   if (policy_->tree() != nullptr) policy_->tree()->check_invariants();
+  if (policy_->mirror() != nullptr) policy_->mirror()->check_invariants();
 }
 
 }  // namespace espalier::router

@@ -26,6 +26,7 @@ struct RoutedRequest {
   std::string session;      // requests of one session go to one worker; "": none
   uint64_t name_space = 0;  // where the key's chain begins
   PrefixKey key;            // of the prompt
+  PromptTokens tokens;      // likewise, where they are known
   int64_t num_tokens = 0;   // of the prompt, about
 };
 
@@ -73,6 +74,7 @@ struct WorkerInfo {
 
 struct TreeStats {
   size_t num_nodes = 0, num_blocks = 0, num_evicted_total = 0;
+  size_t num_cached_blocks = 0;  // that workers hold, by their events
 };
 
 // The url of a worker in its one form: "http://HOST:PORT", an IPv6 address in brackets.
@@ -102,6 +104,9 @@ class Dispatcher {
   bool report_check(WorkerSlot slot, uint64_t generation, bool healthy);
   void set_models(WorkerSlot slot, uint64_t generation, std::vector<std::string> models);
   void set_endpoint(WorkerSlot slot, uint64_t generation, net::Endpoint endpoint);
+
+  // Of the worker's cache. The lock is held for one event at a time.
+  void apply_events(WorkerSlot slot, uint64_t generation, std::span<const KvEvent> events);
 
   // Called, outside of any lock, when a worker has become broken. Set before threads use this.
   void on_broken(std::function<void(uint64_t generation)> callback) {

@@ -63,12 +63,30 @@ std::string_view tenant_of(const net::HttpRequest& request) {
   return "";
 }
 
+// As the workers name a prompt's first block apart: where a name holds what divides the two, its
+// tokens are not looked for.
+PromptTokens tokens_of(const PassedRoute& route, const net::HttpRequest& request,
+                       const RequestFacts& facts, const TokenizePrompt& tokenize) {
+  PromptTokens out;
+  if (!facts.adapter.empty() || facts.extra_key.find_first_of("/\\") != std::string::npos)
+    return out;
+  out.ids = facts.ids();
+  if (out.ids.empty() && facts.has_text && tokenize) out.ids = tokenize(route, request.body);
+  out.extra = facts.extra_key;
+  if (!facts.cache_salt.empty()) out.extra += "/" + facts.cache_salt;
+  return out;
+}
+
 RoutedRequest facts_of(const PassedRoute& route, const net::HttpRequest& request,
-                       bool tenant_isolation) {
+                       const ProxyConfig& config) {
   RequestFacts facts = read_facts(request.body, route.prompt_fields);
   if (const std::string* const session = request.header("X-Session-Id"); session != nullptr)
     facts.session = *session;
-  return routed_request(std::move(facts), tenant_isolation ? tenant_of(request) : "");
+  PromptTokens tokens = tokens_of(route, request, facts, config.tokenize);
+  RoutedRequest out =
+      routed_request(std::move(facts), config.tenant_isolation ? tenant_of(request) : "");
+  if (!config.tenant_isolation) out.tokens = std::move(tokens);
+  return out;
 }
 
 }  // namespace
@@ -113,7 +131,7 @@ Forwarding::Forwarding(Proxy& proxy, const PassedRoute& route, net::HttpRequest&
       io_(net::io_thread_of(*response_)),
       request_id_(request_id_of(request_)),
       to_worker_(worker_request(request_, request_id_, proxy.config_.worker_api_key)),
-      routed_(facts_of(route, request_, proxy.config_.tenant_isolation)),
+      routed_(facts_of(route, request_, proxy.config_)),
       plan_(proxy.config_.max_retries, proxy.budget_),
       backoff_(proxy.config_.retry_backoff) {
   if (request_.method != "GET" && request_.method != "HEAD")

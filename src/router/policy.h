@@ -5,7 +5,8 @@
 //   power_of_two   the less loaded of two drawn ones
 //   least_tokens   the one with the fewest prompt tokens in flight
 //   prefix_hash    by a hash of the prompt's first blocks, on a ring, with a bound on the load
-//   cache_aware    the one that was sent the longest prefix of the prompt, unless its load is high
+//   cache_aware    the one that was sent the longest prefix of the prompt, unless its load is high;
+//                  where workers publish events of their caches, the one that holds it
 #pragma once
 
 #include <cstdint>
@@ -16,6 +17,8 @@
 #include <vector>
 
 #include "base/status.h"
+#include "router/block_tree.h"
+#include "router/kv_events.h"
 #include "router/prefix_key.h"
 #include "router/prefix_tree.h"
 #include "router/worker_table.h"
@@ -30,8 +33,8 @@ struct PolicyOptions {
   // nothing, unless it is the whole of an earlier prompt, whose conversation goes on then.
   double cache_threshold = 0.3;
   // A worker is overloaded, so that cache_aware passes it over, where its requests in flight exceed
-  // the mean by this number and by this factor, and it alone holds the prefix. What exceeds the mean
-  // is divided by the number of workers that hold it: then another copy costs little.
+  // the mean by this number and by this factor, and it alone holds the prefix. What exceeds the
+  // mean is divided by the number of workers that hold it: then another copy costs little.
   int balance_abs_threshold = 4;
   double balance_rel_threshold = 1.5;
   PrefixTree::Options tree;
@@ -42,8 +45,10 @@ struct PolicyOptions {
 
 // What a policy sees of a request.
 struct PolicyRequest {
-  std::span<const uint64_t> key;  // of the prompt
-  uint64_t name_space = 0;        // where its chain begins
+  std::span<const uint64_t> key;         // of the prompt
+  uint64_t name_space = 0;               // where its chain begins
+  const PromptTokens* tokens = nullptr;  // of the prompt; null or empty: not known
+  TimePoint now{};
 };
 
 struct Choice {
@@ -60,8 +65,11 @@ class Policy {
   virtual Choice choose(const PolicyRequest& request, std::span<const Candidate> candidates) = 0;
   // The worker that had the slot is gone, or has lost its cache.
   virtual void forget_worker(WorkerSlot) {}
+  // What the worker's cache has come to hold, and what it has given up.
+  virtual void apply_event(WorkerSlot, const KvEvent&) {}
   // For metrics; null where the policy has none.
   virtual const PrefixTree* tree() const { return nullptr; }
+  virtual const CacheMirror* mirror() const { return nullptr; }
 };
 
 const std::vector<std::string>& policy_names();

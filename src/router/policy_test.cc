@@ -6,6 +6,7 @@
 #include <set>
 
 #include "base/rng.h"
+#include "router/cache_aware.h"
 
 namespace espalier::router {
 namespace {
@@ -216,6 +217,81 @@ TEST(CacheAware, WhatManyPromptsBeginWithIsLevel) {
     // By now all eight hold it, so each may exceed the mean by an eighth of that.
     ASSERT_LE(candidates[slot].requests, 1 + mean + std::max(4.0, 0.5 * mean) / 8) << i;
   }
+}
+
+// A prompt of `n` tokens that differ from those of other indices.
+PromptTokens tokens_of(int index, int n) {
+  PromptTokens out;
+  for (int i = 0; i < n; ++i) out.ids.push_back(index * 1000 + i);
+  return out;
+}
+
+KvEvent stored(const PromptTokens& prompt, uint64_t first_name) {
+  KvEvent event{.type = KvEvent::Type::kStored, .tokens = prompt.ids, .block_size = 16};
+  for (size_t i = 0; i < prompt.ids.size() / 16; ++i) event.hashes.push_back(first_name + i);
+  return event;
+}
+
+class EventsDecide : public testing::Test {
+ protected:
+  WorkerSlot choose(const PromptTokens& prompt) {
+    const PrefixKey key = token_key(prompt.ids, 0);
+    const Choice choice = policy_.choose({key, 0, &prompt, now_}, candidates_);
+    last_shared_ = choice.num_blocks_shared;
+    return choice.slot;
+  }
+  void pass(Duration time) { now_ += time; }
+
+  CacheAware policy_{PolicyOptions{}};
+  std::vector<Candidate> candidates_ = {
+      {.slot = 0, .id = 1}, {.slot = 1, .id = 2}, {.slot = 2, .id = 3}};
+  TimePoint now_ = TimePoint{} + std::chrono::hours(1);
+  uint32_t last_shared_ = 0;
+};
+
+TEST_F(EventsDecide, WhatIsHeldWinsOverWhatWasSent) {
+  for (WorkerSlot slot = 0; slot < 3; ++slot) policy_.apply_event(slot, {});
+  const PromptTokens prompt = tokens_of(1, 64);
+  const WorkerSlot sent_to = choose(prompt);
+  EXPECT_EQ(choose(prompt), sent_to);  // no event has come of it yet
+  const auto holder = static_cast<WorkerSlot>((sent_to + 1) % 3);
+  policy_.apply_event(sent_to, stored(prompt, 100));
+  policy_.apply_event(holder, stored(prompt, 900));
+  policy_.apply_event(sent_to, {.type = KvEvent::Type::kRemoved, .hashes = {100, 101, 102, 103}});
+  EXPECT_EQ(choose(prompt), holder);  // though it was sent elsewhere a moment ago
+  EXPECT_EQ(last_shared_, 4u);
+  policy_.apply_event(holder, {});
+  pass(std::chrono::seconds(10));
+  choose(prompt);
+  EXPECT_EQ(last_shared_, 0u);
+}
+
+TEST_F(EventsDecide, WhatWasSentIsExpectedForSomeSeconds) {
+  for (WorkerSlot slot = 0; slot < 3; ++slot) policy_.apply_event(slot, {});
+  const PromptTokens prompt = tokens_of(1, 64);
+  choose(prompt);
+  pass(std::chrono::milliseconds(1900));
+  choose(tokens_of(2, 64));
+  EXPECT_EQ(last_shared_, 0u);
+  choose(prompt);
+  EXPECT_EQ(last_shared_, 4u);
+  pass(std::chrono::seconds(5));
+  choose(tokens_of(3, 64));  // drops what is old
+  choose(prompt);
+  EXPECT_EQ(last_shared_, 0u);
+}
+
+TEST_F(EventsDecide, OneWorkerWithoutEventsMakesWhatWasSentDecide) {
+  policy_.apply_event(0, {});
+  policy_.apply_event(1, {});
+  const PromptTokens prompt = tokens_of(1, 64);
+  const WorkerSlot sent_to = choose(prompt);
+  pass(std::chrono::minutes(1));
+  EXPECT_EQ(choose(prompt), sent_to);
+  EXPECT_EQ(last_shared_, 4u);
+  policy_.forget_worker(sent_to);
+  choose(prompt);
+  EXPECT_EQ(last_shared_, 0u);
 }
 
 }  // namespace

@@ -14,6 +14,7 @@ namespace espalier::router {
 // follows the last whole block is not part of a key, so a prompt of less than a block has an empty
 // key.
 inline constexpr size_t kBlockBytes = 64;
+inline constexpr int64_t kTokensPerBlock = 16;
 
 // hashes[i] depends on the name space and on all bytes up to the end of block i. The hash is not
 // cryptographic: a collision sends a request to a worker that lacks its prefix, and does no other

@@ -5,11 +5,14 @@
 
 #include <atomic>
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
 #include <string>
+#include <string_view>
 #include <unordered_set>
+#include <vector>
 
 #include "base/clock.h"
 #include "net/http.h"
@@ -20,6 +23,11 @@
 
 namespace espalier::router {
 
+// The tokens of a prompt as the workers' model sees them, from a request's body; empty where they
+// cannot be known. Called on I/O threads, by several at once.
+using TokenizePrompt =
+    std::function<std::vector<int32_t>(const PassedRoute& route, std::string_view body)>;
+
 struct ProxyConfig {
   int max_retries = 5;                                     // of one request
   Duration retry_backoff = std::chrono::milliseconds(50);  // doubles with each retry of a request
@@ -29,6 +37,8 @@ struct ProxyConfig {
   std::string worker_api_key;     // sent to workers in place of the client's; empty: the client's
   bool tenant_isolation = false;  // prompts of different API keys are not taken for shared
   net::UpstreamConfig upstream;
+  // For prompts that are text; null: their tokens are not known.
+  TokenizePrompt tokenize;
 };
 
 struct ProxyStats {

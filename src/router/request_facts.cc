@@ -72,7 +72,10 @@ class FactsHandler {
   }
   bool on_string(json::string_view part, size_t, error_code&) {
     add(part);
-    if (prompt_ != nullptr) *prompt_ += kBoundary;
+    if (prompt_ != nullptr) {
+      *prompt_ += kBoundary;
+      facts_.has_text = true;
+    }
     return true;
   }
   bool on_number_part(json::string_view, error_code&) { return true; }
@@ -91,6 +94,8 @@ class FactsHandler {
     if (key == "model") return &facts_.model;
     if (key == "lora_path") return &facts_.adapter;
     if (key == "session_id") return &facts_.session;
+    if (key == "extra_key") return &facts_.extra_key;
+    if (key == "cache_salt") return &facts_.cache_salt;
     return nullptr;
   }
   bool enter() {
@@ -139,11 +144,19 @@ RequestFacts read_facts(std::string_view body, std::span<const std::string_view>
   return ec || !is_all ? RequestFacts{} : parser.handler().take();
 }
 
+std::vector<int32_t> RequestFacts::ids() const {
+  if (!has_ids || has_text) return {};
+  std::vector<int32_t> out(prompt.size() / sizeof(int32_t));
+  std::memcpy(out.data(), prompt.data(), out.size() * sizeof(int32_t));
+  return out;
+}
+
 RoutedRequest routed_request(RequestFacts facts, std::string_view tenant) {
   RoutedRequest out;
   std::string name_space;
   for (const std::string_view part :
-       {std::string_view(facts.model), std::string_view(facts.adapter), tenant}) {
+       {std::string_view(facts.model), std::string_view(facts.adapter), tenant,
+        std::string_view(facts.extra_key), std::string_view(facts.cache_salt)}) {
     name_space += part;
     name_space += kBoundary;
   }

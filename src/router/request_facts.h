@@ -5,6 +5,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "router/dispatcher.h"
 
@@ -14,14 +15,18 @@ namespace espalier::router {
 enum class ErrorStyle { kOpenAi, kAnthropic, kOllama };
 
 struct RequestFacts {
-  std::string model;    // "model"
-  std::string session;  // "session_params"."id", or "session_id"
-  std::string adapter;  // "lora_path", where it is one name
+  std::string model;                  // "model"
+  std::string session;                // "session_params"."id", or "session_id"
+  std::string adapter;                // "lora_path", where it is one name
+  std::string extra_key, cache_salt;  // where each is one text
   // The strings of the prompt's fields, in the order of the fields, and the numbers (token ids)
   // with 4 bytes each. It is not what the worker's model sees, but two prompts that begin alike
   // there begin alike here.
   std::string prompt;
-  bool has_ids = false;
+  bool has_ids = false, has_text = false;
+
+  // The prompt's token ids where it states nothing else; empty otherwise.
+  std::vector<int32_t> ids() const;
 };
 
 // `fields`: the members of the body that hold the prompt, in the order in which the model sees

@@ -79,6 +79,20 @@ std::string metrics_text(const AdminContext& context) {
              static_cast<int64_t>(tree->num_blocks));
     text.one("tree_evicted_total", "counter", "leaves that were removed for others",
              static_cast<int64_t>(tree->num_evicted_total));
+    text.one("cached_blocks", "gauge", "different blocks that workers hold, by their events",
+             static_cast<int64_t>(tree->num_cached_blocks));
+  }
+  if (context.kv_feed != nullptr) {
+    const KvFeedStats feed = context.kv_feed->stats();
+    text.one("kv_event_workers", "gauge", "workers whose caches' events are read",
+             feed.num_workers);
+    text.one("kv_event_batches_total", "counter", "batches of events that were taken",
+             feed.num_batches);
+    text.one("kv_event_losses_total", "counter",
+             "times that batches were lost, so that what was known of a cache was void",
+             feed.num_lost);
+    text.one("kv_event_malformed_total", "counter", "messages that are no batches of events",
+             feed.num_malformed);
   }
   const auto workers = context.dispatcher.workers();
   for (const WorkerMetric& metric : kWorkerMetrics) {

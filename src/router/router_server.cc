@@ -86,6 +86,7 @@ struct RouterServer::Impl {
   std::unique_ptr<Proxy> proxy;
   std::unique_ptr<WorkerSources> sources;
   std::unique_ptr<HealthChecker> health;
+  std::unique_ptr<KvFeed> kv_feed;          // null without --kv-events
   std::unique_ptr<net::HttpServer> server;  // last: it is stopped first
 
   Status add_routes(net::Router& router);
@@ -94,7 +95,7 @@ struct RouterServer::Impl {
 Status RouterServer::Impl::add_routes(net::Router& router) {
   const std::string& admin_key =
       config.admin_api_key.empty() ? config.api_key : config.admin_api_key;
-  ESP_RETURN_IF_ERROR(add_admin_routes(router, {*dispatcher, *sources, *proxy},
+  ESP_RETURN_IF_ERROR(add_admin_routes(router, {*dispatcher, *sources, *proxy, kv_feed.get()},
                                        admission({admin_key}, ErrorStyle::kOpenAi),
                                        admission({config.api_key}, ErrorStyle::kOpenAi)));
   for (const PassedRoute& route : passed_routes())
@@ -116,13 +117,18 @@ Result<std::unique_ptr<RouterServer>> RouterServer::start(RouterConfig config) {
   impl->proxy = std::make_unique<Proxy>(c.proxy, *impl->dispatcher);
   impl->dispatcher->on_broken(
       [proxy = impl->proxy.get()](uint64_t generation) { proxy->abandon_worker(generation); });
+  if (c.kv_feed.enabled) {
+    auto feed = KvFeed::start(c.kv_feed, *impl->dispatcher);
+    if (!feed) return fail(feed.error().with_context("--kv-events"));
+    impl->kv_feed = std::move(*feed);
+  }
   ESP_ASSIGN_OR_RETURN(impl->sources, WorkerSources::start(c.sources, *impl->dispatcher));
   net::Router router;
   ESP_RETURN_IF_ERROR(impl->add_routes(router));
   net::HttpServerConfig http = server_config(c);
   ESP_ASSIGN_OR_RETURN(http.tls, net::read_tls(c.tls));
-  ESP_ASSIGN_OR_RETURN(impl->server, net::HttpServer::start(std::move(http), std::move(router),
-                                                            std::move(address)));
+  ESP_ASSIGN_OR_RETURN(
+      impl->server, net::HttpServer::start(std::move(http), std::move(router), std::move(address)));
   impl->health = std::make_unique<HealthChecker>(c.health, *impl->dispatcher);
   return std::unique_ptr<RouterServer>(new RouterServer(std::move(impl)));
 }

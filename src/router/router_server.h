@@ -12,6 +12,7 @@
 #include "base/status.h"
 #include "net/tls_files.h"
 #include "router/health.h"
+#include "router/kv_feed.h"
 #include "router/policy.h"
 #include "router/proxy.h"
 #include "router/worker_sources.h"
@@ -33,6 +34,7 @@ struct RouterConfig {
   WorkerTableOptions workers;
   SourcesConfig sources;
   HealthConfig health;
+  KvFeedConfig kv_feed;
   ProxyConfig proxy;
 };
 

@@ -1,0 +1,85 @@
+#include "router/block_match.h"
+
+#include <algorithm>
+#include <utility>
+
+namespace espalier::router {
+
+namespace {
+
+// The hashes of a prompt's whole blocks, one after the other.
+class HashChain {
+ public:
+  HashChain(const PromptTokens& prompt, uint32_t block_size)
+      : prompt_(prompt), block_size_(block_size) {}
+
+  bool next() {
+    if (prompt_.ids.size() - at_ < block_size_) return false;
+    parent_ = hash_;
+    hash_ = block_hash(parent_, std::span(prompt_.ids).subspan(at_, block_size_),
+                       at_ == 0 ? std::string_view(prompt_.extra) : std::string_view());
+    at_ += block_size_;
+    return true;
+  }
+  uint64_t parent() const { return parent_; }
+  uint64_t hash() const { return hash_; }
+
+ private:
+  const PromptTokens& prompt_;
+  const size_t block_size_;
+  size_t at_ = 0;
+  uint64_t parent_ = 0, hash_ = 0;
+};
+
+}  // namespace
+
+void BlockMatcher::add(uint32_t block_size, std::span<const WorkerSlot> slots) {
+  std::vector<Held> active;
+  for (const WorkerSlot slot : slots) active.push_back({.slot = slot});
+  HashChain chain(prompt_, block_size);
+  std::vector<const BlockTree::Node*> nodes;
+  while (!active.empty() && chain.next()) {
+    nodes.clear();
+    for (const BlockTree* tree : trees_)
+      if (const BlockTree::Node* const node = tree->find(chain.hash())) nodes.push_back(node);
+    if (nodes.empty()) break;
+    const bool is_leaf = std::ranges::all_of(
+        nodes, [](const BlockTree::Node* node) { return node->num_children == 0; });
+    std::erase_if(active, [&](Held& held) {
+      const bool has = std::ranges::any_of(
+          nodes, [&](const BlockTree::Node* node) { return node->workers.contains(held.slot); });
+      if (has) {
+        held.num_tokens += block_size;
+        held.at_leafs_end = is_leaf;
+      } else if (held.num_tokens > 0) {
+        held_.push_back(held);
+      }
+      return !has;
+    });
+  }
+  for (const Held& held : active)
+    if (held.num_tokens > 0) held_.push_back(held);
+}
+
+BlockMatch BlockMatcher::take() {
+  BlockMatch out;
+  std::ranges::sort(held_, std::ranges::greater(), &Held::num_tokens);
+  WorkerSet workers;
+  for (size_t i = 0; i < held_.size(); ++i) {
+    workers.insert(held_[i].slot);
+    if (i + 1 == held_.size() || held_[i + 1].num_tokens != held_[i].num_tokens)
+      out.path.push_back({held_[i].num_tokens, workers.copy()});
+  }
+  std::ranges::reverse(out.path);
+  out.at_leafs_end = !held_.empty() && held_.front().at_leafs_end;
+  held_.clear();
+  return out;
+}
+
+void insert_blocks(const PromptTokens& prompt, uint32_t block_size, WorkerSlot worker,
+                   BlockTree& tree) {
+  HashChain chain(prompt, block_size);
+  while (chain.next()) tree.insert(chain.parent(), chain.hash(), worker);
+}
+
+}  // namespace espalier::router

@@ -1,0 +1,99 @@
+// What workers' caches hold, exactly: a radix tree of blocks of tokens for all workers, as their
+// events state it (kv_events.h). Unlike PrefixTree, which remembers what was sent where, it forgets
+// what a worker has evicted.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <string_view>
+#include <unordered_map>
+#include <vector>
+
+#include "router/kv_events.h"
+#include "router/worker_set.h"
+
+namespace espalier::router {
+
+// The hash of a block of tokens behind its parent's; a prompt's begin is 0. `extra`: what divides
+// it from others of the same tokens. Two prompts share n blocks where their n-th hashes are equal.
+uint64_t block_hash(uint64_t parent, std::span<const int32_t> tokens, std::string_view extra);
+
+// A prompt as the workers' caches see it.
+struct PromptTokens {
+  std::vector<int32_t> ids;  // empty: not known, and nothing else counts
+  std::string extra;         // of its first block: an extra_key or a salt, as the workers name it
+};
+
+// Nodes are blocks, found by their hashes; a node stays as long as it has a worker or a child, so a
+// block whose parent a worker has evicted before it keeps its place. Not thread-safe. Costs: a look
+// up for each block of an event or a match, or two.
+class BlockTree {
+ public:
+  struct Node {
+    uint64_t parent = 0;
+    uint32_t num_children = 0;
+    WorkerSet workers;
+  };
+
+  // False where the worker has it already. REQUIRES that the parent is 0 or has a node.
+  bool insert(uint64_t parent, uint64_t hash, WorkerSlot worker);
+  // False where the worker does not have it.
+  bool erase(uint64_t hash, WorkerSlot worker);
+  const Node* find(uint64_t hash) const;  // null: no worker has it or a block behind it
+  void remove_worker(WorkerSlot worker);  // costs a pass over all nodes
+  size_t num_nodes() const { return nodes_.size(); }
+
+  // Aborts (ESP_CHECK) unless every node has a worker or a child, and its parent counts it.
+  void check_invariants() const;
+
+ private:
+  void remove_if_unused(uint64_t hash);
+  std::unordered_map<uint64_t, Node> nodes_;
+};
+
+// The tree beside what each worker calls its blocks. Not thread-safe.
+class CacheMirror {
+ public:
+  static constexpr uint32_t kBlockSizeDefault = 16;
+  // Of one worker. One that states more loses what is known of it: its removals do not come.
+  static constexpr size_t kBlocksMax = size_t{4} << 20;
+
+  // An event of the worker; of blocks behind one that is not known nothing is learnt.
+  void apply(WorkerSlot worker, const KvEvent& event);
+  // The worker's cache is empty, or what is known of it is void.
+  void clear(WorkerSlot worker);
+  // The same, and it counts as not mirrored until its next event.
+  void forget(WorkerSlot worker);
+
+  // Whether an event has come, if only that the cache is empty.
+  bool is_mirrored(WorkerSlot worker) const {
+    return worker < caches_.size() && caches_[worker].mirrored;
+  }
+  // kBlockSizeDefault where no block has come. REQUIRES is_mirrored().
+  uint32_t block_size(WorkerSlot worker) const {
+    return caches_[worker].block_size != 0 ? caches_[worker].block_size : kBlockSizeDefault;
+  }
+  const BlockTree& tree() const { return tree_; }
+  // Of the worker's block by its own name; 0: it has none of that name.
+  uint64_t hash_of(WorkerSlot worker, uint64_t name) const;
+  size_t num_blocks(WorkerSlot worker) const {
+    return worker < caches_.size() ? caches_[worker].blocks.size() : 0;
+  }
+  void check_invariants() const;
+
+ private:
+  struct Cache {
+    bool mirrored = false;
+    uint32_t block_size = 0;                        // 0: not known
+    std::unordered_map<uint64_t, uint64_t> blocks;  // our hashes by the worker's
+    std::unordered_map<uint64_t, uint32_t> counts;  // its names for ours, where there are several
+  };
+  void store(Cache& cache, WorkerSlot worker, const KvEvent& event);
+  void remove(Cache& cache, WorkerSlot worker, uint64_t name);
+
+  BlockTree tree_;
+  std::vector<Cache> caches_;  // by slot
+};
+
+}  // namespace espalier::router

@@ -1,0 +1,179 @@
+#include "router/block_tree.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <array>
+#include <map>
+#include <set>
+
+#include "base/rng.h"
+#include "router/block_match.h"
+
+namespace espalier::router {
+namespace {
+
+constexpr uint32_t kBlock = 2;
+
+// A worker's cache as its own process has it: runs of blocks by names that differ between
+// processes.
+class NaiveWorker {
+ public:
+  explicit NaiveWorker(uint64_t salt) : salt_(salt) {}
+
+  // The whole prompt is stored; the events are those of the blocks that are new.
+  std::vector<KvEvent> store(const std::vector<int32_t>& prompt, const std::string& extra) {
+    std::vector<KvEvent> out;
+    uint64_t parent = 0;
+    for (size_t n = kBlock; n <= prompt.size(); n += kBlock) {
+      const std::vector<int32_t> prefix(prompt.begin(), prompt.begin() + static_cast<ptrdiff_t>(n));
+      const auto [at, is_new] = names_.try_emplace({extra, prefix}, 0);
+      if (is_new) {
+        at->second = mix64(salt_ + ++num_names_);
+        KvEvent event{.type = KvEvent::Type::kStored,
+                      .hashes = {at->second},
+                      .parent = parent,
+                      .has_parent = n > kBlock,
+                      .tokens = {prefix.end() - kBlock, prefix.end()},
+                      .block_size = kBlock};
+        if (n == kBlock && !extra.empty()) event.extras = {extra};
+        out.push_back(std::move(event));
+      }
+      parent = at->second;
+    }
+    return out;
+  }
+  // Any block goes, also one that others follow, as vLLM's caches evict.
+  std::vector<KvEvent> evict(Rng& rng) {
+    if (names_.empty()) return {};
+    const auto at = std::next(names_.begin(), static_cast<ptrdiff_t>(rng.below(names_.size())));
+    KvEvent event{.type = KvEvent::Type::kRemoved, .hashes = {at->second}};
+    names_.erase(at);
+    return {event};
+  }
+  std::vector<KvEvent> flush() {
+    names_.clear();
+    return {{}};
+  }
+  uint32_t num_tokens_of(const PromptTokens& prompt) const {
+    uint32_t held = 0;
+    for (size_t n = kBlock; n <= prompt.ids.size(); n += kBlock) {
+      const std::vector<int32_t> prefix(prompt.ids.begin(),
+                                        prompt.ids.begin() + static_cast<ptrdiff_t>(n));
+      if (!names_.contains({prompt.extra, prefix})) break;
+      held = static_cast<uint32_t>(n);
+    }
+    return held;
+  }
+  size_t num_blocks() const { return names_.size(); }
+
+ private:
+  const uint64_t salt_;
+  uint64_t num_names_ = 0;
+  std::map<std::pair<std::string, std::vector<int32_t>>, uint64_t> names_;
+};
+
+PromptTokens draw_prompt(Rng& rng) {
+  PromptTokens out;
+  for (uint64_t n = rng.below(12); n > 0; --n)
+    out.ids.push_back(static_cast<int32_t>(rng.below(2)));
+  if (rng.below(4) == 0) out.extra = "salt";
+  return out;
+}
+
+uint32_t num_tokens_of(const BlockMatch& match, WorkerSlot slot) {
+  uint32_t out = 0;
+  for (const BlockMatch::Step& step : match.path)
+    if (step.workers.contains(slot)) out = step.num_tokens;
+  return out;
+}
+
+// A block that a worker evicts before those behind it takes them from the model only, so the model
+// stores a prompt again before it goes on behind it.
+TEST(CacheMirror, HoldsWhatWorkersHold) {
+  const uint64_t seed = 2401;
+  SCOPED_TRACE(seed);
+  Rng rng(seed);
+  const std::array<WorkerSlot, 3> slots = {0, 5, 70};
+  std::vector<NaiveWorker> workers;
+  for (uint64_t i = 0; i < slots.size(); ++i) workers.emplace_back(i << 32);
+  CacheMirror mirror;
+  for (int step = 0; step < 6000; ++step) {
+    const size_t w = rng.below(slots.size());
+    const PromptTokens prompt = draw_prompt(rng);
+    const uint64_t what = rng.below(20);
+    const std::vector<KvEvent> events = what < 10   ? workers[w].store(prompt.ids, prompt.extra)
+                                        : what < 19 ? workers[w].evict(rng)
+                                        : rng.below(10) == 0 ? workers[w].flush()
+                                                             : std::vector<KvEvent>();
+    for (const KvEvent& event : events) mirror.apply(slots[w], event);
+    EXPECT_EQ(mirror.num_blocks(slots[w]), workers[w].num_blocks());
+    if (step % 20 == 0) mirror.check_invariants();
+    const PromptTokens asked = draw_prompt(rng);
+    const std::array<const BlockTree*, 1> trees = {&mirror.tree()};
+    BlockMatcher matcher(asked, trees);
+    matcher.add(kBlock, slots);
+    const BlockMatch match = matcher.take();
+    for (size_t i = 0; i < slots.size(); ++i)
+      ASSERT_EQ(num_tokens_of(match, slots[i]), workers[i].num_tokens_of(asked)) << step;
+    for (size_t i = 1; i < match.path.size(); ++i) {
+      EXPECT_LT(match.path[i - 1].num_tokens, match.path[i].num_tokens);
+      EXPECT_GT(match.path[i - 1].workers.size(), match.path[i].workers.size());
+    }
+  }
+  for (const WorkerSlot slot : slots) mirror.forget(slot);
+  EXPECT_EQ(mirror.tree().num_nodes(), 0u);
+  EXPECT_FALSE(mirror.is_mirrored(slots[0]));
+}
+
+TEST(CacheMirror, AnotherBlockSizeIsAnotherProcess) {
+  CacheMirror mirror;
+  const KvEvent small{
+      .type = KvEvent::Type::kStored, .hashes = {1}, .tokens = {1, 2}, .block_size = 2};
+  const KvEvent large{
+      .type = KvEvent::Type::kStored, .hashes = {2}, .tokens = {1, 2, 3}, .block_size = 3};
+  mirror.apply(0, small);
+  mirror.apply(0, large);
+  EXPECT_EQ(mirror.num_blocks(0), 1u);
+  EXPECT_EQ(mirror.block_size(0), 3u);
+  mirror.check_invariants();
+}
+
+TEST(CacheMirror, BlocksBehindUnknownOnesAreLeftOut) {
+  CacheMirror mirror;
+  mirror.apply(0, {.type = KvEvent::Type::kStored,
+                   .hashes = {1},
+                   .parent = 9,
+                   .has_parent = true,
+                   .tokens = {1, 2},
+                   .block_size = 2});
+  EXPECT_TRUE(mirror.is_mirrored(0));
+  EXPECT_EQ(mirror.num_blocks(0), 0u);
+}
+
+TEST(BlockMatch, SeveralTreesCountAsOneAndLeavesEndConversations) {
+  BlockTree held, expected;
+  const PromptTokens prompt{.ids = {1, 2, 3, 4, 5, 6}, .extra = ""};
+  const PromptTokens start{.ids = {1, 2, 3, 4}, .extra = ""};
+  insert_blocks(start, kBlock, 3, held);
+  insert_blocks(prompt, kBlock, 4, expected);
+  const std::array<const BlockTree*, 2> trees = {&held, &expected};
+  const std::array<WorkerSlot, 2> slots = {3, 4};
+  BlockMatcher matcher(prompt, trees);
+  matcher.add(kBlock, slots);
+  BlockMatch match = matcher.take();
+  ASSERT_EQ(match.path.size(), 2u);
+  EXPECT_EQ(match.path[0].num_tokens, 4u);
+  EXPECT_EQ(match.path[0].workers.size(), 2u);
+  EXPECT_EQ(match.path[1].num_tokens, 6u);
+  EXPECT_TRUE(match.path[1].workers.contains(4));
+  EXPECT_TRUE(match.at_leafs_end);
+  matcher.add(kBlock, std::array<WorkerSlot, 1>{3});
+  match = matcher.take();
+  EXPECT_FALSE(match.at_leafs_end);  // another prompt goes on there
+  expected.remove_worker(4);
+  EXPECT_EQ(expected.num_nodes(), 0u);
+}
+
+}  // namespace
+}  // namespace espalier::router
