@@ -43,7 +43,7 @@ void add_worker_rows(SettingTable& table, router::RouterConfig& router) {
   table.group("Workers");
   Setting& urls =
       table.list("worker", router.sources.urls, "URL",
-                 "a worker, http://HOST:PORT; each use adds one, or several behind it");
+                 "a worker, http://HOST:PORT or https; each use adds one, or several behind it");
   urls.takes_several = true;
   urls.aliases = {"worker-urls"};
   table.path("worker-file", router.sources.file,
@@ -53,6 +53,14 @@ void add_worker_rows(SettingTable& table, router::RouterConfig& router) {
   table.seconds("worker-dns-interval", router.sources.dns_poll, "between two look-ups");
   table.text("worker-api-key", router.proxy.worker_api_key, "KEY",
              "sent to workers in place of the client's key");
+  table
+      .text("worker-ssl-ca-certs", router.worker_tls.ca, "FILE",
+            "certificates in PEM that signed those of workers of https; without it the system's")
+      .default_text = "the system's";
+  table.text("worker-ssl-certfile", router.worker_tls.certificate, "FILE",
+             "the router's own certificate in PEM, for workers that ask for one (--ssl-ca-certs)");
+  table.text("worker-ssl-keyfile", router.worker_tls.key, "FILE",
+             "its private key; without it, in the same file");
   table.text("health-check-endpoint", router.health.path, "PATH", "that a healthy worker answers");
   table.seconds("health-check-interval-secs", router.health.interval,
                 "between two checks of a worker; after one that failed the next follows at once");

@@ -525,7 +525,7 @@ Result<HttpClient> HttpClient::create(std::string_view base_url, HttpClientConfi
   ESP_ASSIGN_OR_RETURN(impl->url, Url::parse(base_url));
   impl->config = std::move(config);
   if (impl->url.is_https) {
-    ESP_ASSIGN_OR_RETURN(impl->tls, TlsContext::for_client(impl->config.ca_file));
+    ESP_ASSIGN_OR_RETURN(impl->tls, TlsContext::for_client({.ca = impl->config.ca_file}));
   }
   return HttpClient(std::move(impl));
 }

@@ -88,18 +88,23 @@ struct TlsContext::Impl {
 TlsContext::TlsContext(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 TlsContext::~TlsContext() = default;
 
-Result<std::shared_ptr<const TlsContext>> TlsContext::for_client(const std::string& ca_file) {
+Result<std::shared_ptr<const TlsContext>> TlsContext::for_client(const ClientTlsFiles& files) {
+  ERR_clear_error();
   auto impl = std::make_unique<Impl>();
-  impl->context = SSL_CTX_new(TLS_client_method());
-  if (impl->context == nullptr) return fail(tls_error("no context"));
-  SSL_CTX_set_min_proto_version(impl->context, TLS1_2_VERSION);
-  SSL_CTX_set_verify(impl->context, SSL_VERIFY_PEER, nullptr);
-  const int loaded = ca_file.empty()
-                         ? SSL_CTX_set_default_verify_paths(impl->context)
-                         : SSL_CTX_load_verify_locations(impl->context, ca_file.c_str(), nullptr);
-  if (loaded != 1)
-    return fail(tls_error("the trusted certificates cannot be read" +
-                          (ca_file.empty() ? "" : " from " + ca_file)));
+  SSL_CTX* const context = impl->context = SSL_CTX_new(TLS_client_method());
+  if (context == nullptr) return fail(tls_error("no context"));
+  SSL_CTX_set_min_proto_version(context, TLS1_2_VERSION);
+  SSL_CTX_set_mode(context, SSL_MODE_RELEASE_BUFFERS);
+  SSL_CTX_set_verify(context, SSL_VERIFY_PEER, nullptr);
+  if (files.ca.empty()) {
+    if (SSL_CTX_set_default_verify_paths(context) != 1)
+      return fail(tls_error("the system's trusted certificates cannot be read"));
+  } else if (SSL_CTX_load_verify_locations(context, files.ca.c_str(), nullptr) != 1) {
+    return fail(bad_file("the file of trusted authorities", files.ca));
+  }
+  if (!files.certificate.empty())
+    ESP_RETURN_IF_ERROR(
+        load_identity(context, {.certificate = files.certificate, .key = files.key}));
   return std::shared_ptr<const TlsContext>(new TlsContext(std::move(impl)));
 }
 
@@ -243,6 +248,12 @@ Result<std::shared_ptr<const TlsContext>> read_tls(const TlsFiles& files) {
   auto read = TlsContext::for_server(files);
   if (!read) return fail(read.error().with_context("--ssl-certfile, --ssl-keyfile"));
   return read;
+}
+
+Result<std::shared_ptr<const TlsContext>> read_client_tls(const ClientTlsFiles& files) {
+  if (files.certificate.empty() && !files.key.empty())
+    return fail(invalid_argument("the private key {} needs a certificate beside it", files.key));
+  return TlsContext::for_client(files);
 }
 
 }  // namespace espalier::net

@@ -8,6 +8,7 @@
 #include <string_view>
 
 #include "base/status.h"
+#include "net/client_tls.h"
 #include "net/http_server.h"
 
 namespace espalier::net {
@@ -15,8 +16,8 @@ namespace espalier::net {
 // Whom a client trusts, or what a server shows. Immutable; thread-safe.
 class TlsContext {
  public:
-  // `ca_file`: certificates in PEM that are trusted; "": the system's.
-  static Result<std::shared_ptr<const TlsContext>> for_client(const std::string& ca_file);
+  // kInvalidArgument names the file that cannot be used.
+  static Result<std::shared_ptr<const TlsContext>> for_client(const ClientTlsFiles& files);
   // kInvalidArgument names the file that cannot be used. Clients that offer protocols (ALPN) must
   // offer http/1.1.
   static Result<std::shared_ptr<const TlsContext>> for_server(const TlsFiles& files);

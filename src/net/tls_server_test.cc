@@ -316,7 +316,7 @@ TEST_F(TlsServerTest, AThousandStreamsAreServedAtOnce) {
   ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &limit), 0);
   config_.num_threads = 2;
   start();
-  const auto context = TlsContext::for_client(identity_.file);
+  const auto context = TlsContext::for_client({.ca = identity_.file});
   std::vector<std::unique_ptr<TlsSocket>> sockets;
   for (size_t i = 0; i < kStreams; ++i) {
     sockets.push_back(std::make_unique<TlsSocket>(port(), *context));
@@ -334,7 +334,7 @@ TEST_F(TlsServerTest, AThousandStreamsAreServedAtOnce) {
 TEST_F(TlsServerTest, AClientThatDoesNotReadIsDropped) {
   config_.max_pending_output_bytes = 1 << 20;
   start();
-  const auto context = TlsContext::for_client(identity_.file);
+  const auto context = TlsContext::for_client({.ca = identity_.file});
   TlsSocket socket(port(), *context);
   ASSERT_TRUE(socket.connect());
   socket.write("GET /waits HTTP/1.1\r\nHost: h\r\n\r\n");
@@ -354,7 +354,7 @@ TEST_F(TlsServerTest, DamagedBytesEndTheirConnectionAlone) {
   config_.header_timeout = 200ms;
   config_.idle_timeout = 200ms;
   start();
-  const auto context = TlsContext::for_client(identity_.file);
+  const auto context = TlsContext::for_client({.ca = identity_.file});
   std::minstd_rand random(20261);
   for (int i = 0; i < 200; ++i) {
     const auto tls = *Tls::connect(*context, "127.0.0.1");

@@ -37,6 +37,7 @@ size_t Transport::read(char* to, size_t size, error_code& ec) {
   const Result<size_t> n = tls_->decrypt({to, size});
   collect();
   if (!n) {
+    failure_ = n.error().message();
     ended_ = true;
     ec = asio::error::connection_aborted;
     return 0;
@@ -46,6 +47,11 @@ size_t Transport::read(char* to, size_t size, error_code& ec) {
   return *n;
 }
 
+void Transport::begin_handshake() {
+  error_code ignored;
+  (void)shake_hands(ignored);
+}
+
 bool Transport::shake_hands(error_code& ec) {
   const Result<bool> done = tls_->handshake();
   collect();
@@ -53,7 +59,8 @@ bool Transport::shake_hands(error_code& ec) {
     handshaking_ = !*done;
     return *done;
   }
-  log_debug("handshake failed why=\"{}\"", done.error().message());
+  failure_ = done.error().message();
+  log_debug("handshake failed why=\"{}\"", failure_);
   error_code ignored;
   send(ignored);  // the alert, for what it is worth
   ec = asio::error::connection_aborted;

@@ -15,7 +15,7 @@ namespace espalier::net {
 // Not thread-safe: belongs to the connection's I/O thread.
 class Transport {
  public:
-  // `tls`: the server's side of a connection; null: plain TCP.
+  // `tls`: either side of a connection; null: plain TCP.
   Transport(boost::asio::ip::tcp::socket socket, std::unique_ptr<Tls> tls)
       : socket_(std::move(socket)), tls_(std::move(tls)), handshaking_(tls_ != nullptr) {}
 
@@ -34,8 +34,14 @@ class Transport {
   size_t num_unsent() const { return unsent_.size() - num_sent_; }  // bytes, encrypted
 
   bool is_handshaking() const { return handshaking_; }
+  // The client's side: queues the first bytes of the handshake, which write("") sends.
+  void begin_handshake();
+  // Why the connection was ended; "" where TLS has no part in it.
+  const std::string& failure() const { return failure_; }
   // Whether the first byte begins a request in plain HTTP; from then on there is no TLS.
   bool take_plain_http();
+  // Whether the other side has ended its stream by TLS, not by the socket's end alone.
+  bool has_ended() const { return tls_ != nullptr && tls_->has_ended(); }
   // Ends our stream: queues a close_notify, once. Whether anything is to be written for that.
   bool end_stream();
   // At once. `complete`: the stream is ended first, where the socket takes that; an answer that is
@@ -56,6 +62,7 @@ class Transport {
   bool has_input_ = false;
   bool ended_ = false;  // our stream, or all of it by an error
   std::string unsent_;  // encrypted
+  std::string failure_;
   size_t num_sent_ = 0;
 };
 

@@ -10,12 +10,15 @@
 #include <boost/asio/post.hpp>
 #include <map>
 #include <mutex>
+#include <span>
+#include <tuple>
 #include <utility>
 
 #include "base/check.h"
 #include "net/answer_parser.h"
 #include "net/deadline.h"
 #include "net/io_thread.h"
+#include "net/transport.h"
 
 namespace espalier::net {
 
@@ -29,7 +32,7 @@ constexpr size_t kAnswerReadBytes = 64 << 10;
 
 // A connection between two calls. Its socket is not read meanwhile.
 struct IdleConnection {
-  tcp::socket socket;
+  std::unique_ptr<Transport> transport;
   TimePoint since;
 };
 
@@ -60,29 +63,31 @@ class UpstreamPool {
   UpstreamPool(std::shared_ptr<IoThread> io, const UpstreamConfig& config)
       : io_(std::move(io)), config_(config) {}
 
-  std::optional<tcp::socket> take(const Endpoint& endpoint) {
-    auto& idle = idle_[{endpoint.address, endpoint.port}];
+  // Null: there is none.
+  std::unique_ptr<Transport> take(const Endpoint& endpoint) {
+    auto& idle = idle_[{endpoint.address, endpoint.port, endpoint.tls_host}];
     const TimePoint oldest = std::chrono::steady_clock::now() - config_.keep_alive;
     while (!idle.empty()) {
       IdleConnection connection = std::move(idle.back());
       idle.pop_back();
-      if (connection.since >= oldest && is_usable(connection.socket))
-        return std::move(connection.socket);
+      if (connection.since >= oldest && is_usable(connection.transport->socket()))
+        return std::move(connection.transport);
     }
-    return std::nullopt;
+    return nullptr;
   }
 
-  void give_back(const Endpoint& endpoint, tcp::socket socket) {
-    auto& idle = idle_[{endpoint.address, endpoint.port}];
+  void give_back(const Endpoint& endpoint, std::unique_ptr<Transport> transport) {
+    auto& idle = idle_[{endpoint.address, endpoint.port, endpoint.tls_host}];
     const TimePoint now = std::chrono::steady_clock::now(), oldest = now - config_.keep_alive;
     std::erase_if(idle, [&](const IdleConnection& c) { return c.since < oldest; });
-    if (idle.size() < config_.max_idle_per_endpoint) idle.push_back({std::move(socket), now});
+    if (idle.size() < config_.max_idle_per_endpoint) idle.push_back({std::move(transport), now});
   }
 
  private:
   const std::shared_ptr<IoThread> io_;  // first: it owns the sockets' context
   const UpstreamConfig& config_;
-  std::map<std::pair<std::string, int>, std::vector<IdleConnection>> idle_;  // the newest last
+  using Key = std::tuple<std::string, int, std::string>;
+  std::map<Key, std::vector<IdleConnection>> idle_;  // the newest last
 };
 
 struct Upstream::Impl {
@@ -103,40 +108,103 @@ struct Upstream::Impl {
 
 namespace {
 
+// Null for plain HTTP.
+Result<std::unique_ptr<Tls>> make_tls(const Endpoint& endpoint, const UpstreamConfig& config) {
+  if (endpoint.tls_host.empty()) return nullptr;
+  ESP_CHECK(config.tls != nullptr, "an endpoint of https without UpstreamConfig::tls");
+  return Tls::connect(config.tls, endpoint.tls_host);
+}
+
+// Under TLS an end without a close_notify may be anyone's.
+bool may_end(const Transport& transport, const Endpoint& endpoint) {
+  return endpoint.tls_host.empty() || transport.has_ended();
+}
+
+// Why TLS has ended the connection.
+Status tls_failure(Transport& transport, const Endpoint& endpoint) {
+  if (transport.take_plain_http())
+    return error(StatusCode::kUnavailable,
+                 "{}:{} speaks plain HTTP, not https: give its url as http://", endpoint.address,
+                 endpoint.port);
+  if (transport.failure().empty()) return {};
+  return error(StatusCode::kUnavailable, "{}:{}: {}", endpoint.address, endpoint.port,
+               transport.failure());
+}
+
+void prepare(Transport& transport) {
+  error_code ignored;
+  transport.socket().non_blocking(true, ignored);
+  transport.socket().set_option(tcp::no_delay(true), ignored);
+  if (transport.is_handshaking()) transport.begin_handshake();
+}
+
+// A request on its way: what of its head and its body is not written yet.
+class RequestBytes {
+ public:
+  RequestBytes(const Endpoint& endpoint, const UpstreamRequest& request)
+      : is_plain_(endpoint.tls_host.empty()),
+        head_(serialize_head(endpoint, request)),
+        body_(request.body) {}
+
+  void restart() { num_written_ = 0; }
+  bool is_sent() const { return num_written_ == head_.size() + body().size(); }
+  // Of the request, or of what it has become under TLS. A handshake goes before it.
+  bool has_more(const Transport& transport) const {
+    return transport.num_unsent() > 0 || (!transport.is_handshaking() && !is_sent());
+  }
+  void write(Transport& transport, error_code& ec) {
+    const size_t in_head = std::min(num_written_, head_.size());
+    const std::string_view head = std::string_view(head_).substr(in_head);
+    const std::string_view rest = body().substr(num_written_ - in_head);
+    if (is_plain_) {
+      const std::array<asio::const_buffer, 2> parts = {asio::buffer(head.data(), head.size()),
+                                                       asio::buffer(rest.data(), rest.size())};
+      num_written_ += transport.socket().write_some(parts, ec);
+    } else if (transport.is_handshaking()) {
+      transport.write("", ec);
+    } else {
+      num_written_ += transport.write(head.empty() ? rest : head, ec);
+    }
+  }
+
+ private:
+  std::string_view body() const { return body_ == nullptr ? std::string_view() : *body_; }
+
+  const bool is_plain_;
+  const std::string head_;
+  const std::shared_ptr<const std::string> body_;  // shared with other attempts
+  size_t num_written_ = 0;
+};
+
 class Call final : public UpstreamCall, public std::enable_shared_from_this<Call> {
  public:
   Call(std::shared_ptr<IoThread> io, UpstreamPool& pool, const UpstreamConfig& config,
        std::atomic<int64_t>& num_connects, std::shared_ptr<void> owner, Endpoint endpoint,
-       UpstreamRequest request, std::shared_ptr<UpstreamHandler> handler)
+       const UpstreamRequest& request, std::shared_ptr<UpstreamHandler> handler)
       : io_(std::move(io)),
         owner_(std::move(owner)),
         pool_(pool),
         config_(config),
         num_connects_(num_connects),
         endpoint_(std::move(endpoint)),
-        request_(std::move(request)),
         handler_(std::move(handler)),
-        socket_(io_->context()),
-        deadline_(socket_.get_executor()),
-        parser_(request_.method == "HEAD") {}
+        deadline_(io_->context().get_executor()),
+        parser_(request.method == "HEAD"),
+        to_send_(endpoint_, request) {}
 
   void start() {
     deadline_.start(weak_from_this(), [this] {
       fail(error(StatusCode::kDeadlineExceeded, "{}:{} did not answer in time", endpoint_.address,
                  endpoint_.port));
     });
-    head_ = serialize_head(endpoint_, request_);
     io_->add(this);
     if (io_->is_finished())
-      return asio::post(socket_.get_executor(), [self = shared_from_this()] { self->cancel(); });
-    if (auto idle = pool_.take(endpoint_)) {
-      socket_ = std::move(*idle);
-      reused_ = true;
-      // Posted: the caller has not returned yet, and must not be called.
-      asio::post(socket_.get_executor(), [self = shared_from_this()] { self->connected({}); });
-    } else {
-      connect();
-    }
+      return asio::post(io_->context(), [self = shared_from_this()] { self->cancel(); });
+    transport_ = pool_.take(endpoint_);
+    reused_ = transport_ != nullptr;
+    if (!reused_) return connect();
+    // Posted: the caller has not returned yet, and must not be called.
+    asio::post(io_->context(), [self = shared_from_this()] { self->connected({}); });
   }
 
   void cancel() override {
@@ -158,7 +226,12 @@ class Call final : public UpstreamCall, public std::enable_shared_from_this<Call
     const auto address = asio::ip::make_address(endpoint_.address, ec);
     ESP_CHECK(!ec, "'{}' is no numeric address", endpoint_.address);
     deadline_.set(config_.connect_timeout);
-    socket_.async_connect(
+    auto tls = make_tls(endpoint_, config_);
+    if (!tls)  // posted, as above
+      return asio::post(io_->context(),
+                        [self = shared_from_this(), why = tls.error()] { self->fail(why); });
+    transport_ = std::make_unique<Transport>(tcp::socket(io_->context()), std::move(*tls));
+    socket().async_connect(
         tcp::endpoint(address, static_cast<uint16_t>(endpoint_.port)),
         [self = shared_from_this()](error_code failed) { self->connected(failed); });
   }
@@ -166,47 +239,50 @@ class Call final : public UpstreamCall, public std::enable_shared_from_this<Call
   void connected(error_code ec) {
     if (done_) return;
     if (ec) return fail_with("cannot connect to {}:{}: {}", ec);
-    if (!reused_) {
-      error_code ignored;
-      socket_.non_blocking(true, ignored);
-      socket_.set_option(tcp::no_delay(true), ignored);
-    }
-    deadline_.set(config_.head_timeout);
-    num_written_ = 0;
+    if (!reused_) prepare(*transport_);
+    if (!transport_->is_handshaking()) deadline_.set(config_.head_timeout);
+    to_send_.restart();
     read_more();
     write_more();
   }
 
-  size_t num_to_write() const {
-    return head_.size() + (request_.body != nullptr ? request_.body->size() : 0);
-  }
-
   void write_more() {
-    while (!done_ && num_written_ < num_to_write()) {
-      std::array<asio::const_buffer, 2> parts;
-      const size_t in_head = std::min(num_written_, head_.size());
-      parts[0] = asio::buffer(head_.data() + in_head, head_.size() - in_head);
-      if (request_.body != nullptr)
-        parts[1] = asio::buffer(*request_.body) + (num_written_ - in_head);
+    while (!done_ && to_send_.has_more(*transport_)) {
       error_code ec;
-      num_written_ += socket_.write_some(parts, ec);
-      if (ec == asio::error::would_block || ec == asio::error::try_again)
-        return socket_.async_wait(tcp::socket::wait_write,
-                                  [self = shared_from_this(), id = connection_id_](error_code e) {
-                                    if (!e && id == self->connection_id_) self->write_more();
-                                  });
+      to_send_.write(*transport_, ec);
+      if (ec == asio::error::would_block || ec == asio::error::try_again) return wait_to_write();
       // An answer may have come before the server ended the connection: the reading side decides.
       if (ec) return;
     }
   }
 
+  void wait_to_write() {
+    if (std::exchange(waiting_to_write_, true)) return;
+    socket().async_wait(tcp::socket::wait_write,
+                        [self = shared_from_this(), id = connection_id_](error_code e) {
+                          if (id != self->connection_id_) return;
+                          self->waiting_to_write_ = false;
+                          if (!e && !self->done_) self->write_more();
+                        });
+  }
+
   void read_more() {
     if (reading_ || paused_ || done_) return;
     reading_ = true;
-    socket_.async_wait(tcp::socket::wait_read,
-                       [self = shared_from_this(), id = connection_id_](error_code ec) {
-                         if (id == self->connection_id_) self->on_readable(ec);
-                       });
+    const auto read = [self = shared_from_this(), id = connection_id_](error_code ec) {
+      if (id == self->connection_id_) self->on_readable(ec);
+    };
+    if (transport_->has_input()) return asio::post(io_->context(), [read] { read({}); });
+    socket().async_wait(tcp::socket::wait_read, read);
+  }
+
+  // What the connection has; `ec` as a socket's.
+  size_t read_some(std::span<char> buffer, error_code& ec) {
+    const bool was_handshaking = transport_->is_handshaking();
+    const size_t n = transport_->read(buffer.data(), buffer.size(), ec);
+    if (was_handshaking && !transport_->is_handshaking()) deadline_.set(config_.head_timeout);
+    if (transport_->num_unsent() > 0 || was_handshaking) write_more();
+    return n;
   }
 
   void on_readable(error_code ec) {
@@ -214,17 +290,17 @@ class Call final : public UpstreamCall, public std::enable_shared_from_this<Call
     if (done_ || paused_) return;
     thread_local std::array<char, kAnswerReadBytes> buffer;
     size_t n = 0;
-    if (!ec) n = socket_.read_some(asio::buffer(buffer), ec);
-    if (ec == asio::error::would_block || ec == asio::error::try_again) return read_more();
-    if (ec && !parser_.has_begun() && reused_) {  // closed while it was idle
-      replace_connection();
-      return;
-    }
+    if (!ec) n = read_some(buffer, ec);
+    const bool waits = ec == asio::error::would_block || ec == asio::error::try_again;
+    if (ec && !waits && !parser_.has_begun() && reused_)  // closed while it was idle
+      return replace_connection();
+    if (Status why = tls_failure(*transport_, endpoint_); !why.ok()) return fail(std::move(why));
+    if (waits) return read_more();
     std::string body;
     Status status;
     if (!ec) {
       status = parser_.feed({buffer.data(), n}, body);
-    } else if (ec == asio::error::eof) {
+    } else if (ec == asio::error::eof && may_end(*transport_, endpoint_)) {
       status = parser_.end_of_stream();
     } else {
       return fail_with("the connection to {}:{} broke: {}", ec);
@@ -248,21 +324,21 @@ class Call final : public UpstreamCall, public std::enable_shared_from_this<Call
     end();
     deadline_.stop();
     handler_ = nullptr;
-    if (!at_eof && parser_.keeps_alive() && num_written_ == num_to_write())
-      pool_.give_back(endpoint_, std::move(socket_));
+    if (!at_eof && parser_.keeps_alive() && to_send_.is_sent())
+      pool_.give_back(endpoint_, std::move(transport_));
     else
       close();
     handler->on_end();
   }
 
   void replace_connection() {
-    error_code ignored;
-    socket_.close(ignored);
+    transport_->close(true);
     ++connection_id_;
-    socket_ = tcp::socket(io_->context());
+    waiting_to_write_ = false;
     connect();
   }
 
+  tcp::socket& socket() { return transport_->socket(); }
   void fail_with(fmt::format_string<std::string&, int&, std::string> format, error_code ec) {
     fail(error(StatusCode::kUnavailable, format, endpoint_.address, endpoint_.port, ec.message()));
   }
@@ -279,24 +355,22 @@ class Call final : public UpstreamCall, public std::enable_shared_from_this<Call
   }
   void close() {
     deadline_.stop();
-    error_code ignored;
-    socket_.close(ignored);
+    if (transport_ != nullptr) transport_->close(true);
   }
 
-  const std::shared_ptr<IoThread> io_;  // first: it owns the context of socket and deadline
+  const std::shared_ptr<IoThread> io_;  // first: it owns the context of transport and deadline
   const std::shared_ptr<void> owner_;   // of the next three
   UpstreamPool& pool_;
   const UpstreamConfig& config_;
   std::atomic<int64_t>& num_connects_;
   Endpoint endpoint_;
-  UpstreamRequest request_;
   std::shared_ptr<UpstreamHandler> handler_;  // shared with who waits; null after the end
-  tcp::socket socket_;
+  std::unique_ptr<Transport> transport_;      // null before it connects, and after the end
   Deadline deadline_;
   AnswerParser parser_;
-  std::string head_;
-  size_t num_written_ = 0;
+  RequestBytes to_send_;
   uint64_t connection_id_ = 0;  // waits of an earlier connection mean nothing
+  bool waiting_to_write_ = false;
   bool reused_ = false, reading_ = false, paused_ = false, head_delivered_ = false, done_ = false;
 };
 
@@ -310,7 +384,7 @@ std::shared_ptr<UpstreamCall> Upstream::call(const std::shared_ptr<IoThread>& io
                                              std::shared_ptr<UpstreamHandler> handler) {
   ESP_CHECK(io->in_thread(), "a call from another thread");
   auto call = std::make_shared<Call>(io, impl_->pool(io), impl_->config, impl_->num_connects, impl_,
-                                     endpoint, std::move(request), std::move(handler));
+                                     endpoint, request, std::move(handler));
   call->start();
   return call;
 }

@@ -16,11 +16,13 @@
 namespace espalier::net {
 
 class IoThread;
+class TlsContext;
 
 // Where a server listens: a numeric address, so that connecting never waits for a name.
 struct Endpoint {
   std::string address;  // "10.0.0.1", "::1"
   int port = 0;
+  std::string tls_host;  // of https: the name or address of its certificate; empty: plain HTTP
   friend bool operator==(const Endpoint&, const Endpoint&) = default;
 };
 
@@ -39,6 +41,7 @@ struct UpstreamConfig {
   Duration idle_timeout = std::chrono::minutes(5);   // between two parts of an answer
   Duration keep_alive = std::chrono::seconds(20);    // of a connection without a call
   size_t max_idle_per_endpoint = 256;                // connections, on each I/O thread
+  std::shared_ptr<const TlsContext> tls;  // REQUIRED for endpoints of https (read_client_tls)
 };
 
 struct UpstreamRequest {

@@ -8,22 +8,18 @@
 
 namespace espalier::router {
 
-std::string worker_url(const std::string& host, int port) {
+std::string worker_url(const std::string& host, int port, bool is_https) {
   const bool v6 = host.find(':') != std::string::npos;
-  return fmt::format("http://{}:{}", v6 ? "[" + host + "]" : host, port);
+  return fmt::format("{}://{}:{}", is_https ? "https" : "http", v6 ? "[" + host + "]" : host, port);
 }
 
 Result<std::string> normal_worker_url(std::string_view text) {
   const Result<net::Url> url = net::Url::parse(text);
   if (!url) return fail(url.error().with_context(fmt::format("worker '{}'", text)));
-  if (url->is_https)
-    return fail(
-        invalid_argument("worker '{}': workers are spoken to in plain HTTP: give "
-                         "http://HOST:PORT, on a network that is yours",
-                         text));
   if (!url->path.empty() && url->path != "/")
-    return fail(invalid_argument("worker '{}': give http://HOST:PORT, without a path", text));
-  return worker_url(url->host, url->port);
+    return fail(
+        invalid_argument("worker '{}': give http://HOST:PORT or https, without a path", text));
+  return worker_url(url->host, url->port, url->is_https);
 }
 
 Lease& Lease::operator=(Lease&& other) noexcept {

@@ -77,8 +77,8 @@ struct TreeStats {
   size_t num_cached_blocks = 0;  // that workers hold, by their events
 };
 
-// The url of a worker in its one form: "http://HOST:PORT", an IPv6 address in brackets.
-std::string worker_url(const std::string& host, int port);
+// The url of a worker in its one form: "http://HOST:PORT" or https, an IPv6 address in brackets.
+std::string worker_url(const std::string& host, int port, bool is_https = false);
 // From a user's text. kInvalidArgument says what is wrong.
 Result<std::string> normal_worker_url(std::string_view text);
 

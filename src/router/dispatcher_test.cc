@@ -128,7 +128,9 @@ TEST(WorkerUrl, HasOneForm) {
   EXPECT_EQ(*normal_worker_url("http://a:1/"), "http://a:1");
   EXPECT_EQ(*normal_worker_url("a:1"), "http://a:1");
   EXPECT_EQ(*normal_worker_url("http://[::1]:2"), "http://[::1]:2");
-  for (const char* bad : {"", "https://a:1", "http://a:1/v1", "http://a:x", "ftp://a"})
+  EXPECT_EQ(*normal_worker_url("https://a:1"), "https://a:1");
+  EXPECT_EQ(*normal_worker_url("https://a"), "https://a:443");
+  for (const char* bad : {"", "https://a:1/v1", "http://a:1/v1", "http://a:x", "ftp://a"})
     EXPECT_EQ(normal_worker_url(bad).error().code(), StatusCode::kInvalidArgument) << bad;
 }
 

@@ -4,6 +4,8 @@
 #include <boost/json/value.hpp>
 #include <utility>
 
+#include "base/log.h"
+
 namespace espalier::router {
 
 namespace json = boost::json;
@@ -18,12 +20,13 @@ net::UpstreamConfig upstream_config(const HealthConfig& config) {
           .head_timeout = config.timeout,
           .idle_timeout = config.timeout,
           .keep_alive = config.interval * 4,
-          .max_idle_per_endpoint = 2};
+          .max_idle_per_endpoint = 2,
+          .tls = config.tls};
 }
 
 }  // namespace
 
-// One answer, whole. A failure has status 0.
+// One answer, whole. A failure has status 0, and its reason for a body.
 class HealthChecker::Check final : public net::UpstreamHandler {
  public:
   explicit Check(std::function<void(int, std::string)> done) : done_(std::move(done)) {}
@@ -32,7 +35,7 @@ class HealthChecker::Check final : public net::UpstreamHandler {
     if (body_.size() < kBodyBytesMax) body_ += bytes;
   }
   void on_end() override { done_(status_, std::move(body_)); }
-  void on_failure(Status) override { done_(0, ""); }
+  void on_failure(Status why) override { done_(0, why.message()); }
 
  private:
   const std::function<void(int, std::string)> done_;
@@ -50,7 +53,9 @@ HealthChecker::HealthChecker(HealthConfig config, Dispatcher& dispatcher)
 HealthChecker::~HealthChecker() = default;
 
 void HealthChecker::check_all() {
-  for (const WorkerInfo& worker : dispatcher_.workers()) {
+  const std::vector<WorkerInfo> workers = dispatcher_.workers();
+  if (failures_.size() > workers.size()) failures_.clear();  // some have left
+  for (const WorkerInfo& worker : workers) {
     if (worker.endpoint.address.empty() || !being_checked_.insert(worker.generation).second)
       continue;
     check(worker);
@@ -60,12 +65,27 @@ void HealthChecker::check_all() {
 }
 
 void HealthChecker::check(const WorkerInfo& worker) {
-  call(worker, config_.path, [this, worker](int status, const std::string&) {
+  call(worker, config_.path, [this, worker](int status, const std::string& body) {
     const bool healthy = status / 100 == 2 || status == 429;
+    log_failure(worker, healthy       ? ""
+                        : status == 0 ? body
+                                      : fmt::format("it answers with status {}", status));
     if (healthy && (worker.models.empty() || round_ % kModelsEvery == 0)) read_models(worker);
     if (dispatcher_.report_check(worker.slot, worker.generation, healthy)) return check(worker);
     being_checked_.erase(worker.generation);
   });
+}
+
+// Once for each reason: a worker that never answers is not asked in silence.
+void HealthChecker::log_failure(const WorkerInfo& worker, const std::string& why) {
+  if (why.empty()) {
+    failures_.erase(worker.generation);
+    return;
+  }
+  std::string& last = failures_[worker.generation];
+  if (last != why)
+    log_warning("worker does not answer its health checks url={} why=\"{}\"", worker.url, why);
+  last = why;
 }
 
 void HealthChecker::read_models(const WorkerInfo& worker) {

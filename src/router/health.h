@@ -1,6 +1,7 @@
 // Asks the workers, again and again, whether they are well, and what models they serve.
 #pragma once
 
+#include <map>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -18,7 +19,8 @@ struct HealthConfig {
   // checks to fail (health_failure_threshold), a worker that stops is known broken after 2 seconds.
   Duration timeout = std::chrono::milliseconds(500);
   std::string path = "/health";
-  std::string api_key;  // sent to workers; empty: none
+  std::string api_key;                         // sent to workers; empty: none
+  std::shared_ptr<const net::TlsContext> tls;  // as ProxyConfig's upstream has it
 };
 
 // A check that is answered with 2xx or 429 passes; a worker that has too much to do is not dead. A
@@ -34,13 +36,15 @@ class HealthChecker {
   void check_all();
   void check(const WorkerInfo& worker);
   void read_models(const WorkerInfo& worker);
+  void log_failure(const WorkerInfo& worker, const std::string& why);
   void call(const WorkerInfo& worker, std::string target,
             std::function<void(int status, std::string body)> done);
 
   const HealthConfig config_;
   Dispatcher& dispatcher_;
   int64_t round_ = 0;
-  std::unordered_set<uint64_t> being_checked_;  // generations; on the thread alone
+  std::unordered_set<uint64_t> being_checked_;  // generations; on the thread alone, as the next
+  std::map<uint64_t, std::string> failures_;    // why their last checks failed, as the log has it
   net::Upstream upstream_;
   net::BackgroundIo io_;  // last: it is stopped first
 };

@@ -260,6 +260,7 @@ void KvFeed::follow_workers() {
 KvEndpoints KvFeed::discover(const WorkerInfo& worker) const {
   net::HttpClientConfig options;
   options.total_timeout = kInfoTimeout;
+  options.ca_file = config_.ca_file;
   if (!config_.api_key.empty())
     options.headers.emplace_back("Authorization", "Bearer " + config_.api_key);
   auto client = net::HttpClient::create(worker.url, options);

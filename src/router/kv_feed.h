@@ -23,6 +23,7 @@ struct KvFeedConfig {
   // Of workers that do not state where they publish: on the worker's host. 0: those have no events.
   int port = 5557, replay_port = 5558;
   std::string api_key;  // sent to workers; empty: none
+  std::string ca_file;  // that signed the certificates of workers of https; empty: the system's
 };
 
 // Where a worker publishes; empty: nowhere.

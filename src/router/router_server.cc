@@ -110,6 +110,11 @@ Status RouterServer::Impl::add_routes(net::Router& router) {
 
 Result<std::unique_ptr<RouterServer>> RouterServer::start(RouterConfig config) {
   raise_limit_of_descriptors(config.max_connections);
+  auto worker_tls = net::read_client_tls(config.worker_tls);
+  if (!worker_tls)
+    return fail(worker_tls.error().with_context("--worker-ssl-ca-certs and its like"));
+  config.proxy.upstream.tls = config.health.tls = *worker_tls;
+  config.kv_feed.ca_file = config.worker_tls.ca;
   auto impl = std::make_unique<Impl>(std::move(config));
   const RouterConfig& c = impl->config;
   ESP_ASSIGN_OR_RETURN(net::BoundAddress address, net::BoundAddress::bind(c.host, c.port));

@@ -10,6 +10,7 @@
 
 #include "base/clock.h"
 #include "base/status.h"
+#include "net/client_tls.h"
 #include "net/tls_files.h"
 #include "router/health.h"
 #include "router/kv_feed.h"
@@ -34,6 +35,7 @@ struct RouterConfig {
   WorkerTableOptions workers;
   SourcesConfig sources;
   HealthConfig health;
+  net::ClientTlsFiles worker_tls;  // of workers whose urls are https
   KvFeedConfig kv_feed;
   ProxyConfig proxy;
 };

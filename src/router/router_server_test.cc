@@ -81,7 +81,7 @@ TEST_F(RouterServerTest, WorkersAreListedAddedAndRemoved) {
   EXPECT_TRUE(post("/remove_worker?url=" + two_.url(), "").starts_with("200"));
   EXPECT_EQ(get("/list_workers"), R"(200 {"urls":[]})");
   EXPECT_TRUE(post("/remove_worker?url=" + two_.url(), "").starts_with("404"));
-  for (const char* bad : {"", "{}", R"({"url":7})", R"({"url":"https://a"})", "x"})
+  for (const char* bad : {"", "{}", R"({"url":7})", R"({"url":"ftp://a"})", "x"})
     EXPECT_TRUE(post("/workers", bad).starts_with("400")) << bad;
   EXPECT_TRUE(post("/workers", R"({"url":"http://no-such-host.invalid:1"})").starts_with("503"));
 }
@@ -163,7 +163,10 @@ TEST(WorkerFile, NamesTheLineThatIsWrong) {
 TEST(RouterServerStart, WrongSettingsAreRefused) {
   RouterConfig config;
   config.port = 0;
-  config.sources.urls = {"https://a"};
+  config.worker_tls.ca = "/none.pem";
+  EXPECT_EQ(RouterServer::start(config).error().code(), StatusCode::kInvalidArgument);
+  config.worker_tls.ca.clear();
+  config.sources.urls = {"ftp://a"};
   EXPECT_EQ(RouterServer::start(config).error().code(), StatusCode::kInvalidArgument);
   config.sources.urls = {"127.0.0.1:1", "http://127.0.0.1:1"};
   EXPECT_EQ(RouterServer::start(config).error().code(), StatusCode::kAlreadyExists);

@@ -70,6 +70,12 @@ Result<std::unique_ptr<WorkerSources>> WorkerSources::start(SourcesConfig config
   for (const std::string& name : out->config_.dns)
     if (auto url = normal_worker_url(name); !url)
       return fail(url.error().with_context("--worker-dns"));
+    else if (url->starts_with("https:"))
+      return fail(invalid_argument(
+          "--worker-dns {}: workers of a name are known by their addresses, which certificates do "
+          "not state: give HOST:PORT for plain HTTP, or each worker's https url by --worker or "
+          "--worker-file",
+          name));
   out->thread_ = std::thread([raw = out.get()] { raw->run(); });
   return out;
 }
@@ -153,7 +159,9 @@ Status WorkerSources::add_now(const std::string& url) {
   if (!parsed) return parsed.error();
   const auto addresses = net::resolve_host(parsed->host);
   if (!addresses) return addresses.error();
-  const auto added = dispatcher_.add_worker(url, {addresses->front(), parsed->port});
+  // The certificate is to name the host as the url does.
+  const auto added = dispatcher_.add_worker(
+      url, {addresses->front(), parsed->port, parsed->is_https ? parsed->host : ""});
   return added ? Status() : added.error();
 }
 

@@ -180,7 +180,6 @@ class RouterTest(unittest.TestCase):
 
     def test_command_line(self):
         for args, said in ((["--policy", "best"], "cache_aware"),
-                           (["--worker", "https://a"], "plain HTTP"),
                            (["--worker", "http://a:1/v1"], "without a path"),
                            (["--worker-file", "/no/such/file"], "/no/such/file"),
                            (["--cache-threshold", "2"], "cache-threshold"),

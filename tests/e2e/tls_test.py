@@ -121,6 +121,40 @@ def expect_https(kind, folder, certificate, key, *flags):
     return num_calls
 
 
+def expect_https_workers(folder):
+    """The router speaks https to a worker that asks for its certificate, and gets nowhere without."""
+    certificate, key = make_identity(folder, "worker")
+    own, own_key = make_identity(folder, "own")
+    body = {"messages": [{"role": "user", "content": "Count."}], "max_tokens": 8, "temperature": 0}
+    with Server("--ssl-certfile", certificate, "--ssl-keyfile", key, "--ssl-ca-certs", own) as worker:
+        url = f"https://127.0.0.1:{worker.port}"
+        identity = ["--worker-ssl-certfile", own, "--worker-ssl-keyfile", own_key]
+        trust = ["--worker-ssl-ca-certs", certificate]
+        fast = ["--health-check-interval-secs", "0.2", "--slow-start", "0"]
+        with Router("--worker", url, *trust, *identity, *fast) as router:
+            wait_until(lambda: "worker healthy" in router.output(), "the worker is healthy")
+            whole = router.post("/v1/chat/completions", body)["choices"][0]["message"]["content"]
+            events = list(router.stream("/v1/chat/completions", body))
+            assert events[-1] is None
+            assert "".join(e["choices"][0]["delta"].get("content") or "" for e in events[:-1] if e["choices"]) == whole
+            large = router.post("/generate", {"text": "word " * 600, "sampling_params": {"max_new_tokens": 1}})
+            assert large["meta_info"]["prompt_tokens"] > 500
+            assert json.loads(router.get("/workers")[2])["workers"][0]["url"] == url
+            connects = router.metric("espalier:router_connects_total")
+            assert connects <= 2, f"{connects} handshakes for three requests in turn"
+            assert router.stop() == 0
+        for flags in (trust, identity):  # without its certificate; without trust
+            with Router("--worker", url, *flags, *fast) as router:
+                wait_until(lambda: "does not answer its health checks" in router.output(), "the log says why")
+                assert "worker healthy" not in router.output()
+                assert router.request("POST", "/v1/chat/completions", body)[0] == 503
+    for flags, words in ((["--worker-ssl-ca-certs", "/none.pem"], "/none.pem"),
+                         (["--worker-ssl-keyfile", own_key], "needs a certificate"),
+                         (["--worker-dns", "https://localhost:1"], "certificates do not state")):
+        refused = run("route", "--port", "0", *flags)
+        assert refused.returncode == 2 and words in refused.stderr, refused.stderr
+
+
 def main():
     with tempfile.TemporaryDirectory() as folder:
         certificate, key = make_identity(folder, "first")
@@ -128,6 +162,7 @@ def main():
         with Server() as worker:
             certificate, key = make_identity(folder, "router")
             num_calls += expect_https(Router, folder, certificate, key, "--worker", f"http://127.0.0.1:{worker.port}")
+        expect_https_workers(folder)
     print(f"{num_calls} calls while the certificate changed")
 
 
