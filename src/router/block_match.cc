@@ -7,26 +7,27 @@ namespace espalier::router {
 
 namespace {
 
-// The hashes of a prompt's whole blocks, one after the other.
+// The hashes of those of a prompt's whole blocks that have nodes, one after the other.
 class HashChain {
  public:
   HashChain(const PromptTokens& prompt, uint32_t block_size)
-      : prompt_(prompt), block_size_(block_size) {}
+      : prompt_(prompt), block_size_(block_size), step_(tokens_per_node(block_size)) {}
 
   bool next() {
-    if (prompt_.ids.size() - at_ < block_size_) return false;
+    if (prompt_.ids.size() - at_ < step_) return false;
     parent_ = hash_;
-    hash_ = block_hash(parent_, std::span(prompt_.ids).subspan(at_, block_size_),
-                       at_ == 0 ? std::string_view(prompt_.extra) : std::string_view());
-    at_ += block_size_;
+    for (const size_t end = at_ + step_; at_ < end; at_ += block_size_)
+      hash_ = block_hash(hash_, std::span(prompt_.ids).subspan(at_, block_size_),
+                         at_ == 0 ? std::string_view(prompt_.extra) : std::string_view());
     return true;
   }
   uint64_t parent() const { return parent_; }
   uint64_t hash() const { return hash_; }
+  uint32_t num_tokens() const { return static_cast<uint32_t>(at_); }
 
  private:
   const PromptTokens& prompt_;
-  const size_t block_size_;
+  const size_t block_size_, step_;
   size_t at_ = 0;
   uint64_t parent_ = 0, hash_ = 0;
 };
@@ -49,7 +50,7 @@ void BlockMatcher::add(uint32_t block_size, std::span<const WorkerSlot> slots) {
       const bool has = std::ranges::any_of(
           nodes, [&](const BlockTree::Node* node) { return node->workers.contains(held.slot); });
       if (has) {
-        held.num_tokens += block_size;
+        held.num_tokens = chain.num_tokens();
         held.at_leafs_end = is_leaf;
       } else if (held.num_tokens > 0) {
         held_.push_back(held);

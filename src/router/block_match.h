@@ -22,7 +22,8 @@ struct BlockMatch {
   bool at_leafs_end = false;
 };
 
-// A block counts as a worker's where one of the trees has it so. `slots`: the workers whose blocks
+// A block counts as a worker's where one of the trees has it so; small ones count in steps of
+// tokens_per_node(). `slots`: the workers whose blocks
 // have this size.
 class BlockMatcher {
  public:

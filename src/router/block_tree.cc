@@ -86,7 +86,7 @@ void CacheMirror::apply(WorkerSlot worker, const KvEvent& event) {
 uint64_t CacheMirror::hash_of(WorkerSlot worker, uint64_t name) const {
   if (worker >= caches_.size()) return 0;
   const auto named = caches_[worker].blocks.find(name);
-  return named == caches_[worker].blocks.end() ? 0 : named->second;
+  return named == caches_[worker].blocks.end() ? 0 : named->second.hash;
 }
 
 void CacheMirror::store(Cache& cache, WorkerSlot worker, const KvEvent& event) {
@@ -95,35 +95,43 @@ void CacheMirror::store(Cache& cache, WorkerSlot worker, const KvEvent& event) {
     cache.block_size = event.block_size;
   }
   if (cache.blocks.size() + event.hashes.size() > kBlocksMax) clear(worker);
-  uint64_t parent = 0;
+  Block at;  // of a prompt's begin
   if (event.has_parent) {
     const auto known = cache.blocks.find(event.parent);
     if (known == cache.blocks.end()) return;
-    parent = known->second;
+    at = known->second;
   }
   for (size_t i = 0; i < event.hashes.size(); ++i) {
     const std::span<const int32_t> tokens =
         std::span(event.tokens).subspan(i * event.block_size, event.block_size);
-    const uint64_t hash =
-        block_hash(parent, tokens, event.extras.empty() ? "" : std::string_view(event.extras[i]));
+    const uint64_t parent_node = at.node;
+    at.hash =
+        block_hash(at.hash, tokens, event.extras.empty() ? "" : std::string_view(event.extras[i]));
+    at.num_tokens += event.block_size;
+    const bool has_node = at.num_tokens % tokens_per_node(event.block_size) == 0;
+    if (has_node) {
+      if (parent_node != 0 && tree_.find(parent_node) == nullptr) return;  // evicted before this
+      at.node = at.hash;
+    }
     const uint64_t name = event.hashes[i];
     if (const auto named = cache.blocks.find(name);
-        named != cache.blocks.end() && named->second != hash)
+        named != cache.blocks.end() && named->second.hash != at.hash)
       remove(cache, worker, name);
-    if (cache.blocks.try_emplace(name, hash).second && !tree_.insert(parent, hash, worker))
-      ++cache.counts[hash];
-    parent = hash;
+    if (cache.blocks.try_emplace(name, at).second && has_node &&
+        !tree_.insert(parent_node, at.node, worker))
+      ++cache.counts[at.node];
   }
 }
 
 void CacheMirror::remove(Cache& cache, WorkerSlot worker, uint64_t name) {
   const auto named = cache.blocks.find(name);
   if (named == cache.blocks.end()) return;
-  const uint64_t hash = named->second;
+  const Block block = named->second;
   cache.blocks.erase(named);
-  const auto others = cache.counts.find(hash);
+  if (block.node != block.hash) return;
+  const auto others = cache.counts.find(block.node);
   if (others == cache.counts.end()) {
-    tree_.erase(hash, worker);
+    tree_.erase(block.node, worker);
   } else if (--others->second == 0) {
     cache.counts.erase(others);
   }
@@ -131,7 +139,7 @@ void CacheMirror::remove(Cache& cache, WorkerSlot worker, uint64_t name) {
 
 void CacheMirror::clear(WorkerSlot worker) {
   if (worker >= caches_.size()) return;
-  for (const auto& [name, hash] : caches_[worker].blocks) tree_.erase(hash, worker);
+  for (const auto& [name, block] : caches_[worker].blocks) tree_.erase(block.node, worker);
   caches_[worker].blocks.clear();
   caches_[worker].counts.clear();
 }
@@ -145,7 +153,8 @@ void CacheMirror::check_invariants() const {
   tree_.check_invariants();
   for (size_t slot = 0; slot < caches_.size(); ++slot) {
     std::unordered_map<uint64_t, uint32_t> names;
-    for (const auto& [name, hash] : caches_[slot].blocks) ++names[hash];
+    for (const auto& [name, block] : caches_[slot].blocks)
+      if (block.node == block.hash) ++names[block.node];
     for (const auto& [hash, count] : names) {
       const BlockTree::Node* const node = tree_.find(hash);
       ESP_CHECK(node != nullptr && node->workers.contains(static_cast<WorkerSlot>(slot)));

@@ -19,15 +19,22 @@ namespace espalier::router {
 // it from others of the same tokens. Two prompts share n blocks where their n-th hashes are equal.
 uint64_t block_hash(uint64_t parent, std::span<const int32_t> tokens, std::string_view extra);
 
+// Blocks of less than 16 tokens have a node in the tree where that many, or nearly, are complete:
+// so many tokens are from one node to the next. Caches give up their last blocks first, so what is
+// before such a block is held where that is.
+constexpr uint32_t tokens_per_node(uint32_t block_size) {
+  return block_size >= 16 ? block_size : 16 / block_size * block_size;
+}
+
 // A prompt as the workers' caches see it.
 struct PromptTokens {
   std::vector<int32_t> ids;  // empty: not known, and nothing else counts
   std::string extra;         // of its first block: an extra_key or a salt, as the workers name it
 };
 
-// Nodes are blocks, found by their hashes; a node stays as long as it has a worker or a child, so a
-// block whose parent a worker has evicted before it keeps its place. Not thread-safe. Costs: a look
-// up for each block of an event or a match, or two.
+// Nodes are blocks (every one, or some: tokens_per_node), found by their hashes; a node stays as
+// long as it has a worker or a child, so a block whose parent a worker has evicted before it keeps
+// its place. Not thread-safe. Costs: a look up for each block of an event or a match, or two.
 class BlockTree {
  public:
   struct Node {
@@ -83,11 +90,16 @@ class CacheMirror {
   void check_invariants() const;
 
  private:
+  struct Block {
+    uint64_t hash = 0;        // ours
+    uint64_t node = 0;        // the last one up to here; the same where the block has one
+    uint32_t num_tokens = 0;  // of the prompt up to its end
+  };
   struct Cache {
     bool mirrored = false;
     uint32_t block_size = 0;                        // 0: not known
-    std::unordered_map<uint64_t, uint64_t> blocks;  // our hashes by the worker's
-    std::unordered_map<uint64_t, uint32_t> counts;  // its names for ours, where there are several
+    std::unordered_map<uint64_t, Block> blocks;     // by the worker's names
+    std::unordered_map<uint64_t, uint32_t> counts;  // further names of a node, where there are any
   };
   void store(Cache& cache, WorkerSlot worker, const KvEvent& event);
   void remove(Cache& cache, WorkerSlot worker, uint64_t name);

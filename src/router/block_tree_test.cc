@@ -13,19 +13,26 @@
 namespace espalier::router {
 namespace {
 
-constexpr uint32_t kBlock = 2;
+// Prompts are made of pieces of so many equal tokens.
+constexpr uint32_t kPiece = 16;
+
+std::vector<int32_t> pieces(const std::vector<int32_t>& values) {
+  std::vector<int32_t> out;
+  for (const int32_t value : values) out.insert(out.end(), kPiece, value);
+  return out;
+}
 
 // A worker's cache as its own process has it: runs of blocks by names that differ between
 // processes.
 class NaiveWorker {
  public:
-  explicit NaiveWorker(uint64_t salt) : salt_(salt) {}
+  NaiveWorker(uint64_t salt, uint32_t block_size) : salt_(salt), block_size_(block_size) {}
 
   // The whole prompt is stored; the events are those of the blocks that are new.
   std::vector<KvEvent> store(const std::vector<int32_t>& prompt, const std::string& extra) {
     std::vector<KvEvent> out;
     uint64_t parent = 0;
-    for (size_t n = kBlock; n <= prompt.size(); n += kBlock) {
+    for (size_t n = block_size_; n <= prompt.size(); n += block_size_) {
       const std::vector<int32_t> prefix(prompt.begin(), prompt.begin() + static_cast<ptrdiff_t>(n));
       const auto [at, is_new] = names_.try_emplace({extra, prefix}, 0);
       if (is_new) {
@@ -33,20 +40,25 @@ class NaiveWorker {
         KvEvent event{.type = KvEvent::Type::kStored,
                       .hashes = {at->second},
                       .parent = parent,
-                      .has_parent = n > kBlock,
-                      .tokens = {prefix.end() - kBlock, prefix.end()},
-                      .block_size = kBlock};
-        if (n == kBlock && !extra.empty()) event.extras = {extra};
+                      .has_parent = n > block_size_,
+                      .tokens = {prefix.end() - block_size_, prefix.end()},
+                      .block_size = block_size_};
+        if (n == block_size_ && !extra.empty()) event.extras = {extra};
         out.push_back(std::move(event));
       }
       parent = at->second;
     }
     return out;
   }
-  // Any block goes, also one that others follow, as vLLM's caches evict.
+  // Any block goes, also one that others follow, as vLLM's caches may evict; small ones from the
+  // last on.
   std::vector<KvEvent> evict(Rng& rng) {
     if (names_.empty()) return {};
-    const auto at = std::next(names_.begin(), static_cast<ptrdiff_t>(rng.below(names_.size())));
+    auto at = std::next(names_.begin(), static_cast<ptrdiff_t>(rng.below(names_.size())));
+    if (block_size_ < kPiece) {  // prefixes stand before what goes on behind them
+      for (auto next = std::next(at); next != names_.end() && goes_on(*at, *next); ++next)
+        at = next;
+    }
     KvEvent event{.type = KvEvent::Type::kRemoved, .hashes = {at->second}};
     names_.erase(at);
     return {event};
@@ -57,7 +69,7 @@ class NaiveWorker {
   }
   uint32_t num_tokens_of(const PromptTokens& prompt) const {
     uint32_t held = 0;
-    for (size_t n = kBlock; n <= prompt.ids.size(); n += kBlock) {
+    for (size_t n = block_size_; n <= prompt.ids.size(); n += block_size_) {
       const std::vector<int32_t> prefix(prompt.ids.begin(),
                                         prompt.ids.begin() + static_cast<ptrdiff_t>(n));
       if (!names_.contains({prompt.extra, prefix})) break;
@@ -68,15 +80,24 @@ class NaiveWorker {
   size_t num_blocks() const { return names_.size(); }
 
  private:
+  using Names = std::map<std::pair<std::string, std::vector<int32_t>>, uint64_t>;
+  static bool goes_on(const Names::value_type& prefix, const Names::value_type& longer) {
+    const std::vector<int32_t>& a = prefix.first.second;
+    const std::vector<int32_t>& b = longer.first.second;
+    return prefix.first.first == longer.first.first && b.size() > a.size() &&
+           std::equal(a.begin(), a.end(), b.begin());
+  }
   const uint64_t salt_;
+  const uint32_t block_size_;
   uint64_t num_names_ = 0;
-  std::map<std::pair<std::string, std::vector<int32_t>>, uint64_t> names_;
+  Names names_;
 };
 
 PromptTokens draw_prompt(Rng& rng) {
   PromptTokens out;
-  for (uint64_t n = rng.below(12); n > 0; --n)
-    out.ids.push_back(static_cast<int32_t>(rng.below(2)));
+  std::vector<int32_t> values;
+  for (uint64_t n = rng.below(6); n > 0; --n) values.push_back(static_cast<int32_t>(rng.below(2)));
+  out.ids = pieces(values);
   if (rng.below(4) == 0) out.extra = "salt";
   return out;
 }
@@ -88,15 +109,15 @@ uint32_t num_tokens_of(const BlockMatch& match, WorkerSlot slot) {
   return out;
 }
 
-// A block that a worker evicts before those behind it takes them from the model only, so the model
-// stores a prompt again before it goes on behind it.
-TEST(CacheMirror, HoldsWhatWorkersHold) {
-  const uint64_t seed = 2401;
+class MirrorTest : public testing::TestWithParam<uint32_t> {};
+
+TEST_P(MirrorTest, HoldsWhatWorkersHold) {
+  const uint64_t seed = 2401 + GetParam();
   SCOPED_TRACE(seed);
   Rng rng(seed);
   const std::array<WorkerSlot, 3> slots = {0, 5, 70};
   std::vector<NaiveWorker> workers;
-  for (uint64_t i = 0; i < slots.size(); ++i) workers.emplace_back(i << 32);
+  for (uint64_t i = 0; i < slots.size(); ++i) workers.emplace_back(i << 32, GetParam());
   CacheMirror mirror;
   for (int step = 0; step < 6000; ++step) {
     const size_t w = rng.below(slots.size());
@@ -112,10 +133,11 @@ TEST(CacheMirror, HoldsWhatWorkersHold) {
     const PromptTokens asked = draw_prompt(rng);
     const std::array<const BlockTree*, 1> trees = {&mirror.tree()};
     BlockMatcher matcher(asked, trees);
-    matcher.add(kBlock, slots);
+    matcher.add(GetParam(), slots);
     const BlockMatch match = matcher.take();
     for (size_t i = 0; i < slots.size(); ++i)
-      ASSERT_EQ(num_tokens_of(match, slots[i]), workers[i].num_tokens_of(asked)) << step;
+      ASSERT_EQ(num_tokens_of(match, slots[i]), workers[i].num_tokens_of(asked) / kPiece * kPiece)
+          << step;
     for (size_t i = 1; i < match.path.size(); ++i) {
       EXPECT_LT(match.path[i - 1].num_tokens, match.path[i].num_tokens);
       EXPECT_GT(match.path[i - 1].workers.size(), match.path[i].workers.size());
@@ -124,6 +146,30 @@ TEST(CacheMirror, HoldsWhatWorkersHold) {
   for (const WorkerSlot slot : slots) mirror.forget(slot);
   EXPECT_EQ(mirror.tree().num_nodes(), 0u);
   EXPECT_FALSE(mirror.is_mirrored(slots[0]));
+}
+
+INSTANTIATE_TEST_SUITE_P(BlockSizes, MirrorTest, testing::Values(1u, 8u, 16u));
+
+// Where a block between two nodes is there and the node before it is not, nothing is learnt.
+TEST(CacheMirror, ANodeThatWentFirstEndsItsBranch) {
+  CacheMirror mirror;
+  const KvEvent three{.type = KvEvent::Type::kStored,
+                      .hashes = {1, 2, 3},
+                      .tokens = std::vector<int32_t>(24, 5),
+                      .block_size = 8};
+  mirror.apply(0, three);
+  mirror.apply(0, {.type = KvEvent::Type::kRemoved, .hashes = {2}});
+  mirror.apply(0, {.type = KvEvent::Type::kStored,
+                   .hashes = {4},
+                   .parent = 3,
+                   .has_parent = true,
+                   .tokens = std::vector<int32_t>(8, 6),
+                   .block_size = 8});
+  mirror.check_invariants();
+  EXPECT_EQ(mirror.tree().num_nodes(), 0u);
+  mirror.apply(0, three);
+  mirror.check_invariants();
+  EXPECT_EQ(mirror.tree().num_nodes(), 1u);
 }
 
 TEST(CacheMirror, AnotherBlockSizeIsAnotherProcess) {
@@ -153,22 +199,22 @@ TEST(CacheMirror, BlocksBehindUnknownOnesAreLeftOut) {
 
 TEST(BlockMatch, SeveralTreesCountAsOneAndLeavesEndConversations) {
   BlockTree held, expected;
-  const PromptTokens prompt{.ids = {1, 2, 3, 4, 5, 6}, .extra = ""};
-  const PromptTokens start{.ids = {1, 2, 3, 4}, .extra = ""};
-  insert_blocks(start, kBlock, 3, held);
-  insert_blocks(prompt, kBlock, 4, expected);
+  const PromptTokens prompt{.ids = pieces({1, 2, 3}), .extra = ""};
+  const PromptTokens start{.ids = pieces({1, 2}), .extra = ""};
+  insert_blocks(start, kPiece, 3, held);
+  insert_blocks(prompt, kPiece, 4, expected);
   const std::array<const BlockTree*, 2> trees = {&held, &expected};
   const std::array<WorkerSlot, 2> slots = {3, 4};
   BlockMatcher matcher(prompt, trees);
-  matcher.add(kBlock, slots);
+  matcher.add(kPiece, slots);
   BlockMatch match = matcher.take();
   ASSERT_EQ(match.path.size(), 2u);
-  EXPECT_EQ(match.path[0].num_tokens, 4u);
+  EXPECT_EQ(match.path[0].num_tokens, 32u);
   EXPECT_EQ(match.path[0].workers.size(), 2u);
-  EXPECT_EQ(match.path[1].num_tokens, 6u);
+  EXPECT_EQ(match.path[1].num_tokens, 48u);
   EXPECT_TRUE(match.path[1].workers.contains(4));
   EXPECT_TRUE(match.at_leafs_end);
-  matcher.add(kBlock, std::array<WorkerSlot, 1>{3});
+  matcher.add(kPiece, std::array<WorkerSlot, 1>{3});
   match = matcher.take();
   EXPECT_FALSE(match.at_leafs_end);  // another prompt goes on there
   expected.remove_worker(4);

@@ -24,6 +24,7 @@ constexpr Duration kFollowInterval = std::chrono::milliseconds(200);
 constexpr Duration kWait = std::chrono::milliseconds(50);
 constexpr Duration kInfoTimeout = std::chrono::seconds(1);
 constexpr int kMessagesPerTurn = 256;  // of one worker, before the next one's are read
+constexpr int kTurnsMax = 64;          // before workers are looked for again
 
 TimePoint steady_now() { return std::chrono::steady_clock::now(); }
 
@@ -36,8 +37,7 @@ std::string zmq_host(const std::string& host) {
   return host.find(':') == std::string::npos ? host : "[" + host + "]";
 }
 
-// An address as its own process states it, as others reach it. Empty where it is a file's or the
-// process connects to it: then the router cannot ask.
+// An address as its own process states it, as others reach it: a wildcard is any of its host's.
 std::string reachable(const std::string& endpoint, const std::string& host) {
   constexpr std::string_view kTcp = "tcp://";
   if (!endpoint.starts_with(kTcp)) return endpoint;
@@ -280,7 +280,8 @@ void KvFeed::read_sources(Duration wait) {
     return;
   }
   net::wait_readable(sockets, wait);
-  for (bool more = true; more;) {
+  bool more = true;
+  for (int turn = 0; turn < kTurnsMax && more; ++turn) {
     more = false;
     for (const auto& [generation, source] : sources_) more = source->read() || more;
     std::lock_guard lock(mutex_);
