@@ -88,7 +88,7 @@ bool MaskCache::by_parts(SetId set, StoredMask& mask) {
   if (count < 2 || count > kPartsMax) return false;
   for (size_t i = 0; i < count; ++i) {
     const SetId part = earley_.canonical(earley_.part(set, i));
-    mask.add(mask_of(part), scratch_);
+    mask.add_part(mask_of(part));
   }
   return true;
 }

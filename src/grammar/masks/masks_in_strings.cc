@@ -125,7 +125,8 @@ bool MaskCache::by_difference(SetId set, StoredMask& mask) {
     return false;
   const StoredMask* const base = known_inside(positions_.set_of(other));
   if (base == nullptr) return false;
-  mask = *base;
+  mask.refer_to(*base);
+  for (const TokenId token : base->conditional()) mask.add_conditional(token);
   const TrieWalk& tokens = trie_.all();
   constexpr int kManyBytes = 64;  // bytes that distinguish the two sets
   ByteMask differing;

@@ -1,5 +1,6 @@
-// A mask in the form in which it is cached: a base that many masks share, or own words, and the
-// differences from these: runs of tokens that the vocabulary lists, and single tokens.
+// A mask in the form in which it is cached: a base that many masks share, own words, or the union
+// of other masks, and the differences from these: runs of tokens that the vocabulary lists, and
+// single tokens.
 #pragma once
 
 #include <cstddef>
@@ -17,6 +18,7 @@ void set_token(std::span<uint32_t> words, TokenId token, bool on);
 
 // Not thread-safe, except that any number of threads may call the const functions. A base is
 // borrowed: it is a mask of the vocabulary, or the words of another stored mask, and outlives this.
+// So are the masks of a union.
 // `words` and `scratch` hold one mask each: TokenTrie::words_per_mask() words.
 class StoredMask {
  public:
@@ -40,8 +42,10 @@ class StoredMask {
     conditional_.insert(conditional_.end(), tokens.token_ids.begin() + begin,
                         tokens.token_ids.begin() + end);
   }
-  // Adds the tokens that the part allows. Its conditional tokens become conditional in the whole.
-  void add(const StoredMask& part, std::span<uint32_t> scratch);
+  // Adds the tokens that the part allows; its conditional tokens become conditional in the whole.
+  // REQUIRES: the part is settled and outlives this, and this is a union: it only ever got parts,
+  // and tokens that it allows.
+  void add_part(const StoredMask& part);
 
   // Converts a complete mask to the form in which it is kept. `exhausted`: an exhausted recogniser
   // computed at least a part of it, so it is unusable.
@@ -58,9 +62,13 @@ class StoredMask {
 
  private:
   bool only_allows() const;  // whether no change refuses a token
+  bool is_union_empty() const;
+  // Sets the bits of the unconditional tokens and leaves all others as they are.
+  void merge_into(std::span<uint32_t> words) const;
 
   const std::vector<uint32_t>* base_ = nullptr;
   std::vector<uint32_t> words_;
+  std::vector<const StoredMask*> parts_;           // instead of a base and words
   std::vector<const std::vector<TokenId>*> runs_;  // allowed before the changes are applied
   std::vector<uint32_t> changes_;  // token * 2 + (1 to allow it), in the order of application
   std::vector<TokenId> conditional_;
