@@ -45,6 +45,18 @@ uint8_t char_position_of(uint64_t key) { return key & 7; }
 
 }  // namespace
 
+// Returns whether a character of a string's inside may begin with any byte that begins one.
+bool StringInsides::may_begin_all(const EarleyPosition& position) const {
+  ByteMask wanted, bytes;
+  for (const auto& [low, high] : kAscii) wanted.add(low, high);
+  wanted.add(0xc2, 0xf4);
+  positions_.add_bytes(position, bytes);
+  for (size_t w = 0; w < bytes.words.size(); ++w) {
+    if ((wanted.words[w] & ~bytes.words[w]) != 0) return false;
+  }
+  return true;
+}
+
 // Adds the sets that `more` + 1 bytes lead to, the first of them in [low, high]. Returns false
 // where some of them lead nowhere, or to more than kSetsMax sets.
 bool StringInsides::lead(SetId from, int low, int high, int more, std::vector<SetId>& out) {
@@ -68,13 +80,7 @@ bool StringInsides::lead(SetId from, int low, int high, int more, std::vector<Se
 // character leads nowhere, or to more than kSetsMax sets.
 bool StringInsides::successors(SetId set, std::vector<SetId>& out) {
   // Most sets that are not inside a string are rejected here.
-  ByteMask wanted, bytes;
-  for (const auto& [low, high] : kAscii) wanted.add(low, high);
-  wanted.add(0xc2, 0xf4);
-  positions_.add_bytes(positions_.position_of(set), bytes);
-  for (size_t w = 0; w < bytes.words.size(); ++w) {
-    if ((wanted.words[w] & ~bytes.words[w]) != 0) return false;
-  }
+  if (!may_begin_all(positions_.position_of(set))) return false;
   for (const auto& [low, high] : kAscii) {
     if (!lead(set, low, high, 0, out)) return false;
   }
@@ -159,6 +165,8 @@ void StringInsides::reduce(const std::vector<uint64_t>& positions, Candidates& h
 bool StringInsides::stays(NodeId start) {
   const uint64_t first = key_of(start, 0);
   if (const auto it = stays_.find(first); it != stays_.end()) return it->second;
+  // Most nodes of patterns are rejected here, before all positions are collected.
+  if (!may_begin_all({EarleyPosition::kInRule, start})) return false;
   std::vector<uint64_t> positions = {first};
   Candidates holds = {{first, true}};
   if (!collect(positions, holds)) return stays_[first] = false;

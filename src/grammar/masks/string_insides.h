@@ -33,6 +33,7 @@ class StringInsides {
   // [node and position inside a character] whether it still belongs to the greatest set
   using Candidates = std::unordered_map<uint64_t, bool>;
 
+  bool may_begin_all(const EarleyPosition& position) const;
   bool successors(SetId set, std::vector<SetId>& out);
   bool lead(SetId from, int low, int high, int more, std::vector<SetId>& out);
   bool collect(std::vector<uint64_t>& positions, Candidates& holds) const;
