@@ -31,9 +31,12 @@ class CharClassSearch {
   // Returns the classes whose characters lead on however often they come, or, with `characters`
   // set, up to that many characters; these are ASCII classes alone.
   Absorbed absorbed(SetId set);
+  // Returns the classes of which a character may follow, at once or behind other characters of the
+  // classes; all classes where that is unknown.
+  CharClassSet live(SetId set);
   size_t num_bytes() const {
-    return held_bytes(rounds_) + held_bytes(found_) + held_bytes(targets_) +
-           led_.size() * kLedNodeBytes;
+    return held_bytes(rounds_) + held_bytes(found_) + held_bytes(marks_) + held_bytes(targets_) +
+           led_.size() * kLedNodeBytes + seen_.num_bytes() + held_bytes(nodes_);
   }
 
  private:
@@ -52,9 +55,15 @@ class CharClassSearch {
   // Entries of led_ and targets_ beyond which both are dropped before a search: about 3 MiB.
   static constexpr size_t kLedMax = size_t{1} << 16;
 
+  static constexpr size_t kSetsMax = 300;  // of one search
+  static constexpr int kNumLetterClasses = 2;
+  static constexpr CharClassSet kMarkClasses =
+      0x3f8;  // other ASCII classes than letters and digits
+
   void make_edges();
   const Led& lead(int kind, SetId from);
-  void find(const Led& led);
+  void find(const Led& led, int kind, size_t from);
+  Absorbed search(SetId set, CharClassSet kinds, CharClassSet& failed);
   bool follow(int kind, uint8_t position, SetId at, bool& any);
 
   EarleyRecogniser& earley_;
@@ -66,8 +75,11 @@ class CharClassSearch {
   // Scratch of one search.
   std::vector<std::pair<uint8_t, SetId>> within_;  // positions inside a character, and sets
   std::vector<SetId> found_;                       // sets between characters, each once
+  std::vector<CharClassSet> marks_;                // [found_] the last mark on the way there, or 0
   std::vector<uint32_t> rounds_;                   // [set] the last search that found it
   uint32_t round_ = 0;
+  SeenItems seen_;             // nodes_, without return states
+  std::vector<NodeId> nodes_;  // that characters reach
 };
 
 }  // namespace espalier::grammar

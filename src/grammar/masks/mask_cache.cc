@@ -118,23 +118,32 @@ bool MaskCache::by_closed_rule(SetId set, StoredMask& mask) {
   return true;
 }
 
-// Allows at once the tokens made of classes that lead on; the others are walked.
+// Allows at once the tokens made of classes that lead on. Of the others those are walked whose
+// classes may all follow.
 bool MaskCache::by_char_classes(SetId set, StoredMask& mask) {
   const auto [kinds, characters] = char_classes_.absorbed(set);
-  if (kinds == 0) return false;
-  if (characters == CharClassSearch::kNoEnd) {
+  const CharClassSet live = char_classes_.live(set);
+  if (kinds == 0 && live == kAllCharClasses) return false;
+  constexpr size_t kLongCharacters = 16;  // few tokens have more
+  if (characters >= kLongCharacters) {
     mask.start_from(trie_.of_char_classes(kinds));
+    if (characters != CharClassSearch::kNoEnd) {
+      for (const TokenId token : trie_.longer_of_char_classes(kinds, characters))
+        mask.refuse(token);
+    }
   } else {
     std::vector<uint32_t> words(scratch_.size(), 0);
     trie_.add_of_char_classes(kinds, characters, words);
     mask.start_from(std::move(words));
   }
   const TrieWalk& all = trie_.all();
-  const std::vector<CharClassSet>& below = trie_.char_classes_below();
+  const std::vector<uint64_t>& below = trie_.class_sets_below();
   walk_.scan(
       all, set, [&](uint32_t t) { mask.allow(all.token_ids[t]); },
       [&](uint32_t begin, uint32_t end) { mask.add_conditional(all, begin, end); },
-      [&, wanted = kinds](uint32_t node) { return (below[node] & ~wanted) == 0; });
+      [&, wanted = trie_.class_sets_between(kinds, live)](uint32_t node) {
+        return (below[node] & wanted) == 0;
+      });
   return true;
 }
 

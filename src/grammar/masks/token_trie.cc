@@ -1,6 +1,7 @@
 #include "grammar/masks/token_trie.h"
 
 #include <algorithm>
+#include <functional>
 #include <unordered_map>
 #include <utility>
 
@@ -114,23 +115,50 @@ TokenTrie::TokenTrie(const VocabView& vocab)
 }
 
 void TokenTrie::file_by_char_classes() {
-  char_classes_below_.assign(all_.nodes.size(), 0);
-  std::vector<uint32_t> open;  // nodes above the current one
-  for (uint32_t i = 0; i + 1 < all_.nodes.size(); ++i) {
-    while (!open.empty() && all_.nodes[open.back()].skip <= i) open.pop_back();
-    open.push_back(i);
-    CharClassSet own = 0;
-    for (uint32_t t = all_.nodes[i].tokens_begin; t < all_.nodes[i + 1].tokens_begin; ++t) {
-      const CharClassSet kinds = char_classes_of(bytes(all_.token_ids[t]));
-      own |= kinds;
-      if ((kinds & kOtherBytes) == 0) by_char_classes_[kinds].push_back(all_.token_ids[t]);
-    }
-    if (own == 0) continue;
-    for (uint32_t above : open) char_classes_below_[above] |= own;
+  std::vector<CharClassSet> sets;  // by the tokens of all_
+  for (const TokenId id : all_.token_ids) {
+    sets.push_back(char_classes_of(bytes(id)));
+    if ((sets.back() & kOtherBytes) == 0) by_char_classes_[sets.back()].push_back(id);
   }
   for (auto& [kinds, ids] : by_char_classes_) {
     std::ranges::stable_sort(ids, {}, [&](TokenId id) { return bytes(id).size(); });
   }
+  number_class_sets(sets);
+}
+
+void TokenTrie::number_class_sets(const std::vector<CharClassSet>& sets) {
+  constexpr size_t kLastNumber = 63;
+  std::unordered_map<CharClassSet, size_t> counts;
+  for (const CharClassSet set : sets) ++counts[set];
+  for (const auto& [set, _] : counts) class_sets_.emplace_back(set, uint8_t{0});
+  std::ranges::sort(class_sets_, std::greater(), [&](const auto& numbered) {
+    return std::pair(counts.at(numbered.first), numbered.first);
+  });
+  std::unordered_map<CharClassSet, uint64_t> bits;
+  for (size_t i = 0; i < class_sets_.size(); ++i) {
+    class_sets_[i].second = static_cast<uint8_t>(std::min(i, kLastNumber));
+    bits[class_sets_[i].first] = uint64_t{1} << class_sets_[i].second;
+  }
+  class_sets_below_.assign(all_.nodes.size(), 0);
+  std::vector<uint32_t> open;  // nodes above the current one
+  for (uint32_t i = 0; i + 1 < all_.nodes.size(); ++i) {
+    while (!open.empty() && all_.nodes[open.back()].skip <= i) open.pop_back();
+    open.push_back(i);
+    uint64_t own = 0;
+    for (uint32_t t = all_.nodes[i].tokens_begin; t < all_.nodes[i + 1].tokens_begin; ++t)
+      own |= bits.at(sets[t]);
+    if (own == 0) continue;
+    for (uint32_t above : open) class_sets_below_[above] |= own;
+  }
+}
+
+uint64_t TokenTrie::class_sets_between(CharClassSet inner, CharClassSet outer) const {
+  uint64_t bits = 0;
+  for (const auto& [set, number] : class_sets_) {
+    const bool may_follow = (set & kOtherBytes) != 0 || (set & ~outer) == 0;
+    if (may_follow && (set & ~inner) != 0) bits |= uint64_t{1} << number;
+  }
+  return bits;
 }
 
 const std::vector<uint32_t>& TokenTrie::of_char_classes(CharClassSet kinds) const {
@@ -153,6 +181,17 @@ void TokenTrie::add_of_char_classes(CharClassSet kinds, size_t size_max,
       words[static_cast<size_t>(id) / 32] |= 1u << (id % 32);
     }
   }
+}
+
+std::vector<TokenId> TokenTrie::longer_of_char_classes(CharClassSet kinds, size_t size) const {
+  std::vector<TokenId> longer;
+  for (const auto& [some, ids] : by_char_classes_) {
+    if ((some & ~kinds) != 0) continue;
+    const auto begin =
+        std::ranges::upper_bound(ids, size, {}, [&](TokenId id) { return bytes(id).size(); });
+    longer.insert(longer.end(), begin, ids.end());
+  }
+  return longer;
 }
 
 void TokenTrie::make_lexeme(Lexeme lexeme) {

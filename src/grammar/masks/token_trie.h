@@ -10,6 +10,7 @@
 #include <string>
 #include <string_view>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "grammar/automata/lexeme.h"
@@ -65,8 +66,15 @@ class TokenTrie {
   // computed on first use; and those of them with at most `bytes` bytes.
   const std::vector<uint32_t>& of_char_classes(CharClassSet kinds) const;
   void add_of_char_classes(CharClassSet kinds, size_t bytes, std::span<uint32_t> words) const;
-  // [node of all()] the character classes of the tokens at and below the node
-  const std::vector<CharClassSet>& char_classes_below() const { return char_classes_below_; }
+  // Those of them with more than `bytes` bytes.
+  std::vector<TokenId> longer_of_char_classes(CharClassSet kinds, size_t bytes) const;
+  // The sets of classes that tokens consist of are numbered; those behind the 63 that most tokens
+  // have share the last number. [node of all()] bit n: a token at or below the node has set n.
+  const std::vector<uint64_t>& class_sets_below() const { return class_sets_below_; }
+  // Returns the bits of all sets but those within `inner` and those that have a class outside of
+  // `outer` and not kOtherBytes: behind such bytes, a string's closing quote among them, any class
+  // may follow.
+  uint64_t class_sets_between(CharClassSet inner, CharClassSet outer) const;
 
   // [state of the lexeme's automaton]
   const std::vector<LexemeMasks>& lexeme(Lexeme lexeme) const {
@@ -86,6 +94,7 @@ class TokenTrie {
 
  private:
   void file_by_char_classes();
+  void number_class_sets(const std::vector<CharClassSet>& sets);
   void make_lexeme(Lexeme lexeme);
   LexemeMasks masks_from(const LexemeAutomaton& automaton, uint8_t from) const;
 
@@ -101,7 +110,8 @@ class TokenTrie {
   std::vector<std::vector<uint32_t>> inside_up_to_;
   std::vector<uint32_t> string_inside_mask_;
   std::unordered_map<CharClassSet, std::vector<TokenId>> by_char_classes_;  // shortest first
-  std::vector<CharClassSet> char_classes_below_;
+  std::vector<std::pair<CharClassSet, uint8_t>> class_sets_;  // and the number of each
+  std::vector<uint64_t> class_sets_below_;
   mutable std::mutex of_char_classes_mutex_;
   mutable std::unordered_map<CharClassSet, std::unique_ptr<const std::vector<uint32_t>>>
       of_char_classes_;
