@@ -6,6 +6,7 @@ Pictures of the page are kept in build/playground for review. Without a Chromium
 """
 import base64
 import gzip
+import hashlib
 import html.parser
 import json
 import os
@@ -25,6 +26,7 @@ PICTURES = os.path.join(harness.ROOT, "build", "playground")
 BROWSER_HEADERS = {"Accept": "text/html,*/*;q=0.8", "Accept-Encoding": "gzip"}
 BYTES_MAX = 150_000
 FIRST_PAINT_MS = 100
+PAINTS = 15
 TREE_NODES = 10_000
 TREE_FPS = 60
 # A busy or slow computer measures itself: there the figures are printed and not judged.
@@ -34,6 +36,10 @@ JUDGES_TIMES = os.environ.get("ESPALIER_JUDGE_TIMES", "") == "1"
 def read(name):
     with open(os.path.join(FILES, name), encoding="utf-8") as f:
         return f.read()
+
+
+def texts():
+    return [name for name in sorted(os.listdir(FILES)) if not name.endswith(".png")]
 
 
 class Outline(html.parser.HTMLParser):
@@ -120,13 +126,19 @@ class Served(unittest.TestCase):
         self.assertEqual(gzip.decompress(body).decode(), read("index.html"))
         policy = dict(part.strip().split(" ", 1) for part in answer.getheader("Content-Security-Policy").split(";"))
         self.assertEqual(policy["default-src"], "'none'")
-        for name in ("script-src", "style-src", "connect-src"):
-            self.assertEqual(policy[name], "'self'")
+        self.assertEqual(policy["connect-src"], "'self'")
+        for kind in ("script", "style"):
+            digests = [base64.b64encode(hashlib.sha256(block.encode()).digest()).decode()
+                       for block in re.findall(rf"<{kind}>(.*?)</{kind}>", read("index.html"), re.S)]
+            self.assertEqual(len(digests), 1, f"<{kind}> of the page")
+            self.assertEqual(policy[f"{kind}-src"], f"'self' 'sha256-{digests[0]}'")
+            other = self.fetch("/playground/main.js")[0].getheader("Content-Security-Policy")
+            self.assertIn(f"{kind}-src 'self';", other, "what stands in the page is allowed there alone")
         for name in ("base-uri", "form-action", "frame-ancestors"):
             self.assertEqual(policy[name], "'none'")
         self.assertEqual(answer.getheader("X-Content-Type-Options"), "nosniff")
 
-    def test_the_page_is_valid_and_has_nothing_inline(self):
+    def test_the_page_is_valid_and_its_elements_have_no_code(self):
         page = Outline(read("index.html"))
         self.assertEqual(page.problems, [])
         self.assertEqual(page.inline, [])
@@ -139,20 +151,20 @@ class Served(unittest.TestCase):
 
     def test_the_scripts_ask_for_ids_that_are_there(self):
         ids = set(Outline(read("index.html")).ids)
-        for name in os.listdir(FILES):
+        for name in texts():
             if name.endswith(".js"):
                 for wanted in re.findall(r"\$\('([^']+)'\)", read(name)):
                     self.assertIn(wanted, ids, name)
 
     def test_no_file_names_another_server(self):
-        for name in os.listdir(FILES):
-            text = read(name).replace("http://www.w3.org/2000/svg", "")
+        for name in texts():
+            text = read(name)
             self.assertEqual(re.findall(r"(?:https?:)?//[a-z0-9.-]+\.[a-z]{2,}", text), [], name)
             for word in ("innerHTML", "outerHTML", "insertAdjacentHTML", "document.write", "eval(", "localStorage", "sessionStorage", "document.cookie"):
                 self.assertNotIn(word, text, name)
 
     def test_colours_have_the_contrast_of_wcag_aa(self):
-        variables = dict(re.findall(r"--([\w-]+): light-dark\((#\w{6}, #\w{6})\)", read("style.css")))
+        variables = dict(re.findall(r"--([\w-]+): light-dark\((#\w{6}, #\w{6})\)", read("index.html")))
         texts = [("ink", ["paper", "card", "forced", "drafted"]), ("quiet", ["paper", "card"]), ("on-accent", ["accent"]),
                  ("error", ["paper", "card"]), ("good", ["paper", "card"])]
         parts = [(name, ["card"]) for name in ("field", "accent", "tree", "locked", "hit", "new", "gone", "away", "disk", "queue", "prefill", "decode")]
@@ -289,21 +301,35 @@ class BrowserCase(unittest.TestCase):
 
 
 class InTheBrowser(BrowserCase):
-    def first_paints(self, go):
-        times = []
-        for _ in range(7):
-            self.page.call("Page.navigate", url="about:blank")
-            go()
-            times.append(self.page.wait("""(performance.getEntriesByName('first-contentful-paint')[0] ?? {}).startTime"""))
-        return sorted(times)
+    def first_paint(self, url):
+        """[first paint, ready or null], in ms after the navigation to the address began."""
+        self.page.call("Network.clearBrowserCache")
+        self.page.call("Page.navigate", url="about:blank")
+        time.sleep(0.4)  # the browser clears the last page away
+        self.page.call("Page.navigate", url=url)
+        self.page.wait("performance.getEntriesByName('first-contentful-paint').length")
+        if url.startswith("http"):
+            self.page.wait("document.documentElement.dataset.ready === 'true'")
+        return self.page.evaluate("""['first-contentful-paint', 'ready'].map((name) => performance.getEntriesByName(name)[0]?.startTime)""")
 
     def test_the_first_paint_comes_at_once(self):
-        word = self.first_paints(lambda: self.page.call("Page.navigate", url="data:text/html,<p>Hello"))
-        times = self.first_paints(lambda: self.page.open(self.url))
-        print(f"\nplayground: first paint after {times[len(times) // 2]:.0f} ms (median of {len(times)}; {times[0]:.0f} to {times[-1]:.0f}); "
-              f"a page of one word takes this browser {word[len(word) // 2]:.0f} ms")
+        """Beside a page of one word, which shows what the browser itself takes on this computer now."""
+        word = sorted(self.first_paint("data:text/html,<p>Hello")[0] for _ in range(PAINTS))
+        paint, ready = map(sorted, zip(*[self.first_paint(self.url) for _ in range(PAINTS)]))
+        middle = PAINTS // 2
+        print(f"\nplayground: first paint after {paint[middle]:.0f} ms (median of {PAINTS}; {paint[0]:.0f} to {paint[-1]:.0f}), where a page of one "
+              f"word takes this browser {word[middle]:.0f} ms ({word[0]:.0f} to {word[-1]:.0f}); ready for input after {ready[middle]:.0f} ms")
+        self.assertLess(paint[0], ready[0], "nothing that is not shown delays what is")
         if JUDGES_TIMES:
-            self.assertLessEqual(times[len(times) // 2], FIRST_PAINT_MS)
+            self.assertLessEqual(paint[middle], FIRST_PAINT_MS)
+
+    def test_parts_come_once_and_a_stated_view_at_once(self):
+        page = self.view("chat")
+        self.assertEqual(page.evaluate("document.querySelectorAll('template').length"), 0)
+        self.assertEqual(set(Outline(read("index.html")).ids) - set(page.evaluate("[...document.querySelectorAll('[id]')].map((each) => each.id)")), set())
+        page.call("Page.navigate", url="about:blank")
+        page = self.view("monitor")
+        self.assertEqual(page.evaluate("[...document.querySelectorAll('[role=tabpanel]')].filter((each) => !each.hidden).map((each) => each.id)"), ["monitor"])
 
     def test_chat_streams_tokens_and_branches(self):
         page = self.view("chat")

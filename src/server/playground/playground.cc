@@ -8,26 +8,32 @@
 namespace espalier::server {
 namespace {
 
-// No inline script or style, nothing of another server, no frame around it and none in it. Pictures
-// of grammars are made in the page, as blobs.
-constexpr std::string_view kPolicy =
-    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' blob:; "
-    "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
+// Of scripts and styles in a page those alone that were built into it, nothing of another server,
+// no frame around it and none in it. Pictures of grammars are made in the page, as blobs.
+std::string policy(const StaticFile& file) {
+  return fmt::format(
+      "default-src 'none'; script-src 'self'{}; style-src 'self'{}; img-src 'self' blob:; "
+      "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+      file.inline_scripts, file.inline_styles);
+}
 
 bool header_has(const net::HttpRequest& request, std::string_view name, std::string_view word) {
   const std::string* value = request.header(name);
   return value != nullptr && value->find(word) != std::string::npos;
 }
 
-net::Headers headers_of(const StaticFile& file) {
-  return {{"Content-Type", std::string(file.type)},
-          {"Content-Security-Policy", std::string(kPolicy)},
-          {"X-Content-Type-Options", "nosniff"},
-          {"Referrer-Policy", "no-referrer"},
-          {"Cross-Origin-Opener-Policy", "same-origin"},
-          {"Cache-Control", "no-cache"},  // asked for again with its ETag, and mostly not sent
-          {"Vary", "Accept, Accept-Encoding"},
-          {"ETag", std::string(file.etag)}};
+net::Headers headers_of(const StaticFile& file, const net::HttpRequest& request) {
+  net::Headers headers = {
+      {"Content-Type", std::string(file.type)},
+      {"Content-Security-Policy", policy(file)},
+      {"X-Content-Type-Options", "nosniff"},
+      {"Referrer-Policy", "no-referrer"},
+      {"Cache-Control", "no-cache"},  // asked for again with its ETag, and mostly not sent
+      {"Vary", "Accept, Accept-Encoding, Sec-Fetch-Site"},
+      {"ETag", std::string(file.etag)}};
+  if (!header_has(request, "Sec-Fetch-Site", "none"))
+    headers.emplace_back("Cross-Origin-Opener-Policy", "same-origin");
+  return headers;
 }
 
 }  // namespace
@@ -41,7 +47,7 @@ net::HttpResponse playground_file(const net::HttpRequest& request, std::string_v
   const auto file = std::ranges::find(files, name, &StaticFile::name);
   if (file == files.end())
     return http_error(404, fmt::format("the playground has no file '{}'", name));
-  net::HttpResponse answer{200, headers_of(*file), {}};
+  net::HttpResponse answer{200, headers_of(*file, request), {}};
   if (header_has(request, "If-None-Match", file->etag)) {
     answer.status = 304;
   } else if (header_has(request, "Accept-Encoding", "gzip")) {

@@ -127,3 +127,4 @@ startCode();
 startKeys();
 startKeyboard();
 document.documentElement.dataset.ready = 'true';
+performance.mark('ready');
