@@ -79,7 +79,10 @@ json::object NamedSplit::pre_tokenizer() const {
                      {"behavior", "Isolated"},
                      {"invert", false}});
   }
-  steps.push_back({{"type", "ByteLevel"}, {"add_prefix_space", false}, {"use_regex", false}});
+  steps.push_back({{"type", "ByteLevel"},
+                   {"add_prefix_space", false},
+                   {"trim_offsets", true},  // `tokenizers` reads no step without it
+                   {"use_regex", false}});
   return {{"type", "Sequence"}, {"pretokenizers", std::move(steps)}};
 }
 

@@ -55,12 +55,20 @@ void expect_same(const Tokenizer& a, const Tokenizer& b, std::string_view what) 
   }
 }
 
+size_t count_of(std::string_view word, std::string_view text) {
+  size_t count = 0;
+  for (size_t at = 0; (at = text.find(word, at)) != text.npos; at += word.size()) ++count;
+  return count;
+}
+
 TEST(StoredVocabularyFiles, ThereAndBackIsTheSame) {
   for (const NamedSplit& split : named_splits()) {
     const std::string name(split.names.front());
     const StoredVocabulary before = letters(name);
     const auto files = make_vocabulary_files(before);
     ASSERT_TRUE(files) << files.error().message();
+    EXPECT_EQ(count_of("\"ByteLevel\"", files->tokenizer), 3u) << "before, behind, decoder";
+    EXPECT_EQ(count_of("\"trim_offsets\"", files->tokenizer), 3u) << "which it may not lack";
     const auto tokenizer = parse_hf_tokenizer(files->tokenizer, files->config);
     ASSERT_TRUE(tokenizer) << tokenizer.error().message();
     expect_same(*make_stored_tokenizer(before).value(), **tokenizer, name);
