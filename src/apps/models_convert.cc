@@ -13,6 +13,7 @@
 #include "apps/config.h"
 #include "apps/progress.h"
 #include "base/mapped_file.h"
+#include "checkpoint/generation_config.h"
 #include "checkpoint/gguf_model.h"
 #include "checkpoint/model_transcode.h"
 #include "checkpoint/staged_output.h"
@@ -126,6 +127,19 @@ Status compare_tokenizers(const fs::path& source, const fs::path& result) {
   return {};
 }
 
+Status compare_sampling(const fs::path& source, const fs::path& result) {
+  ESP_ASSIGN_OR_RETURN(const GenerationDefaults before, read_generation_defaults(source));
+  ESP_ASSIGN_OR_RETURN(const GenerationDefaults after, read_generation_defaults(result));
+  if (before.temperature != after.temperature || before.top_p != after.top_p ||
+      before.min_p != after.min_p || before.repetition_penalty != after.repetition_penalty ||
+      before.top_k != after.top_k)
+    return error(StatusCode::kInternal,
+                 "the result has other defaults of sampling than {} has, so it is not kept; please "
+                 "report this model",
+                 source.string());
+  return {};
+}
+
 Status compare(const fs::path& source, const fs::path& result) {
   DecoderSpec before, after;
   ESP_ASSIGN_OR_RETURN(const std::string wanted, program_text(source, before));
@@ -135,6 +149,7 @@ Status compare(const fs::path& source, const fs::path& result) {
                  "{}: its configuration says more than the other format can, so the result would "
                  "be another model",
                  source.string());
+  ESP_RETURN_IF_ERROR(compare_sampling(source, result));
   return compare_tokenizers(source, result);
 }
 
@@ -160,7 +175,8 @@ Status write_to_gguf(const fs::path& source, const GgufTypes& types, StagedOutpu
     ESP_ASSIGN_OR_RETURN(const JsonObject config, read_model_config(source));
     ESP_ASSIGN_OR_RETURN(const StoredVocabulary vocabulary, folder_vocabulary(source, config));
     const std::string name = fs::weakly_canonical(source).filename().string();
-    ESP_ASSIGN_OR_RETURN(plan, plan_gguf(*checkpoint, config, vocabulary, name, types));
+    ESP_ASSIGN_OR_RETURN(const GenerationConfig generation, read_generation_config(source));
+    ESP_ASSIGN_OR_RETURN(plan, plan_gguf(*checkpoint, config, generation, vocabulary, name, types));
   }
   const int64_t bytes = total_bytes(plan.tensors);
   ESP_RETURN_IF_ERROR(output.require_space(bytes));
@@ -189,6 +205,8 @@ Status write_folder(const fs::path& source, const BlockEncoder& type, StagedOutp
   ESP_ASSIGN_OR_RETURN(const VocabularyFiles files, make_vocabulary_files(vocabulary));
   ESP_ASSIGN_OR_RETURN(const std::string config,
                        gguf_config_text(parts->front(), torch_name(type)));
+  ESP_ASSIGN_OR_RETURN(GenerationConfig generation, read_generation_config(source));
+  ESP_ASSIGN_OR_RETURN(generation.eos_token_ids, read_eos_token_ids(fields));
   const int64_t bytes = total_bytes(tensors);
   ESP_RETURN_IF_ERROR(output.require_space(bytes));
   std::error_code problem;
@@ -196,6 +214,8 @@ Status write_folder(const fs::path& source, const BlockEncoder& type, StagedOutp
     return error(StatusCode::kInternal, "the folder {} cannot be made: {}", output.path().string(),
                  problem.message());
   ESP_RETURN_IF_ERROR(write_file(output.path() / "config.json", config));
+  ESP_RETURN_IF_ERROR(
+      write_file(output.path() / "generation_config.json", generation_config_text(generation)));
   ESP_RETURN_IF_ERROR(write_file(output.path() / "tokenizer.json", files.tokenizer));
   ESP_RETURN_IF_ERROR(write_file(output.path() / "tokenizer_config.json", files.config));
   return write_safetensors(output.path(), tensors, kShardBytes, bar_of_writing(bytes));

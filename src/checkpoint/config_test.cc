@@ -2,8 +2,10 @@
 #include <gtest/gtest.h>
 
 #include "checkpoint/generation_config.h"
+#include "checkpoint/gguf_writer.h"
 #include "checkpoint/json_object.h"
 #include "checkpoint/temp_folder.h"
+#include "checkpoint/tensor_writer.h"
 
 namespace espalier {
 namespace {
@@ -109,6 +111,69 @@ TEST(GenerationConfig, AbsentFileIsNoErrorAndBadFieldIs) {
   folder.write("generation_config.json", R"({"top_k":0,"eos_token_id":5})");
   EXPECT_EQ(read_generation_config(folder.path())->top_k, -1);
   EXPECT_THAT(read_generation_config(folder.path())->eos_token_ids, ElementsAre(5));
+}
+
+GenerationConfig a_generation_config() {
+  GenerationConfig config;
+  config.temperature = 0.6f;
+  config.top_p = 0.95f;
+  config.min_p = 0;
+  config.repetition_penalty = 1.05f;
+  config.top_k = 20;
+  return config;
+}
+
+void expect_same_sampling(const Result<GenerationConfig>& found, const GenerationConfig& wanted) {
+  ASSERT_TRUE(found) << found.error().to_string();
+  EXPECT_EQ(found->temperature, wanted.temperature);
+  EXPECT_EQ(found->top_p, wanted.top_p);
+  EXPECT_EQ(found->min_p, wanted.min_p);
+  EXPECT_EQ(found->repetition_penalty, wanted.repetition_penalty);
+  EXPECT_EQ(found->top_k, wanted.top_k);
+}
+
+TEST(GenerationConfig, WhatIsWrittenComesBackFromBothFormats) {
+  GenerationConfig without_limit = a_generation_config(), greedy, none;
+  without_limit.top_k = -1;
+  greedy.temperature = 0;
+  for (const GenerationConfig& config : {a_generation_config(), without_limit, greedy, none}) {
+    TempFolder folder;
+    GgufMetadata metadata;
+    add_generation_config(config, metadata);
+    ASSERT_TRUE(write_gguf(folder.path() / "model.gguf", metadata, {}, {}).ok());
+    expect_same_sampling(read_generation_config(folder.path() / "model.gguf"), config);
+    expect_same_sampling(read_generation_config(folder.path()), config);  // which has one GGUF
+    GenerationConfig whole = config;
+    whole.max_new_tokens = 9;
+    whole.eos_token_ids = {3, 9};
+    folder.write("generation_config.json", generation_config_text(whole));
+    const auto found = read_generation_config(folder.path());
+    expect_same_sampling(found, whole);
+    EXPECT_EQ(found->max_new_tokens, 9);
+    EXPECT_THAT(found->eos_token_ids, ElementsAre(3, 9));
+  }
+}
+
+TEST(GenerationConfig, TheTextSaysWhetherSamplingIsWanted) {
+  GenerationConfig config;
+  EXPECT_EQ(generation_config_text(config), "{\n}\n");
+  config.eos_token_ids = {2};
+  EXPECT_EQ(generation_config_text(config), "{\n  \"eos_token_id\": [2]\n}\n");
+  config.temperature = 0.7f;
+  EXPECT_EQ(generation_config_text(config),
+            "{\n  \"temperature\": 0.7,\n  \"do_sample\": true,\n  \"eos_token_id\": [2]\n}\n");
+  config.temperature = 0;
+  EXPECT_THAT(generation_config_text(config), HasSubstr("\"do_sample\": false"));
+}
+
+TEST(GenerationConfig, AWrongKeyOfAGgufIsNamed) {
+  TempFolder folder;
+  GgufWriter writer;
+  folder.write("model.gguf", writer.real("general.sampling.top_p", 1.5f).bytes());
+  const auto config = read_generation_config(folder.path() / "model.gguf");
+  ASSERT_FALSE(config);
+  EXPECT_THAT(config.error().message(),
+              HasSubstr("model.gguf: 'general.sampling.top_p' is 1.5, which is not in (0, 1]"));
 }
 
 }  // namespace

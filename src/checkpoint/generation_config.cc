@@ -1,26 +1,61 @@
 #include "checkpoint/generation_config.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <limits>
 
+#include "checkpoint/gguf_file.h"
+#include "checkpoint/gguf_model.h"
 #include "checkpoint/json_object.h"
+#include "checkpoint/tensor_writer.h"
 
 namespace espalier {
 namespace {
 
 constexpr int64_t kMaxInt32 = std::numeric_limits<int32_t>::max();
 
-using InRange = bool (*)(double);
+// A parameter under its name in both formats. `lowest`: allowed too, unless `above` it alone is.
+struct Parameter {
+  const char* field;
+  const char* gguf;
+  std::optional<float> GenerationConfig::*member;
+  double lowest, highest;
+  bool above;
+  const char* range;
+};
+constexpr double kNoLimit = std::numeric_limits<double>::infinity();
+constexpr Parameter kParameters[] = {
+    {"temperature", "general.sampling.temp", &GenerationConfig::temperature, 0, kNoLimit, false,
+     "at least 0"},
+    {"top_p", "general.sampling.top_p", &GenerationConfig::top_p, 0, 1, true, "in (0, 1]"},
+    {"min_p", "general.sampling.min_p", &GenerationConfig::min_p, 0, 1, false, "in [0, 1]"},
+    {"repetition_penalty", "general.sampling.penalty_repeat", &GenerationConfig::repetition_penalty,
+     0, kNoLimit, true, "above 0"}};
+constexpr const char* kGgufTopK = "general.sampling.top_k";
 
-Status read_float(const JsonObject& config, const char* field, InRange in_range, const char* range,
-                  std::optional<float>& out) {
-  if (!config.has(field)) return Status();
-  ESP_ASSIGN_OR_RETURN(const double value, config.number(field));
-  if (!in_range(value)) {
-    return config.field_error(field, fmt::format("is {}, which is not {}", value, range));
+bool in_range(const Parameter& each, double value) {
+  return (each.above ? value > each.lowest : value >= each.lowest) && value <= each.highest;
+}
+
+Result<GenerationConfig> read_from_gguf(const std::filesystem::path& path) {
+  ESP_ASSIGN_OR_RETURN(const GgufFile file, GgufFile::open(path));
+  GenerationConfig result;
+  const auto refuse = [&](const char* key, auto value, const char* range) {
+    return fail(error(StatusCode::kDataLoss, "{}: '{}' is {}, which is not {}", path.string(), key,
+                      value, range));
+  };
+  for (const Parameter& each : kParameters) {
+    const std::optional<double> value = file.number(each.gguf);
+    if (!value) continue;
+    if (!in_range(each, *value)) return refuse(each.gguf, *value, each.range);
+    result.*each.member = static_cast<float>(*value);
   }
-  out = static_cast<float>(value);
-  return Status();
+  if (const std::optional<int64_t> top_k = file.integer(kGgufTopK)) {
+    if (*top_k < -1 || *top_k > kMaxInt32) return refuse(kGgufTopK, *top_k, "at least -1");
+    result.top_k = *top_k == 0 ? -1 : static_cast<int32_t>(*top_k);
+  }
+  return result;
 }
 
 }  // namespace
@@ -40,23 +75,24 @@ Result<std::vector<int32_t>> read_eos_token_ids(const JsonObject& config) {
   return ids;
 }
 
-Result<GenerationConfig> read_generation_config(const std::filesystem::path& folder) {
+Result<GenerationConfig> read_generation_config(const std::filesystem::path& model_path) {
   GenerationConfig result;
-  const std::filesystem::path path = folder / "generation_config.json";
+  const std::filesystem::path path = model_path / "generation_config.json";
   std::error_code ignored;
-  if (!std::filesystem::exists(path, ignored)) return result;
+  if (!std::filesystem::exists(path, ignored)) {
+    const std::optional<std::filesystem::path> gguf = find_gguf(model_path);
+    return gguf ? read_from_gguf(*gguf) : result;
+  }
   ESP_ASSIGN_OR_RETURN(const JsonObject config, JsonObject::read(path));
-
-  const auto not_negative = [](double v) { return v >= 0; };
-  const auto positive = [](double v) { return v > 0; };
-  const auto unit = [](double v) { return v >= 0 && v <= 1; };
-  const auto positive_unit = [](double v) { return v > 0 && v <= 1; };
-  ESP_RETURN_IF_ERROR(
-      read_float(config, "temperature", not_negative, "at least 0", result.temperature));
-  ESP_RETURN_IF_ERROR(read_float(config, "top_p", positive_unit, "in (0, 1]", result.top_p));
-  ESP_RETURN_IF_ERROR(read_float(config, "min_p", unit, "in [0, 1]", result.min_p));
-  ESP_RETURN_IF_ERROR(
-      read_float(config, "repetition_penalty", positive, "above 0", result.repetition_penalty));
+  for (const Parameter& each : kParameters) {
+    if (!config.has(each.field)) continue;
+    ESP_ASSIGN_OR_RETURN(const double value, config.number(each.field));
+    if (!in_range(each, value)) {
+      return fail(
+          config.field_error(each.field, fmt::format("is {}, which is not {}", value, each.range)));
+    }
+    result.*each.member = static_cast<float>(value);
+  }
   if (config.has("top_k")) {
     ESP_ASSIGN_OR_RETURN(const int64_t top_k, config.integer("top_k", -1, kMaxInt32));
     result.top_k = top_k == 0 ? -1 : static_cast<int32_t>(top_k);
@@ -67,6 +103,28 @@ Result<GenerationConfig> read_generation_config(const std::filesystem::path& fol
   }
   ESP_ASSIGN_OR_RETURN(result.eos_token_ids, read_eos_token_ids(config));
   return result;
+}
+
+std::string generation_config_text(const GenerationConfig& config) {
+  std::string fields;
+  const auto add = [&](std::string_view name, const auto& value) {
+    fields += fmt::format("{}\n  \"{}\": {}", fields.empty() ? "" : ",", name, value);
+  };
+  for (const Parameter& each : kParameters)
+    if (config.*each.member) add(each.field, *(config.*each.member));
+  if (config.top_k) add("top_k", std::max(*config.top_k, 0));
+  // transformers samples only where do_sample is true; a temperature of 0 means greedy answers.
+  if (!fields.empty()) add("do_sample", config.temperature.value_or(1) > 0);
+  if (config.max_new_tokens) add("max_new_tokens", *config.max_new_tokens);
+  if (!config.eos_token_ids.empty())
+    add("eos_token_id", fmt::format("[{}]", fmt::join(config.eos_token_ids, ", ")));
+  return fmt::format("{{{}\n}}\n", fields);
+}
+
+void add_generation_config(const GenerationConfig& config, GgufMetadata& metadata) {
+  for (const Parameter& each : kParameters)
+    if (config.*each.member) metadata.number(each.gguf, *(config.*each.member));
+  if (config.top_k) metadata.integer(kGgufTopK, static_cast<uint32_t>(std::max(*config.top_k, 0)));
 }
 
 }  // namespace espalier

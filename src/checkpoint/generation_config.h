@@ -1,9 +1,11 @@
-// generation_config.json: the sampling parameters that a model's authors recommend. Thread-safe.
+// The sampling parameters that a model's authors recommend: generation_config.json of a folder,
+// keys general.sampling.* of a GGUF. Thread-safe.
 #pragma once
 
 #include <cstdint>
 #include <filesystem>
 #include <optional>
+#include <string>
 #include <vector>
 
 #include "base/status.h"
@@ -21,9 +23,17 @@ struct GenerationConfig {
   std::vector<int32_t> eos_token_ids;     // sorted, without duplicates; one or several in the file
 };
 
-// The file in `folder`; all fields are absent where there is no such file. kDataLoss names a field
-// of the wrong type or out of its range.
-Result<GenerationConfig> read_generation_config(const std::filesystem::path& folder);
+// The file in the folder `model_path`, else the metadata of the GGUF that the path means; all
+// fields are absent where there is neither. A GGUF has no max_new_tokens, and its tokens that end
+// an answer are of its vocabulary. kDataLoss names a field of the wrong type or out of its range.
+Result<GenerationConfig> read_generation_config(const std::filesystem::path& model_path);
+
+// The text of a generation_config.json. Parameters of sampling say that it is wanted (do_sample).
+std::string generation_config_text(const GenerationConfig& config);
+
+// The same parameters as a GGUF's metadata, but for what it cannot have (see above).
+class GgufMetadata;
+void add_generation_config(const GenerationConfig& config, GgufMetadata& metadata);
 
 // eos_token_id of any config file's object: absent, an integer or a list; sorted, no duplicates.
 class JsonObject;

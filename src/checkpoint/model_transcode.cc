@@ -267,8 +267,8 @@ Result<GgufPlan> plan_gguf(const std::vector<GgufFile>& files, const GgufTypes& 
 }
 
 Result<GgufPlan> plan_gguf(const Checkpoint& checkpoint, const JsonObject& config,
-                           const StoredVocabulary& vocabulary, std::string_view name,
-                           const GgufTypes& types) {
+                           const GenerationConfig& generation, const StoredVocabulary& vocabulary,
+                           std::string_view name, const GgufTypes& types) {
   ESP_ASSIGN_OR_RETURN(const std::vector<std::string> architectures,
                        config.strings("architectures"));
   std::string architecture = architectures.empty() ? "" : architectures.front();
@@ -283,6 +283,7 @@ Result<GgufPlan> plan_gguf(const Checkpoint& checkpoint, const JsonObject& confi
   ESP_RETURN_IF_ERROR(plan.add_fields(name));
   ESP_RETURN_IF_ERROR(plan.add_tensors());
   GgufPlan out = plan.take();
+  add_generation_config(generation, out.metadata);
   add_vocabulary(out.metadata, vocabulary);
   return out;
 }

@@ -9,6 +9,7 @@
 
 #include "base/status.h"
 #include "checkpoint/checkpoint.h"
+#include "checkpoint/generation_config.h"
 #include "checkpoint/gguf_file.h"
 #include "checkpoint/tensor_writer.h"
 #include "seams/stored_vocabulary.h"
@@ -35,8 +36,8 @@ Result<GgufPlan> plan_gguf(const std::vector<GgufFile>& files, const GgufTypes& 
 // express, or that is not written yet: LlamaForCausalLM, MistralForCausalLM, Qwen2ForCausalLM and
 // Qwen3ForCausalLM are. `name`: general.name.
 Result<GgufPlan> plan_gguf(const Checkpoint& checkpoint, const JsonObject& config,
-                           const StoredVocabulary& vocabulary, std::string_view name,
-                           const GgufTypes& types);
+                           const GenerationConfig& generation, const StoredVocabulary& vocabulary,
+                           std::string_view name, const GgufTypes& types);
 
 // The tensors of a model under Hugging Face's names, all of one type: F32, F16 or BF16.
 Result<std::vector<TensorToWrite>> plan_safetensors(const Checkpoint& checkpoint,

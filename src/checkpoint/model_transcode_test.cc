@@ -206,7 +206,7 @@ Status to_gguf(const fs::path& folder, const fs::path& result, std::string_view 
   ESP_ASSIGN_OR_RETURN(const JsonObject config, read_model_config(folder));
   const GgufTypes types{find_block_encoder(type), find_block_encoder(type)};
   ESP_ASSIGN_OR_RETURN(const GgufPlan plan,
-                       plan_gguf(checkpoint, config, vocabulary(), "small", types));
+                       plan_gguf(checkpoint, config, {}, vocabulary(), "small", types));
   return write_gguf(result, plan.metadata, plan.tensors, {});
 }
 

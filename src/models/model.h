@@ -77,7 +77,8 @@ struct AdapterInfo {
   int64_t size_bytes = 0;
 };
 
-// generation_config.json's sampling defaults; a field that is absent there is absent here.
+// The sampling defaults of generation_config.json, or of a GGUF; a field that is absent there is
+// absent here.
 struct GenerationDefaults {
   std::optional<float> temperature, top_p, min_p, repetition_penalty;
   std::optional<int32_t> top_k, max_new_tokens;

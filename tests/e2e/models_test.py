@@ -71,6 +71,10 @@ class Convert(unittest.TestCase):
         self.assertTrue(os.path.exists(args[2]), result.stdout)
         return args[2]
 
+    def generation_config(self, folder):
+        with open(os.path.join(folder, "generation_config.json"), encoding="utf-8") as file:
+            return json.load(file)
+
     def refused(self, *args, code=1):
         before = sorted(os.listdir(self.folder))
         result = run("models", *args)
@@ -85,6 +89,9 @@ class Convert(unittest.TestCase):
         self.assertAlmostEqual(as_gguf.perplexity, self.source.perplexity, places=3)
         again = self.made("convert", gguf, self.path("again"))
         self.assertEqual(tensors(again), tensors(MODEL), "to the bit")
+        stated = [self.generation_config(folder) for folder in (MODEL, again)]
+        for name in ("temperature", "top_p", "do_sample", "eos_token_id"):
+            self.assertEqual(stated[1].get(name), stated[0][name], name)
         as_folder = Model(again)
         self.assertEqual((as_folder.answers, as_folder.prompts), (self.source.answers, self.source.prompts))
         wide = self.made("convert", gguf, self.path("wide.gguf"), "--type", "F32")
