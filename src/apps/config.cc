@@ -120,9 +120,9 @@ void add_model_rows(SettingTable& table, EngineConfig& engine, HubSettings& hub)
              "object whose fields replace those of the model's config.json, nested ones too");
   table.toggle("skip-tokenizer-init", engine.skip_tokenizer_init,
                "load no tokenizer: requests bring input_ids and get output_ids");
-  table.choice(
-      "sampling-defaults", engine.sampling_defaults, {"model", "openai"},
-      "model: generation_config.json gives the defaults of a request; openai: it does not");
+  table.choice("sampling-defaults", engine.sampling_defaults, {"model", "openai"},
+               "model: generation_config.json (a GGUF's general.sampling keys) gives the defaults "
+               "of a request; openai: it does not");
 }
 
 void add_memory_rows(SettingTable& table, EngineConfig& engine) {
