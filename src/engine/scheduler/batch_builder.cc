@@ -113,9 +113,12 @@ void BatchBuilder::add_decode_entries(ForwardBatch& batch, const CountPromptShar
       limit.emplace(*this, *sequence, count_shares);
     // Forced tokens beyond the first count as prompt tokens do. Without a page the sequence gets no
     // entry in this step: pages are coming back.
-    const auto most =
-        static_cast<int32_t>(std::min<int64_t>(budget_.room_for(*sequence), sequence->num_due()));
-    const int32_t count = 1 + std::clamp(most - 1, 0, prompt_tokens_left_);
+    int32_t count = 1;
+    if (const int32_t num_due = sequence->num_due(); num_due > 1) {
+      const auto most =
+          static_cast<int32_t>(std::min<int64_t>(budget_.room_for(*sequence), num_due));
+      count += std::clamp(most - 1, 0, prompt_tokens_left_);
+    }
     if (!budget_.grow(*sequence, sequence->num_launched + count)) continue;
     prompt_tokens_left_ -= count - 1;
     propose_draft_tokens(*sequence, count);
