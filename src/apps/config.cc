@@ -410,15 +410,12 @@ void add_answer_rows(SettingTable& table, ServerConfig& server) {
   table.group("Server");
   table.text("host", server.host, "ADDRESS", "address to listen on; 0.0.0.0 for every interface");
   table.integer("port", server.port, 0, 65535, "port to listen on; 0: any that is free");
-  Setting& key =
-      table.text("api-key", server.api_key, "KEY", "that clients must send as a bearer token");
-  key.set = [set = key.set](std::string_view value) -> Status {
-    if (value.empty()) return invalid_argument("'' would open the server: give a key, or none");
-    return set(value);
-  };
-  shown_default(table.text("admin-api-key", server.admin_api_key, "KEY",
-                           "the same, for administrative routes"),
-                "api-key");
+  refuse_empty_key(
+      table.text("api-key", server.api_key, "KEY", "that clients must send as a bearer token"));
+  Setting& admin_key = table.text("admin-api-key", server.admin_api_key, "KEY",
+                                  "the same, for administrative routes");
+  refuse_empty_key(admin_key);
+  shown_default(admin_key, "api-key");
   table.text("api-keys-file", server.api_keys_file, "FILE",
              "keys with names and limits a minute (JSON); SIGHUP reads it again");
   add_tls_rows(table, server.tls);
@@ -501,7 +498,8 @@ void add_limit_rows(SettingTable& table, AppConfig& config) {
   table.integer("max-pending-output-bytes", server.max_pending_output_bytes, 1024, int64_t{1} << 40,
                 "of a stream that its client does not read; beyond, it is dropped");
   shown_default(table.integer("max-bodies-bytes", server.max_bodies_bytes, 0, int64_t{1} << 50,
-                              "of the bodies of all requests; beyond, a request gets 503"),
+                              "of the bodies of all requests and what reading their JSON "
+                              "takes; beyond, a request gets 503"),
                 "chosen from the memory");
   shown_default(table.integer("max-outputs-bytes", server.max_outputs_bytes, 0, int64_t{1} << 50,
                               "of all answers that their clients have not read; beyond, the client "

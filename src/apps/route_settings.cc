@@ -16,9 +16,12 @@ void add_address_rows(SettingTable& table, RouteConfig& config) {
   table.group("Router");
   table.text("host", router.host, "ADDRESS", "address to listen on; 0.0.0.0 for every interface");
   table.integer("port", router.port, 0, 65535, "port to listen on; 0: any that is free");
-  table.text("api-key", router.api_key, "KEY", "that clients must send as a bearer token");
-  table.text("admin-api-key", router.admin_api_key, "KEY", "the same, for /workers and its like")
-      .default_text = "api-key";
+  refuse_empty_key(
+      table.text("api-key", router.api_key, "KEY", "that clients must send as a bearer token"));
+  Setting& admin_key = table.text("admin-api-key", router.admin_api_key, "KEY",
+                                  "the same, for /workers and its like");
+  refuse_empty_key(admin_key);
+  admin_key.default_text = "api-key";
   add_tls_rows(table, router.tls);
   table.integer("io-threads", router.io_threads, 1, 256, "threads that serve sockets");
   table.integer("max-connections", router.max_connections, 1, 1000000, "of clients, open at once");

@@ -265,6 +265,14 @@ Status assign(Setting& setting, const std::vector<std::string>& values, std::str
   return {};
 }
 
+void refuse_empty_key(Setting& key) {
+  key.empty_is_a_value = true;
+  key.set = [set = key.set](std::string_view value) -> Status {
+    if (value.empty()) return invalid_argument("'' would open the server: give a key, or none");
+    return set(value);
+  };
+}
+
 std::string environment_name(std::string_view setting) {
   std::string out = "ESPALIER_";
   for (const char c : setting) out += c == '-' ? '_' : static_cast<char>(std::toupper(c));
@@ -318,7 +326,7 @@ Status apply_environment(SettingTable& table, const SettingTable& known_elsewher
     for (const std::string& each : names) {
       const std::string name = environment_name(each);
       const char* value = std::getenv(name.c_str());
-      if (value == nullptr || *value == '\0') continue;
+      if (value == nullptr || (*value == '\0' && !row.empty_is_a_value)) continue;
       ESP_RETURN_IF_ERROR(assign(row, {value}, name));
     }
   }

@@ -22,6 +22,8 @@ struct Setting {
   std::string value_name;       // "PATH" in the help; empty for a switch
   bool takes_several = false;   // several values may stand behind the flag
   bool value_may_lack = false;  // the flag may stand alone, which sets ""
+  // An empty environment variable sets "", where it is the same as none for other settings.
+  bool empty_is_a_value = false;
   std::string help;
   std::string group;         // heading in the help
   std::string default_text;  // what it is when nobody sets it, as the help says it
@@ -83,6 +85,10 @@ class SettingTable {
   std::string group_;
   std::deque<Setting> rows_;  // references stay valid
 };
+
+// Makes "" an error of a setting that is a key, from the environment too: a script whose variable
+// is not set would open the server.
+void refuse_empty_key(Setting& key);
 
 // Gives a setting the values that one source has for it: a list is replaced by them, any other
 // setting needs them to be equal. A failure names `origin`.

@@ -89,6 +89,15 @@ TEST_F(SettingsTest, AnEmptyKeyIsRefused) {
                                        HasSubstr("--api-key needs a value")));
     EXPECT_EQ(config_.server.api_key, "");
   }
+  for (const char* name : {"ESPALIER_API_KEY", "ESPALIER_ADMIN_API_KEY"}) {
+    setenv(name, "", 1);
+    EXPECT_EQ(run({}), kExitUsage) << name;
+    EXPECT_THAT(error_, AllOf(HasSubstr(name), HasSubstr("would open the server")));
+    unsetenv(name);
+  }
+  setenv("ESPALIER_HOST", "", 1);  // of other settings an empty variable is none
+  EXPECT_EQ(run({}), -1) << error_;
+  unsetenv("ESPALIER_HOST");
   ASSERT_EQ(run({"--api-key", "k"}), -1) << error_;
   EXPECT_EQ(config_.server.api_key, "k");
 }
