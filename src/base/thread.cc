@@ -2,6 +2,8 @@
 
 #include <pthread.h>
 #include <sched.h>
+#include <sys/resource.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <fstream>
@@ -24,6 +26,12 @@ int read_topology(int cpu, const char* what) {
 
 void set_thread_name(std::string_view name) {
   pthread_setname_np(pthread_self(), std::string(name.substr(0, 15)).c_str());
+}
+
+// On Linux a nice value is a thread's own. Where the system refuses nothing is lost.
+void give_way() {
+  constexpr int kNice = 5;
+  (void)::setpriority(PRIO_PROCESS, static_cast<id_t>(::gettid()), kNice);
 }
 
 std::vector<int> usable_cpus() {

@@ -119,6 +119,8 @@ EngineImpl::EngineImpl(const EngineConfig& config, Parts parts, CacheParts cache
                         .limits = {.bytes_max = config_.max_image_bytes,
                                    .pixels_max = config_.max_image_pixels}});
   if (!parts_.tokenizer) return;
+  for (const std::string_view bytes : parts_.tokenizer->vocab().token_bytes)
+    bytes_per_token_max_ = std::max(bytes_per_token_max_, 2 * std::ssize(bytes));
   // Room for what the registry admits, and as much again: prompts of requests that were aborted
   // stay in the queue until their turn.
   tokenizers_ = std::make_unique<TokenizerPool>(*parts_.tokenizer, config_.tokenizer_threads,
@@ -199,7 +201,8 @@ Status check_inputs(const GenerateRequest& request, const ModelInfo& info, const
   if (request.images.empty()) return {};
   if (!info.images)
     return error(StatusCode::kUnimplemented,
-                 "{} reads text alone: leave pictures out, or start with a model that reads them",
+                 "the prompt has images (image_data), but {} reads text alone: leave them out, or "
+                 "start with a model that reads them",
                  info.architecture);
   if (!has_encoder)
     return error(StatusCode::kUnimplemented,
@@ -286,6 +289,7 @@ Result<std::unique_ptr<LiveRequest>> EngineImpl::prepare(GenerateRequest& reques
     return fail(
         error(StatusCode::kFailedPrecondition,
               "this engine runs without a tokenizer (skip_tokenizer_init): give input_ids"));
+  if (live->awaits_tokens) ESP_RETURN_IF_ERROR(check_prompt_bytes(request.text.size()));
   live->awaits_images = !request.images.empty();
   live->awaits_grammar = live->sampling.grammar.has_value();
   if (live->awaits_grammar) ESP_RETURN_IF_ERROR(check_grammars(grammars_.get(), parts_));
@@ -320,7 +324,9 @@ Result<std::unique_ptr<LiveRequest>> EngineImpl::prepare(GenerateRequest& reques
   live->dimensions = request.dimensions;
   live->priority = request.priority;
   if (!request.lora.empty()) {
-    if (!config_.enable_lora) return fail(Engine::unload_adapter(request.lora));
+    if (!config_.enable_lora)
+      return fail(Engine::unload_adapter(request.lora)
+                      .with_context("lora_path, or the adapter that model names"));
     ESP_ASSIGN_OR_RETURN(live->adapter, adapters_.acquire(request.lora));
   }
   live->cache_namespace = namespace_of_adapter(live->adapter.id(), request.extra_key);
@@ -331,6 +337,18 @@ Result<std::unique_ptr<LiveRequest>> EngineImpl::prepare(GenerateRequest& reques
   live->sink = std::move(sink);
   live->arrived = SteadyClock().now();
   return live;
+}
+
+// A text that is too long by any count is refused before it is tokenised, for its tokens may take
+// 24 times its bytes of memory. A normaliser may shorten a text, so a token may stand for more
+// bytes than the longest of the vocabulary has.
+Status EngineImpl::check_prompt_bytes(size_t num_bytes) const {
+  const int64_t tokens = loop_->max_sequence_tokens();
+  if (static_cast<int64_t>(num_bytes) <= tokens * bytes_per_token_max_) return {};
+  return invalid_argument(
+      "the prompt ({} bytes of text) is longer than the model's context length allows: prompt and "
+      "output share {} tokens, and texts of up to {} bytes for each are tried; shorten it",
+      num_bytes, tokens, bytes_per_token_max_);
 }
 
 std::string EngineImpl::make_rid() {
@@ -373,9 +391,12 @@ Result<GrammarReport> EngineImpl::compile_grammar(const SamplingParams& params,
   const TimePoint start = clock_.now();
   const grammar::GrammarLimits limits{.nodes_max = kDrawnNodesMax,
                                       .compile_seconds_max = config_.grammar_compile_seconds};
-  ESP_ASSIGN_OR_RETURN(const auto made, drawn_states > 0 ? grammar::compile_grammar(
-                                                               *spec, grammar::byte_trie(), limits)
-                                                         : compile_and_wait(*grammars_, *spec));
+  const auto compiled = drawn_states > 0
+                            ? grammar::compile_grammar(*spec, grammar::byte_trie(), limits)
+                            : compile_and_wait(*grammars_, *spec);
+  if (!compiled)
+    return fail(drawn_states > 0 ? as_request_error(*spec, compiled.error()) : compiled.error());
+  const auto& made = *compiled;
   GrammarReport report;
   if (drawn_states > 0) {
     const grammar::Network& network = made->whole_network();

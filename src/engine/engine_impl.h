@@ -59,6 +59,7 @@ class EngineImpl final : public Engine {
   Result<std::unique_ptr<LiveRequest>> prepare(GenerateRequest& request, EventSink sink);
   Status load_stated_adapters();
   void tokenise(RequestId id, std::string text, bool add_special_tokens);
+  Status check_prompt_bytes(size_t num_bytes) const;
   std::string make_rid();
 
   const EngineConfig config_;
@@ -66,6 +67,7 @@ class EngineImpl final : public Engine {
   SamplingContext sampling_context_;
   std::deque<std::string> mark_texts_;         // what token_bytes_ points to beside the tokenizer's
   std::vector<std::string_view> token_bytes_;  // of the grammars' vocabulary
+  int64_t bytes_per_token_max_ = 64;           // of texts that are tokenised
   const uint64_t rid_nonce_;
   std::atomic<uint64_t> num_rids_{0}, num_seeds_{0};
   // The tiers' threads use the executor (of parts_), and the cache reports to the tiers.

@@ -203,6 +203,7 @@ TEST(Engine, BadRequestsAreRefusedAtOnce) {
   EXPECT_EQ(code({.text = "a", .sampling = {.regex = "x", .choices = {"x"}}}),
             StatusCode::kInvalidArgument);
   EXPECT_EQ(code({.text = "a", .sampling = {.stop_regex = {"("}}}), StatusCode::kInvalidArgument);
+  EXPECT_EQ(code({.text = std::string(64 << 20, 'a')}), StatusCode::kInvalidArgument);
   for (const double weight : {0.0, -1.0, std::nan(""), HUGE_VAL})
     EXPECT_EQ(code({.text = "a", .tenant_weight = weight}), StatusCode::kInvalidArgument);
 }

@@ -29,8 +29,8 @@ std::string_view field_of(grammar::GrammarSpec::Kind kind) {
   }
 }
 
-// What is too large is the request's fault and stays too large: it is not to be tried again. An
-// error of the source names the field.
+}  // namespace
+
 Status as_request_error(const grammar::GrammarSpec& spec, const Status& status) {
   const std::string_view field = field_of(spec.kind);
   const bool named = status.message().find(field) != std::string::npos;
@@ -38,8 +38,6 @@ Status as_request_error(const grammar::GrammarSpec& spec, const Status& status) 
   const Status wrong = too_large ? invalid_argument("{}", status.message()) : status;
   return named ? wrong : wrong.with_context(field);
 }
-
-}  // namespace
 
 GrammarCompiler::GrammarCompiler(VocabView vocab, int32_t num_threads,
                                  const grammar::GrammarLimits& limits, int64_t kept_bytes_max)
@@ -148,6 +146,7 @@ std::shared_ptr<const grammar::TokenTrie> GrammarCompiler::trie() {
 
 void GrammarCompiler::work() {
   set_thread_name("grammar");
+  give_way();
   std::unique_lock lock(mutex_);
   for (;;) {
     changed_.wait(lock, [&] { return stopping_ || !queue_.empty(); });

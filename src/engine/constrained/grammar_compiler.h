@@ -21,6 +21,10 @@
 
 namespace espalier {
 
+// An error of compile_grammar() as the client's who sent the source: it names the field, and what
+// is too large is the request's fault and stays too large, so it is not to be tried again. Pure.
+Status as_request_error(const grammar::GrammarSpec& spec, const Status& status);
+
 // Counters only grow, but for what waits or is kept now.
 struct GrammarCompilerStats {
   int64_t requests = 0, cache_hits = 0, cancelled = 0, failed = 0;

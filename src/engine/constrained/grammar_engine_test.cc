@@ -247,6 +247,9 @@ TEST(GrammarEngine, CompilesForItselfAndReportsWhatItIs) {
   const auto large = engine->compile_grammar({.regex = "((a{1000}){1000}){1000}"});
   EXPECT_EQ(large.error().code(), StatusCode::kInvalidArgument);
   EXPECT_THAT(large.error().message(), HasSubstr("automaton states"));
+  const auto drawn = engine->compile_grammar({.regex = "((a{1000}){1000}){1000}"}, 400);
+  EXPECT_EQ(drawn.error().code(), StatusCode::kInvalidArgument);
+  EXPECT_THAT(drawn.error().message(), HasSubstr("regex"));
   ASSERT_TRUE(engine->generate({.text = "x", .sampling = {.regex = "abc[0-9]"}}));
   EXPECT_EQ(engine->stats().num_grammar_cache_hits_total, 1);
 
