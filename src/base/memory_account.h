@@ -5,6 +5,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <limits>
 #include <memory>
 #include <string>
 
@@ -41,6 +42,9 @@ class MemoryCharge {
   MemoryCharge& operator=(MemoryCharge&& other) noexcept;
 
   int64_t bytes() const { return bytes_; }
+  int64_t limit() const {  // of its account
+    return account_ != nullptr ? account_->limit() : std::numeric_limits<int64_t>::max();
+  }
   // Holds `bytes` from now on. False, and nothing changed, where the account has not so many left;
   // less than before is granted always.
   [[nodiscard]] bool resize(int64_t bytes);

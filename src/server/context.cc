@@ -14,18 +14,12 @@
 
 namespace espalier::server {
 
-namespace {
-
-// A body of this size parses and tokenises in about a millisecond.
-constexpr size_t kInlineBytes = 16 << 10;
-
-}  // namespace
-
 WorkerPool::WorkerPool(int num_threads, std::string_view name, size_t tasks_max)
     : tasks_(tasks_max) {
   for (int i = 0; i < num_threads; ++i) {
     threads_.emplace_back([this, thread_name = fmt::format("{}-{}", name, i)] {
       set_thread_name(thread_name);
+      give_way();
       while (auto task = tasks_.pop()) (*task)();
     });
   }

@@ -95,6 +95,12 @@ struct Context {
   std::string_view token_bytes(TokenId id) const;
   // Which tokens a text begins with, made by the first call. REQUIRES a tokenizer.
   std::shared_ptr<const Speller> speller();
+  // Where answers are charged. Null before the server serves.
+  std::shared_ptr<MemoryAccount> outputs() const {
+    return accounts.size() > 1 ? accounts[1] : nullptr;
+  }
+  // A body of this size parses and tokenises in about a millisecond.
+  static constexpr size_t kInlineBytes = 16 << 10;
   // Runs `task` here when `num_bytes` (of a body, say) is little work, else on a worker. With the
   // workers' queue full the client gets a 503.
   void run_sized(size_t num_bytes, const net::ResponsePtr& response, std::function<void()> task);

@@ -125,7 +125,8 @@ const Fields<ScoreBody>& score_fields() {
 Status read_documents(const Json& value, std::string_view where, RerankRequest& out) {
   bool is_list = false;
   out.documents.clear();
-  for (const auto& [document, place] : elements(value, where, false, is_list)) {
+  ESP_ASSIGN_OR_RETURN(const Elements all, elements(value, where, false, is_list));
+  for (const auto& [document, place] : all) {
     const boost::json::object* members = document->if_object();
     const Json* text = members != nullptr ? members->if_contains("text") : document;
     if (text == nullptr) return invalid_argument("{}.text is missing", place);

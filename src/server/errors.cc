@@ -206,6 +206,8 @@ HttpResponse rate_limited_response(Dialect dialect, const Status& status, int64_
 }
 
 HttpResponse malformed_response(const Status& status) {
+  if (status.code() == StatusCode::kResourceExhausted)  // no memory to read it
+    return error_response(Dialect::kOpenAi, status);
   return plain(400, status.message(), "Bad Request");
 }
 

@@ -6,6 +6,7 @@
 #include "engine/images/place_images.h"
 #include "server/authorize.h"
 #include "server/cache_namespace.h"
+#include "server/json_memory.h"
 #include "server/observations.h"
 #include "server/tracing/span_exporter.h"
 
@@ -35,7 +36,8 @@ Generation::Generation(ContextPtr context, net::ResponsePtr response,
     : context_(std::move(context)),
       response_(std::move(response)),
       items_(std::move(items)),
-      stream_(stream) {
+      stream_(stream),
+      logprobs_(context_->outputs()) {
   for (size_t i = 0; i < items_.size(); ++i) {
     GenerateRequest& request = items_[i].request;
     if (request.rid.empty()) request.rid = context_->make_rid();
@@ -60,8 +62,9 @@ Generation::~Generation() {
       context_->observed->requests.finish(sample.log, "abort", std::chrono::steady_clock::now());
 }
 
-void Generation::set_caller(Caller caller) {
+void Generation::set_caller(Caller caller, MemoryCharge body) {
   caller_ = std::move(caller);
+  body_ = std::move(body);
   if (caller_.tenant != nullptr && !caller_.is_line) waiting_.emplace(caller_.tenant);
 }
 
@@ -151,7 +154,11 @@ Status Generation::prepare(GenerationItem& item) {
     }
     EncodeOptions options;
     options.add_special_tokens = request.add_special_tokens;
+    const int64_t held = body_.bytes();
+    ESP_RETURN_IF_ERROR(hold_memory(body_, held + std::ssize(request.text) * kTokenizerBytesPerByte,
+                                    "the prompt's tokens"));
     request.input_ids = tokenizer->encode(request.text, options);
+    (void)body_.resize(held);
   }
   if (request.session) {
     ESP_ASSIGN_OR_RETURN(item.prompt_ids,
@@ -186,6 +193,24 @@ Status Generation::count_logprobs(size_t more) {
       kLogprobsMax);
 }
 
+// Those of all requests together are within the account of outputs, as the answers made of them
+// are.
+Status Generation::charge_logprobs(const TokenEvent& event) {
+  int64_t num_bytes = logprobs_.bytes();
+  const auto add = [&](const std::vector<TokenLogprobs>& all) {
+    for (const TokenLogprobs& at : all)
+      num_bytes += static_cast<int64_t>(sizeof(at) + (at.top.size() + at.wanted.size()) *
+                                                         sizeof(at.top.front()));
+  };
+  add(event.logprobs);
+  add(event.input_logprobs);
+  if (logprobs_.resize(num_bytes)) return {};
+  return error(
+      StatusCode::kResourceExhausted,
+      "the answers of all requests take what memory there is for them: try again later, or "
+      "ask for fewer log-probabilities");
+}
+
 void Generation::on_event(size_t item_index, TokenEvent&& event) {
   const size_t n = samples_.size() / items_.size();  // the same for every item, as they are parsed
   Sample& sample = samples_[item_index * n + static_cast<size_t>(event.index)];
@@ -195,8 +220,11 @@ void Generation::on_event(size_t item_index, TokenEvent&& event) {
   if (event.finish && is_failure(*event.finish)) return on_failure(event.finish->status);
   size_t num_logprobs = event.logprobs.size();
   for (const TokenLogprobs& at : event.logprobs) num_logprobs += at.top.size() + at.wanted.size();
-  if (const Status counted = count_logprobs(num_logprobs); !counted.ok())
-    return on_failure(counted);
+  if (num_logprobs > 0) {
+    Status counted = count_logprobs(num_logprobs);
+    if (counted.ok()) counted = charge_logprobs(event);
+    if (!counted.ok()) return on_failure(counted);
+  }
   sample.text += event.text;
   sample.ids.insert(sample.ids.end(), event.ids.begin(), event.ids.end());
   sample.origins.insert(sample.origins.end(), event.origins.begin(), event.origins.end());
@@ -221,7 +249,10 @@ void Generation::observe(Sample& sample, const TokenEvent& event) {
   Metrics& metrics = context_->observed->metrics;
   const int32_t priority = sample.item->request.priority;
   const TimePoint now = std::chrono::steady_clock::now();
-  if (!event.ids.empty() || event.finish) waiting_.reset();
+  if (!event.ids.empty() || event.finish) {
+    waiting_.reset();
+    body_.release();  // the prompt is computed
+  }
   if (sample.log != nullptr) sample.log->update(event.stats);
   if (!event.ids.empty()) {
     if (sample.last_event == TimePoint{}) {
@@ -305,9 +336,17 @@ void Generation::stream_sample(Sample& sample) {
 // connections of this I/O thread go on; no event comes any more.
 void Generation::finish_whole() {
   constexpr size_t kBytesPerLogprob = 4;  // of a body that is read in the time of writing one
+  constexpr size_t kJsonBytes = 24;       // of one in the answer
+  if (!logprobs_.resize(logprobs_.bytes() + static_cast<int64_t>(num_logprobs_ * kJsonBytes)))
+    return on_failure(error(StatusCode::kResourceExhausted,
+                            "the answer holds {} log-probabilities, and there is no memory to "
+                            "write so many: ask for fewer, or try again later",
+                            num_logprobs_));
   state_ = State::kAnswered;
   context_->run_sized(num_logprobs_ * kBytesPerLogprob, response_, [self = shared_from_this()] {
-    self->response_->send({200, self->headers("application/json"), self->whole_body()});
+    std::string body = self->whole_body();
+    self->logprobs_.release();  // the connection charges the body
+    self->response_->send({200, self->headers("application/json"), std::move(body)});
   });
 }
 
@@ -315,6 +354,8 @@ void Generation::on_failure(const Status& engine_status) {
   if (state_ != State::kActive) return;
   state_ = State::kFailed;
   waiting_.reset();
+  body_.release();
+  logprobs_.release();
   const Status status = in_client_names(engine_status);
   abort_open();
   on_failed(status);
@@ -340,6 +381,7 @@ void Generation::on_gone() {
   if (state_ != State::kActive) return;
   state_ = State::kGone;
   waiting_.reset();
+  body_.release();
   abort_open();
 }
 

@@ -70,8 +70,8 @@ class Generation : public std::enable_shared_from_this<Generation> {
              bool stream);
   virtual ~Generation();
 
-  // Before begin().
-  void set_caller(Caller caller);
+  // Before begin(). `body`: what the parsed request takes, held until its first token or its end.
+  void set_caller(Caller caller, MemoryCharge body);
   // Submits every prompt. All further life is the engine's events.
   void begin();
 
@@ -100,6 +100,7 @@ class Generation : public std::enable_shared_from_this<Generation> {
   Status prepare(GenerationItem& item);
   bool admit();
   Status count_logprobs(size_t more);
+  Status charge_logprobs(const TokenEvent& event);
   void on_event(size_t item_index, TokenEvent&& event);
   void on_failure(const Status& status);
   void on_gone();
@@ -120,12 +121,14 @@ class Generation : public std::enable_shared_from_this<Generation> {
   std::optional<WaitingCall> waiting_;           // a client's, until its first token or its end
   std::optional<TokenReservation> reservation_;  // of the tenant's tokens
   int64_t retry_after_ = 0;                      // seconds, where the tenant's limits refuse it
+  MemoryCharge body_;                            // until the first token
 
   // The I/O thread's.
   bool streaming_ = false;            // the answer's head is out
   size_t num_open_ = 0;               // samples without their terminal event
   std::vector<int32_t> num_open_of_;  // by item
   size_t num_logprobs_ = 0;           // of the answer, so far; of prompts before they are computed
+  MemoryCharge logprobs_;             // what they take until they are written
 
   // Read by begin(), which may be on another thread. Once it is not active, events count for
   // nothing.

@@ -92,9 +92,9 @@ HttpResponse explanation(Engine& engine, const CompileBody& body) {
 using MakeAnswer = HttpResponse (*)(Engine&, const CompileBody&);
 
 // Both wait for a compilation, so the thread for grammars does them, one after the other.
-void queue_grammar(const ContextPtr& context, const std::string& text, const ResponsePtr& response,
-                   MakeAnswer make) {
-  auto value = parse_json(text);
+void handle_grammar(const ContextPtr& context, const HttpRequest& request,
+                    const ResponsePtr& response, MakeAnswer make) {
+  auto value = parse_json(request.body);
   if (!value) return response->send(malformed_response(value.error()));
   CompileBody body;
   if (const Status read = read_fields(compile_fields(), *value, "", body); !read.ok())
@@ -111,21 +111,14 @@ void queue_grammar(const ContextPtr& context, const std::string& text, const Res
                                         "other grammars are being compiled; try again later")));
 }
 
-void handle_grammar(const ContextPtr& context, HttpRequest&& request, ResponsePtr response,
-                    MakeAnswer make) {
-  const size_t size = request.body.size();
-  auto text = std::make_shared<std::string>(std::move(request.body));
-  context->run_sized(size, response, [=] { queue_grammar(context, *text, response, make); });
-}
-
 void handle_grammar_compile(const ContextPtr& context, HttpRequest&& request,
                             ResponsePtr response) {
-  handle_grammar(context, std::move(request), std::move(response), answer);
+  handle_grammar(context, request, response, answer);
 }
 
 void handle_grammar_explain(const ContextPtr& context, HttpRequest&& request,
                             ResponsePtr response) {
-  handle_grammar(context, std::move(request), std::move(response), explanation);
+  handle_grammar(context, request, response, explanation);
 }
 
 std::string grammar_compile_schema() { return schema_of(compile_fields()); }

@@ -1,13 +1,14 @@
 #include "server/json_fields.h"
 
 #include <algorithm>
-#include <boost/json/serialize.hpp>
+#include <boost/json/serializer.hpp>
 #include <boost/json/stream_parser.hpp>
 #include <boost/json/value.hpp>
 #include <charconv>
 #include <cmath>
 #include <limits>
 
+#include "server/json_memory.h"
 #include "server/json_writer.h"
 
 namespace espalier::server {
@@ -20,6 +21,8 @@ namespace {
 constexpr size_t kDepthMax = 512;
 constexpr size_t kShownMax = 40;  // bytes of a value in a message
 constexpr size_t kSamplesMax = 65536;
+// Smaller bodies are not charged: their JSON takes 400 KB at most, once on each thread.
+constexpr size_t kChargedBytesMin = 16 << 10;
 
 Status mismatch(std::string_view where, std::string_view expected, const Json& value) {
   return invalid_argument("{} must be {}, but it is {}", where, expected, describe(value));
@@ -41,6 +44,8 @@ std::optional<int64_t> as_integer(const Json& value) {
 // throws only where memory runs out or a number is beyond its range, which is the sender's doing
 // too.
 Result<Json> parse_json(std::string_view text) {
+  if (text.size() >= kChargedBytesMin)
+    ESP_RETURN_IF_ERROR(JsonChargeScope::charge(json_bytes_max(text), "the body is JSON that"));
   json::parse_options options;
   options.max_depth = kDepthMax;
   json::error_code ec;
@@ -57,6 +62,9 @@ Result<Json> parse_json(std::string_view text) {
       return fail(invalid_argument("the body is empty: JSON is expected"));
     }
     return fail(invalid_argument("the body is not valid JSON: {} at byte {}", ec.message(), used));
+  } catch (const std::bad_alloc&) {
+    return fail(error(StatusCode::kResourceExhausted,
+                      "there is no memory for the JSON of this body: try again later"));
   } catch (const std::exception& e) {
     return fail(invalid_argument("the body is not valid JSON: {}", e.what()));
   }
@@ -65,7 +73,10 @@ Result<Json> parse_json(std::string_view text) {
 // Long values are cut at the beginning of a character, since the message goes into JSON itself.
 std::string describe(const Json& value) {
   const auto shown = [&] {
-    std::string text = json::serialize(value);
+    char begin[kShownMax + 1];
+    json::serializer writer;
+    writer.reset(&value);
+    std::string text(writer.read(begin, sizeof(begin)));
     if (text.size() > kShownMax) {
       size_t end = kShownMax;
       while (end > 0 && (static_cast<unsigned char>(text[end]) & 0xc0) == 0x80) --end;
@@ -181,6 +192,7 @@ Status read_value(const Json& value, std::string_view where, std::vector<std::st
     return read_value(value, where, out.emplace_back());
   }
   if (!value.is_array()) return mismatch(where, "a string or a list of strings", value);
+  out.reserve(value.get_array().size());
   for (size_t i = 0; i < value.get_array().size(); ++i) {
     ESP_RETURN_IF_ERROR(
         read_value(value.get_array()[i], fmt::format("{}[{}]", where, i), out.emplace_back()));
@@ -223,9 +235,8 @@ Status read_value(const Json& value, std::string_view where, std::map<TokenId, f
   return {};
 }
 
-std::vector<std::pair<const Json*, std::string>> elements(const Json& value, std::string_view where,
-                                                          bool of_lists, bool& is_list) {
-  std::vector<std::pair<const Json*, std::string>> out;
+Result<Elements> elements(const Json& value, std::string_view where, bool of_lists, bool& is_list) {
+  Elements out;
   is_list = value.is_array();
   // A list of token ids is one value where an item's value is such a list.
   if (is_list && of_lists) {
@@ -236,6 +247,9 @@ std::vector<std::pair<const Json*, std::string>> elements(const Json& value, std
     out.emplace_back(&value, std::string(where));
     return out;
   }
+  if (value.get_array().size() > kSamplesMax)
+    return fail(invalid_argument("{} has {} entries, and one call may have {}", where,
+                                 value.get_array().size(), kSamplesMax));
   for (size_t i = 0; i < value.get_array().size(); ++i) {
     out.emplace_back(&value.get_array()[i], fmt::format("{}[{}]", where, i));
   }
@@ -304,9 +318,8 @@ std::string object_schema(
 
 Status read_body(std::string_view body, bool& malformed,
                  const std::function<Status(const Json&)>& read) {
-  malformed = true;
-  ESP_ASSIGN_OR_RETURN(const Json value, parse_json(body));
-  const Status status = read(value);
+  const auto value = parse_json(body);
+  const Status status = value ? read(*value) : value.error();
   malformed = status.code() == StatusCode::kInvalidArgument;
   return status;
 }

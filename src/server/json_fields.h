@@ -25,8 +25,9 @@
 
 namespace espalier::server {
 
-// Parses a body. kInvalidArgument says where it stops being JSON; invalid UTF-8, nesting beyond 64
-// and anything after the value are errors.
+// Parses a body. kInvalidArgument says where it stops being JSON; invalid UTF-8, nesting beyond 512
+// levels and anything after the value are errors. What a large body takes is charged first, as
+// JsonChargeScope::charge() says.
 Result<boost::json::value> parse_json(std::string_view text);
 
 // "a string (\"hot\")", shortened.
@@ -74,15 +75,17 @@ Status read_value(const Json& value, std::string_view where, std::optional<X>& o
   return {};
 }
 
-// The elements of a list, with their places; the value itself when it is none.
-std::vector<std::pair<const Json*, std::string>> elements(const Json& value, std::string_view where,
-                                                          bool of_lists, bool& is_list);
+// The elements of a list, with their places; the value itself when it is none. kInvalidArgument for
+// more than one call may have.
+using Elements = std::vector<std::pair<const Json*, std::string>>;
+Result<Elements> elements(const Json& value, std::string_view where, bool of_lists, bool& is_list);
 bool is_null(const Json& value);
 
 template <typename X>
 Status read_value(const Json& value, std::string_view where, PerItem<X>& out) {
   constexpr bool of_lists = std::is_same_v<X, std::vector<TokenId>>;
-  for (const auto& [element, place] : elements(value, where, of_lists, out.is_list)) {
+  ESP_ASSIGN_OR_RETURN(const Elements all, elements(value, where, of_lists, out.is_list));
+  for (const auto& [element, place] : all) {
     X item{};
     if (!is_null(*element)) ESP_RETURN_IF_ERROR(read_value(*element, place, item));
     out.values.push_back(std::move(item));
@@ -236,8 +239,8 @@ Status read_fields(const Fields<T>& fields, const Json& value, std::string_view 
   return {};
 }
 
-// Hands the body's JSON to `read`. `malformed` is set for a body that cannot be read (not JSON, a wrong
-// type) and cleared for one with a field that is refused by name.
+// Hands the body's JSON to `read`. `malformed` is set for a body that cannot be read (not JSON, a
+// wrong type) and cleared for one with a field that is refused by name.
 Status read_body(std::string_view body, bool& malformed,
                  const std::function<Status(const Json&)>& read);
 template <typename T>

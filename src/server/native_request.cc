@@ -33,7 +33,8 @@ Status read_value(const Json& value, std::string_view where, NativeSampling& out
 }
 
 Status read_sampling(const Json& value, std::string_view where, NativeBody& body) {
-  for (const auto& [element, place] : elements(value, where, false, body.sampling.is_list)) {
+  ESP_ASSIGN_OR_RETURN(const Elements all, elements(value, where, false, body.sampling.is_list));
+  for (const auto& [element, place] : all) {
     NativeSampling& one = body.sampling.values.emplace_back();
     if (!is_null(*element)) ESP_RETURN_IF_ERROR(read_value(*element, place, one));
   }
@@ -43,7 +44,8 @@ Status read_sampling(const Json& value, std::string_view where, NativeBody& body
 Status read_ids(const Json& value, std::string_view where, NativeBody& body) {
   if (!is_set(value) && value.is_array()) return {};  // [] is absence
   body.has_input_ids = true;
-  for (const auto& [element, place] : elements(value, where, true, body.input_ids_is_list)) {
+  ESP_ASSIGN_OR_RETURN(const Elements all, elements(value, where, true, body.input_ids_is_list));
+  for (const auto& [element, place] : all) {
     ESP_RETURN_IF_ERROR(server::read_value(*element, place, body.input_ids.emplace_back()));
   }
   return {};
@@ -273,13 +275,10 @@ const Fields<NativeSampling>& native_sampling_fields() {
 }
 
 Result<NativeRequest> parse_native(std::string_view text, bool& malformed) {
-  malformed = true;
-  ESP_ASSIGN_OR_RETURN(const Json value, parse_json(text));
   NativeBody body;
-  if (const Status read = read_fields(native_fields(), value, "", body); !read.ok()) {
-    malformed = read.code() == StatusCode::kInvalidArgument;  // else: a field refused by name
-    return fail(read);
-  }
+  ESP_RETURN_IF_ERROR(read_body(text, malformed, [&](const Json& value) {
+    return read_fields(native_fields(), value, "", body);
+  }));
   malformed = false;
   const bool has_text = !body.text.values.empty();
   if (has_text == body.has_input_ids) {

@@ -555,5 +555,40 @@ TEST_F(NativeTest, LargeBodiesTakeTheWorker) {
   EXPECT_EQ(bad.status, 400) << bad.body;
 }
 
+// A million zeros take 48 MB while they are read.
+TEST_F(NativeTest, LargeBodiesAreChargedWithTheirJson) {
+  config_.max_bodies_bytes = 24 << 20;
+  engine_.set_script({.reply = "ok"});
+  start();
+  std::string zeros = R"({"text":"a","x":[0)";
+  for (int i = 1; i < 1'000'000; ++i) zeros += ",0";
+  zeros += "]}";
+  for (const char* path : {"/generate", "/tokenize", "/v1/chat/completions", "/open_session",
+                           "/v1/grammar/compile", "/exact_likelihood", "/vertex_generate"}) {
+    const Answer refused = post(path, zeros);
+    EXPECT_EQ(refused.status, 400) << path;
+    EXPECT_THAT(refused.body, HasSubstr("--max-bodies-bytes")) << path;
+  }
+  const std::string text(1 << 20, 'a');
+  EXPECT_EQ(post("/generate", R"({"text":"a","x":")" + text + "\"}").status, 200);
+  const Answer tokens = post("/tokenize", R"({"prompt":")" + text + "\"}");
+  EXPECT_EQ(tokens.status, 400);
+  EXPECT_THAT(tokens.body, HasSubstr("the prompt's tokens"));
+  // A worker gives back what it holds after it has answered.
+  const auto none = testing::ContainsRegex("espalier:memory_bodies_bytes[^ ]* 0\n");
+  for (int i = 0; i < 5000 && !testing::Value(call("GET", "/metrics").body, none); ++i)
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  EXPECT_THAT(call("GET", "/metrics").body, none);
+}
+
+TEST_F(NativeTest, AListOfInputsHasABound) {
+  start();
+  std::string texts = R"({"text":["a")";
+  for (int i = 0; i < 65'536; ++i) texts += R"(,"a")";
+  const Answer refused = post("/generate", texts + "]}");
+  EXPECT_EQ(refused.status, 400);
+  EXPECT_THAT(refused.body, HasSubstr("text has 65537 entries, and one call may have 65536"));
+}
+
 }  // namespace
 }  // namespace espalier::server

@@ -1,7 +1,10 @@
 #include "server/routes.h"
 
+#include <malloc.h>
+
 #include <set>
 
+#include "server/json_memory.h"
 #include "server/json_writer.h"
 #include "server/native_request.h"
 
@@ -76,6 +79,24 @@ void write_schemas(JsonWriter& w) {
 }
 
 }  // namespace
+
+namespace {
+constexpr size_t kTrimmedBodyBytes = size_t{4} << 20;
+}  // namespace
+
+void handle(const ContextPtr& context, const Route& route, net::HttpRequest&& request,
+            net::ResponsePtr response) {
+  const size_t size = request.body.size();
+  if (size <= Context::kInlineBytes)
+    return route.handler(context, std::move(request), std::move(response));
+  auto held = std::make_shared<net::HttpRequest>(std::move(request));  // the task is copyable
+  context->run_sized(size, response, [context, &route, size, held, response] {
+    const JsonChargeScope scope(held->body_charge);
+    route.handler(context, std::move(*held), response);
+    // The heap keeps what millions of small values leave; the system gets it back.
+    if (size >= kTrimmedBodyBytes) ::malloc_trim(0);
+  });
+}
 
 const std::vector<Route>& routes() {
   static const std::vector<Route> all = [] {

@@ -32,6 +32,11 @@ struct Route {
   int status = 200;                   // of its usual answer
 };
 
+// Calls the route's handler: here, or on a worker where the body is large, with its JSON charged to
+// the account of bodies. Until the handler has returned the body's own charge is held.
+void handle(const ContextPtr& context, const Route& route, net::HttpRequest&& request,
+            net::ResponsePtr response);
+
 // Every route, in the order of the documentation: the tables below, one after another.
 const std::vector<Route>& routes();
 std::string openapi_json();

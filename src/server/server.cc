@@ -49,7 +49,7 @@ void set_reach(const ServerConfig& c, net::HttpServerConfig& http) {
 std::shared_ptr<MemoryAccount> open_account(const char* name, size_t stated,
                                             const ServerConfig& c) {
   const auto free_bytes = static_cast<size_t>(read_system_info().available_bytes);
-  const size_t chosen = std::max({free_bytes / 16, size_t{256} << 20, 4 * c.max_body_bytes});
+  const size_t chosen = std::max({free_bytes / 16, size_t{256} << 20, 8 * c.max_body_bytes});
   return std::make_shared<MemoryAccount>(name, static_cast<int64_t>(stated != 0 ? stated : chosen));
 }
 
@@ -127,7 +127,7 @@ void call_route(const ContextPtr& context, server::LineCall call, ResponsePtr re
     request.path = call.path;
     request.tenant = call.owner;
     request.body = std::move(call.body);
-    return route.handler(context, std::move(request), std::move(response));
+    return server::handle(context, route, std::move(request), std::move(response));
   }
 }
 
@@ -205,7 +205,7 @@ Status Server::Impl::add_routes(net::Router& router) {
           [context = context, &route, &row = context->observed->http->add(route.pattern, method)](
               HttpRequest&& request, ResponsePtr response) {
             response = context->observed->http->watch(row, request, std::move(response));
-            route.handler(context, std::move(request), std::move(response));
+            server::handle(context, route, std::move(request), std::move(response));
           },
           [context = context, &route](const HttpRequest& head) {
             return server::refusal(context->config, context->tenants.get(), route.access, head);

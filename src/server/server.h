@@ -78,7 +78,7 @@ struct ServerConfig {
   // Of one connection, not yet taken by its client; a stream beyond it is dropped.
   size_t max_pending_output_bytes = 8ull << 20;
   // Over all connections: bodies of requests, and what clients have not taken of their answers.
-  // 0: a sixteenth of the memory that is free at start, at least 256 MiB and four bodies.
+  // 0: a sixteenth of the memory that is free at start, at least 256 MiB and eight bodies.
   size_t max_bodies_bytes = 0, max_outputs_bytes = 0;
   // --max-responses-bytes: of stored answers of /v1/responses; the least recently used are given
   // up.

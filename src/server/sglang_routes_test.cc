@@ -51,7 +51,9 @@ TEST_F(SglangRoutesTest, HostsOfModelsGetTheirShapes) {
   EXPECT_EQ(two.status, 200);
   EXPECT_THAT(two.body, ::testing::StartsWith(R"({"predictions":[{"text":)"));
   EXPECT_EQ(post("/vertex_generate", R"({"instances":[]})").body, "[]");
-  EXPECT_EQ(post("/vertex_generate", R"({"instances":[{"prompt":"a"}]})").status, 400);
+  const Answer other = post("/vertex_generate", R"({"instances":[{"prompt":"a"}]})");
+  EXPECT_EQ(other.status, 400);
+  EXPECT_THAT(other.body, testing::HasSubstr("instances[0] has neither text nor input_ids"));
   const Answer wrong = post("/vertex_generate", R"({"instances":{}})");
   EXPECT_EQ(wrong.status, 400);
   EXPECT_THAT(wrong.body, HasSubstr("instances must be a list"));

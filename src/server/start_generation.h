@@ -8,36 +8,35 @@
 #include "server/authorize.h"
 #include "server/errors.h"
 #include "server/generation.h"
+#include "server/json_memory.h"
 
 namespace espalier::server {
 
 // Parses with `parse` (body, malformed -> Result) and starts what `make` makes of it (null: it has
-// answered already); both off the I/O thread when the body is large. Thread-safe.
+// answered already). On the thread that calls it, which is a worker's where the body is large. The
+// body's charge stands for what the request keeps of it, until its first token.
 template <typename Parse, typename Make>
 void start_generation(const ContextPtr& context, net::HttpRequest&& request,
                       net::ResponsePtr response, Dialect dialect, Parse parse, Make make) {
-  const size_t size = request.body.size();
   const std::string* const parent = request.header("traceparent");
-  const Caller caller{.tenant = tenant_of(context->tenants.get(), request),
-                      .is_line = !request.tenant.empty(),
-                      .trace = parent != nullptr ? TraceParent::parse(*parent) : std::nullopt,
-                      .operation = traced_operation(request.path)};
-  auto body = std::make_shared<std::string>(std::move(request.body));  // the task is copyable
-  context->run_sized(size, response, [=] {
-    bool malformed = false;
-    auto parsed = parse(*body, malformed);
-    body->clear();
-    if (!parsed) {
-      const bool openai_shape = dialect == Dialect::kNative || dialect == Dialect::kOpenAi;
-      response->send(malformed && openai_shape ? malformed_response(parsed.error())
-                                               : error_response(dialect, parsed.error()));
-      return;
-    }
-    if (const std::shared_ptr<Generation> made = make(context, response, std::move(*parsed))) {
-      made->set_caller(caller);
-      made->begin();
-    }
-  });
+  Caller caller{.tenant = tenant_of(context->tenants.get(), request),
+                .is_line = !request.tenant.empty(),
+                .trace = parent != nullptr ? TraceParent::parse(*parent) : std::nullopt,
+                .operation = traced_operation(request.path)};
+  bool malformed = false;
+  auto parsed = parse(request.body, malformed);
+  std::string().swap(request.body);  // what is parsed is a copy
+  JsonChargeScope::settle();
+  if (!parsed) {
+    const bool openai_shape = dialect == Dialect::kNative || dialect == Dialect::kOpenAi;
+    response->send(malformed && openai_shape ? malformed_response(parsed.error())
+                                             : error_response(dialect, parsed.error()));
+    return;
+  }
+  const std::shared_ptr<Generation> made = make(context, response, std::move(*parsed));
+  if (made == nullptr) return;
+  made->set_caller(std::move(caller), std::move(request.body_charge));
+  made->begin();
 }
 
 }  // namespace espalier::server

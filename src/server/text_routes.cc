@@ -3,6 +3,7 @@
 
 #include "server/dialects/llama_cpp.h"
 #include "server/errors.h"
+#include "server/json_memory.h"
 #include "server/json_writer.h"
 #include "server/openai_request.h"
 #include "server/routes.h"
@@ -34,6 +35,10 @@ Result<std::string> tokenize(const Context& context, const TokenizeRequest& requ
   encode.add_special_tokens = request.add_special_tokens;
   std::vector<std::vector<TokenId>> all;
   bool is_list = false;
+  int64_t num_bytes = 0;
+  for (const std::string& text : request.prompt.values) num_bytes += std::ssize(text);
+  ESP_RETURN_IF_ERROR(
+      JsonChargeScope::charge(num_bytes * kTokenizerBytesPerByte, "the prompt's tokens"));
   if (request.messages != nullptr) {
     if (!context.chat) return fail(context.chat_missing);
     ChatFormat::Options options;
@@ -74,13 +79,16 @@ Result<std::string> detokenize(const Context& context, const DetokenizeRequest& 
   JsonWriter w(out);
   w.begin_object().key("text");
   if (request.tokens.is_list) w.begin_array();
+  int64_t num_bytes = 0;  // of the texts, and as JSON
   for (const auto& ids : request.tokens.values) {
     for (const TokenId id : ids) {
       if (id >= tokenizer->vocab_size()) {
         return fail(invalid_argument("tokens: token id {} is outside the vocabulary of {}", id,
                                      tokenizer->vocab_size()));
       }
+      num_bytes += 3 * std::ssize(context.token_bytes(id));
     }
+    ESP_RETURN_IF_ERROR(JsonChargeScope::charge(num_bytes, "the text of these tokens"));
     w.value(tokenizer->decode(ids, options));
   }
   if (request.tokens.is_list) w.end_array();
@@ -93,20 +101,16 @@ using OtherDialect = std::optional<Result<std::string>> (*)(const Context&, std:
 template <typename Parse, typename Answer>
 void answer_text(const ContextPtr& context, HttpRequest&& request, ResponsePtr response,
                  Parse parse, Answer answer, OtherDialect other = nullptr) {
-  const size_t size = request.body.size();
-  auto body = std::make_shared<std::string>(std::move(request.body));
-  context->run_sized(size, response, [context, response, body, parse, answer, other] {
-    bool malformed = false;
-    const auto parsed = parse(*body, malformed);
-    if (!parsed && other != nullptr) {
-      if (auto out = other(*context, *body); out && *out)
-        return response->send(HttpResponse::json(200, std::move(**out)));
-    }
-    if (!parsed && malformed) return response->send(malformed_response(parsed.error()));
-    auto out = parsed ? answer(*context, *parsed) : Result<std::string>(fail(parsed.error()));
-    response->send(out ? HttpResponse::json(200, std::move(*out))
-                       : error_response(Dialect::kOpenAi, out.error()));
-  });
+  bool malformed = false;
+  const auto parsed = parse(request.body, malformed);
+  if (!parsed && other != nullptr) {
+    if (auto out = other(*context, request.body); out && *out)
+      return response->send(HttpResponse::json(200, std::move(**out)));
+  }
+  if (!parsed && malformed) return response->send(malformed_response(parsed.error()));
+  auto out = parsed ? answer(*context, *parsed) : Result<std::string>(fail(parsed.error()));
+  response->send(out ? HttpResponse::json(200, std::move(*out))
+                     : error_response(Dialect::kOpenAi, out.error()));
 }
 
 void handle_tokenize(const ContextPtr& context, HttpRequest&& request, ResponsePtr response) {

@@ -1,5 +1,6 @@
 // POST /vertex_generate, as Vertex AI sends predictions: {"instances": [{"text"}], "parameters"} is
 // /generate's body, its texts one list; the answer stands in "predictions".
+#include <algorithm>
 #include <boost/json.hpp>
 
 #include "server/errors.h"
@@ -48,10 +49,12 @@ const Fields<VertexRequest>& vertex_fields() {
 
 std::string vertex_schema() { return schema_of(vertex_fields()); }
 
+constexpr const char* kInputs[] = {"text", "input_ids"};
+
 // The first instance says which member holds the inputs of all.
 json::object to_generate(VertexRequest&& request) {
   json::object body = std::move(request.parameters);
-  for (const char* name : {"text", "input_ids"}) {
+  for (const char* name : kInputs) {
     const json::value* const first = request.instances.front().if_contains(name);
     if (first == nullptr || !is_set(*first)) continue;
     json::array inputs;
@@ -98,6 +101,13 @@ void handle_vertex(const ContextPtr& context, net::HttpRequest&& request,
     return response->send(malformed ? malformed_response(parsed.error())
                                     : error_response(Dialect::kNative, parsed.error()));
   if (parsed->instances.empty()) return response->send(net::HttpResponse::json(200, "[]"));
+  const json::object& first = parsed->instances.front();
+  if (std::ranges::none_of(kInputs, [&](const char* name) {
+        const json::value* const input = first.if_contains(name);
+        return input != nullptr && is_set(*input);
+      }))
+    return response->send(
+        malformed_response(invalid_argument("instances[0] has neither text nor input_ids")));
   request.body = json::serialize(to_generate(std::move(*parsed)));
   start_generation(context, std::move(request), std::make_shared<Predictions>(std::move(response)),
                    Dialect::kNative, parse_native, make_native_generation);

@@ -170,6 +170,11 @@ Result<FileRecord> FileStore::add(FileRecord described, std::string_view content
 Status FileStore::with_room(int64_t bytes, const std::function<Status()>& keep) {
   std::lock_guard adding(adding_);
   ESP_RETURN_IF_ERROR(check_records());
+  if (bytes > max_bytes_)  // whatever is deleted
+    return invalid_argument(
+        "the bytes of the file are {}, and all files may have {} "
+        "(--max-storage-bytes)",
+        bytes, max_bytes_);
   if (bytes > max_bytes_ - num_bytes()) return over_the_bound(max_bytes_);
   return keep();
 }

@@ -131,6 +131,7 @@ TEST_F(UploadsTest, PartsCountAsFilesDo) {
   config_.max_storage_bytes = 1000;
   start();
   EXPECT_THAT(begin(1001).body, HasSubstr("--max-storage-bytes"));
+  EXPECT_EQ(begin(1001).status, 400);  // whatever is deleted
   const std::string upload = id_of(begin(800));
   const std::string part = id_of(send(upload, std::string(800, 'x')));
   EXPECT_EQ(send(upload, std::string(201, 'y')).status, 503);

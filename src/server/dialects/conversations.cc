@@ -76,20 +76,17 @@ std::string create_conversation_schema() { return schema_of(create_conversation_
 std::string update_conversation_schema() { return schema_of(update_conversation_fields()); }
 std::string items_schema() { return schema_of(items_fields()); }
 
-// Reads the body, here or on a worker where it is large, and answers with what `done` makes of it.
+// Reads the body, and answers with what `done` makes of it.
 template <typename Done>
-void with_body(const ContextPtr& context, HttpRequest&& request, const ResponsePtr& response,
-               const Fields<Body>& fields, Done done) {
-  const size_t bytes = request.body.size();
-  context->run_sized(bytes, response, [response, &fields, done, text = std::move(request.body)] {
-    bool malformed = false;
-    auto body = parse_body(fields, text, malformed);
-    if (!body && malformed) return response->send(malformed_response(body.error()));
-    if (!body) return refuse_stored(response, body.error());
-    Result<HttpResponse> answer = done(std::move(*body));
-    if (!answer) return refuse_stored(response, answer.error());
-    response->send(std::move(*answer));
-  });
+void with_body(const HttpRequest& request, const ResponsePtr& response, const Fields<Body>& fields,
+               Done done) {
+  bool malformed = false;
+  auto body = parse_body(fields, request.body, malformed);
+  if (!body && malformed) return response->send(malformed_response(body.error()));
+  if (!body) return refuse_stored(response, body.error());
+  Result<HttpResponse> answer = done(std::move(*body));
+  if (!answer) return refuse_stored(response, answer.error());
+  response->send(std::move(*answer));
 }
 
 // The conversation with the metadata as it is now.
@@ -129,7 +126,7 @@ Result<HttpResponse> create(Context& context, StoredKey key, Body&& body) {
 void handle_create_conversation(const ContextPtr& context, HttpRequest&& request,
                                 ResponsePtr response) {
   const StoredKey key = conversation_key(*context, request);
-  with_body(context, std::move(request), response, create_conversation_fields(),
+  with_body(request, response, create_conversation_fields(),
             [=](Body&& body) { return create(*context, key, std::move(body)); });
 }
 
@@ -149,7 +146,7 @@ Result<HttpResponse> update(const Context& context, const StoredKey& key, const 
 void handle_update_conversation(const ContextPtr& context, HttpRequest&& request,
                                 ResponsePtr response) {
   const StoredKey key = conversation_key(*context, request);
-  with_body(context, std::move(request), response, update_conversation_fields(),
+  with_body(request, response, update_conversation_fields(),
             [=](Body&& body) { return update(*context, key, body); });
 }
 
@@ -205,7 +202,7 @@ Result<HttpResponse> add_items(Context& context, const StoredKey& key, Body&& bo
 
 void handle_add_items(const ContextPtr& context, HttpRequest&& request, ResponsePtr response) {
   const StoredKey key = conversation_key(*context, request);
-  with_body(context, std::move(request), response, items_fields(),
+  with_body(request, response, items_fields(),
             [=](Body&& body) { return add_items(*context, key, std::move(body)); });
 }
 

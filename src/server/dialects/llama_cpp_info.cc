@@ -183,15 +183,11 @@ Result<std::string> llama_detokenize(const Context& context, const DetokenizeBod
   return out;
 }
 
-// Answers with answer(context, body), off the I/O thread where the body is large.
+// Answers with answer(context, body).
 template <typename Answer>
 RouteHandler handler_of(Answer answer) {
   return [answer](const ContextPtr& context, HttpRequest&& request, ResponsePtr response) {
-    const size_t size = request.body.size();
-    auto body = std::make_shared<std::string>(std::move(request.body));  // the task is copyable
-    context->run_sized(size, response, [context, response, body, answer] {
-      send(response, answer(*context, *body));
-    });
+    send(response, answer(*context, request.body));
   };
 }
 
