@@ -261,6 +261,17 @@ Status check_shares(const EngineConfig& c, const GenerateRequest& request) {
   return {};
 }
 
+// A text that is too long by any count is refused before it is tokenised, for its tokens may take
+// 24 times its bytes of memory. A normaliser may shorten a text, so a token may stand for more
+// bytes than the longest of the vocabulary has.
+Status check_prompt_bytes(size_t num_bytes, int64_t num_tokens, int64_t bytes_per_token) {
+  if (static_cast<int64_t>(num_bytes) <= num_tokens * bytes_per_token) return {};
+  return invalid_argument(
+      "the prompt ({} bytes of text) is longer than the model's context length allows: prompt and "
+      "output share {} tokens, and texts of up to {} bytes for each are tried; shorten it",
+      num_bytes, num_tokens, bytes_per_token);
+}
+
 // Whether an engine with this compiler (null: none) takes grammars.
 Status check_grammars(const GrammarCompiler* compiler, const Engine::Parts& parts) {
   if (compiler != nullptr) return {};
@@ -289,7 +300,9 @@ Result<std::unique_ptr<LiveRequest>> EngineImpl::prepare(GenerateRequest& reques
     return fail(
         error(StatusCode::kFailedPrecondition,
               "this engine runs without a tokenizer (skip_tokenizer_init): give input_ids"));
-  if (live->awaits_tokens) ESP_RETURN_IF_ERROR(check_prompt_bytes(request.text.size()));
+  if (live->awaits_tokens)
+    ESP_RETURN_IF_ERROR(check_prompt_bytes(request.text.size(), loop_->max_sequence_tokens(),
+                                           bytes_per_token_max_));
   live->awaits_images = !request.images.empty();
   live->awaits_grammar = live->sampling.grammar.has_value();
   if (live->awaits_grammar) ESP_RETURN_IF_ERROR(check_grammars(grammars_.get(), parts_));
@@ -337,18 +350,6 @@ Result<std::unique_ptr<LiveRequest>> EngineImpl::prepare(GenerateRequest& reques
   live->sink = std::move(sink);
   live->arrived = SteadyClock().now();
   return live;
-}
-
-// A text that is too long by any count is refused before it is tokenised, for its tokens may take
-// 24 times its bytes of memory. A normaliser may shorten a text, so a token may stand for more
-// bytes than the longest of the vocabulary has.
-Status EngineImpl::check_prompt_bytes(size_t num_bytes) const {
-  const int64_t tokens = loop_->max_sequence_tokens();
-  if (static_cast<int64_t>(num_bytes) <= tokens * bytes_per_token_max_) return {};
-  return invalid_argument(
-      "the prompt ({} bytes of text) is longer than the model's context length allows: prompt and "
-      "output share {} tokens, and texts of up to {} bytes for each are tried; shorten it",
-      num_bytes, tokens, bytes_per_token_max_);
 }
 
 std::string EngineImpl::make_rid() {

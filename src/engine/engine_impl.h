@@ -59,7 +59,6 @@ class EngineImpl final : public Engine {
   Result<std::unique_ptr<LiveRequest>> prepare(GenerateRequest& request, EventSink sink);
   Status load_stated_adapters();
   void tokenise(RequestId id, std::string text, bool add_special_tokens);
-  Status check_prompt_bytes(size_t num_bytes) const;
   std::string make_rid();
 
   const EngineConfig config_;

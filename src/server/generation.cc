@@ -26,6 +26,15 @@ GenerateRequest take_request(GenerationItem& item) {
   return request;
 }
 
+// What the log-probabilities of an event take.
+int64_t logprob_bytes(const TokenEvent& event) {
+  size_t num_bytes = 0;
+  for (const auto* all : {&event.logprobs, &event.input_logprobs})
+    for (const TokenLogprobs& at : *all)
+      num_bytes += sizeof(at) + (at.top.size() + at.wanted.size()) * sizeof(at.top.front());
+  return static_cast<int64_t>(num_bytes);
+}
+
 // Of one call: about 500 MB of JSON. A prompt of 128k tokens with 100 of the likeliest is within.
 constexpr size_t kLogprobsMax = size_t{1} << 24;
 
@@ -193,24 +202,6 @@ Status Generation::count_logprobs(size_t more) {
       kLogprobsMax);
 }
 
-// Those of all requests together are within the account of outputs, as the answers made of them
-// are.
-Status Generation::charge_logprobs(const TokenEvent& event) {
-  int64_t num_bytes = logprobs_.bytes();
-  const auto add = [&](const std::vector<TokenLogprobs>& all) {
-    for (const TokenLogprobs& at : all)
-      num_bytes += static_cast<int64_t>(sizeof(at) + (at.top.size() + at.wanted.size()) *
-                                                         sizeof(at.top.front()));
-  };
-  add(event.logprobs);
-  add(event.input_logprobs);
-  if (logprobs_.resize(num_bytes)) return {};
-  return error(
-      StatusCode::kResourceExhausted,
-      "the answers of all requests take what memory there is for them: try again later, or "
-      "ask for fewer log-probabilities");
-}
-
 void Generation::on_event(size_t item_index, TokenEvent&& event) {
   const size_t n = samples_.size() / items_.size();  // the same for every item, as they are parsed
   Sample& sample = samples_[item_index * n + static_cast<size_t>(event.index)];
@@ -220,9 +211,12 @@ void Generation::on_event(size_t item_index, TokenEvent&& event) {
   if (event.finish && is_failure(*event.finish)) return on_failure(event.finish->status);
   size_t num_logprobs = event.logprobs.size();
   for (const TokenLogprobs& at : event.logprobs) num_logprobs += at.top.size() + at.wanted.size();
-  if (num_logprobs > 0) {
+  if (num_logprobs > 0 || !event.input_logprobs.empty()) {
     Status counted = count_logprobs(num_logprobs);
-    if (counted.ok()) counted = charge_logprobs(event);
+    if (counted.ok() && !logprobs_.resize(logprobs_.bytes() + logprob_bytes(event)))
+      counted = error(StatusCode::kResourceExhausted,
+                      "the answers of all requests take what memory there is for them: try again "
+                      "later, or ask for fewer log-probabilities");
     if (!counted.ok()) return on_failure(counted);
   }
   sample.text += event.text;

@@ -100,7 +100,6 @@ class Generation : public std::enable_shared_from_this<Generation> {
   Status prepare(GenerationItem& item);
   bool admit();
   Status count_logprobs(size_t more);
-  Status charge_logprobs(const TokenEvent& event);
   void on_event(size_t item_index, TokenEvent&& event);
   void on_failure(const Status& status);
   void on_gone();
