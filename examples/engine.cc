@@ -50,7 +50,7 @@ Status stream(Engine& engine, const std::string& prompt) {
 }
 
 Status run(const char* model_path, const std::string& prompt) {
-  ESP_ASSIGN_OR_RETURN(const auto engine, Engine::create({.model_path = model_path}));
+  ESP_ASSIGN_OR_RETURN(const auto engine, Engine::create({.model = {.model_path = model_path}}));
   ESP_RETURN_IF_ERROR(ask(*engine, prompt));
   ESP_RETURN_IF_ERROR(stream(*engine, prompt));
   const espalier::EngineStats stats = engine->stats();

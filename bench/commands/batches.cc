@@ -103,7 +103,7 @@ void print_line(const json::object& object) {
 int run_batches(const std::vector<std::string>& args) {
   AppConfig config;
   config.log_level = "warning";
-  config.engine.skip_tokenizer_init = true;
+  config.engine.model.skip_tokenizer_init = true;
   SettingTable table;
   CommandLine command{
       "espalier_bench batches",

@@ -121,19 +121,19 @@ Result<Row> measure(const Options& options) {
   const int32_t max_new_tokens = steady ? options.steps + 200 : options.output_len;
   const int32_t num_pages_each = (options.context + max_new_tokens) / options.page_size + 2;
   EngineConfig config;
-  config.skip_tokenizer_init = true;
-  config.context_length = 1 << 20;
-  config.page_size = options.page_size;
-  config.random_seed = 1;
-  config.schedule_policy = options.policy;
-  if (options.tenants > 0) config.fair_share = "tenant";
-  config.chunked_prefill_size = -1;  // all begin to decode in the same step
-  config.max_queued_requests = options.waiting + options.running + 1;
+  config.model.skip_tokenizer_init = true;
+  config.model.context_length = 1 << 20;
+  config.cache.page_size = options.page_size;
+  config.sampling.random_seed = 1;
+  config.schedule.schedule_policy = options.policy;
+  if (options.tenants > 0) config.schedule.fair_share = "tenant";
+  config.schedule.chunked_prefill_size = -1;  // all begin to decode in the same step
+  config.schedule.max_queued_requests = options.waiting + options.running + 1;
   // Steady: a slot is free and memory is not, so each step tries an admission, which fails.
   // Otherwise waiting requests are admitted when others end.
-  config.max_running_requests = options.running + (steady ? 1 : 0);
-  config.max_total_tokens = options.running * num_pages_each * options.page_size;
-  config.schedule_conservativeness = steady ? 10 : 1;
+  config.schedule.max_running_requests = options.running + (steady ? 1 : 0);
+  config.cache.max_total_tokens = options.running * num_pages_each * options.page_size;
+  config.schedule.schedule_conservativeness = steady ? 10 : 1;
   auto executor = std::make_unique<StopWatch>(options.running, options.steps);
   StopWatch& watch = *executor;
   Engine::Parts parts{.executor = std::move(executor),

@@ -141,13 +141,13 @@ struct Ground {
 
 Result<Ground> prepare(AppConfig& app, const Options& options) {
   EngineConfig& config = app.engine;
-  if (config.device == "cuda")
+  if (config.compute.device == "cuda")
     return fail(invalid_argument("this is measured on the CPU: leave --device out"));
-  config.device = "cpu";
-  config.skip_tokenizer_init = true;
-  if (config.max_total_tokens == 0)
-    config.max_total_tokens = 6 * options.requests * (options.prompt + options.output);
-  ESP_ASSIGN_OR_RETURN(config.model_path, resolve_model_path(config.model_path));
+  config.compute.device = "cpu";
+  config.model.skip_tokenizer_init = true;
+  if (config.cache.max_total_tokens == 0)
+    config.cache.max_total_tokens = 6 * options.requests * (options.prompt + options.output);
+  ESP_ASSIGN_OR_RETURN(config.model.model_path, resolve_model_path(config.model.model_path));
   ESP_ASSIGN_OR_RETURN(StartedExecutor started, start_cpu_executor(config, read_system_info()));
   return Ground{std::make_shared<SharedExecutor>(std::move(started.executor)),
                 std::move(started.info), std::move(started.config)};
@@ -158,14 +158,14 @@ Result<Ground> prepare(AppConfig& app, const Options& options) {
 Result<std::unique_ptr<Engine>> start_warm(const Ground& ground, const Options& options, bool cache,
                                            uint64_t& seed) {
   EngineConfig config = ground.config;
-  config.disable_radix_cache = !cache;
-  if (!cache) config.schedule_policy = "fcfs";
+  config.cache.disable_radix_cache = !cache;
+  if (!cache) config.schedule.schedule_policy = "fcfs";
   ESP_ASSIGN_OR_RETURN(auto engine,
                        Engine::create(config, {.executor = std::make_unique<Turn>(ground.shared),
                                                .info = ground.info}));
   ESP_RETURN_IF_ERROR(engine->pause_generation(Engine::PauseMode::kInPlace));
   const int32_t tokens = options.requests * (options.prompt + options.output);
-  const int32_t num_slices = std::min(config.max_total_tokens / tokens, 64) + 2;
+  const int32_t num_slices = std::min(config.cache.max_total_tokens / tokens, 64) + 2;
   for (int32_t i = 0; i < num_slices; ++i)
     if (const auto warm = run_slice(*engine, options, ++seed); !warm) return fail(warm.error());
   return engine;
@@ -187,12 +187,12 @@ void replay_prompt(PrefixCache& cache, std::span<const TokenId> tokens, const Op
 // full.
 Result<double> tree_seconds_of_slice(const Ground& ground, const Options& options, uint64_t seed) {
   const EngineConfig& config = ground.config;
-  ESP_ASSIGN_OR_RETURN(auto cache,
-                       make_prefix_cache({.num_pages = config.max_total_tokens / config.page_size,
-                                          .page_size = config.page_size}));
+  ESP_ASSIGN_OR_RETURN(auto cache, make_prefix_cache({.num_pages = config.cache.max_total_tokens /
+                                                                   config.cache.page_size,
+                                                      .page_size = config.cache.page_size}));
   Rng rng(seed);
   const int32_t length = options.prompt + options.output;
-  const int32_t num_fill = config.max_total_tokens / length + 1;
+  const int32_t num_fill = config.cache.max_total_tokens / length + 1;
   const int32_t num_timed = options.requests * std::max(options.repeats / 4, 1);
   std::vector<std::vector<TokenId>> prompts(static_cast<size_t>(num_fill + num_timed));
   for (std::vector<TokenId>& tokens : prompts)
@@ -211,7 +211,7 @@ Result<Measured> measure(AppConfig& app, const Options& options) {
   ESP_ASSIGN_OR_RETURN(const Ground ground, prepare(app, options));
   uint64_t seed = 0;
   Measured m;
-  m.num_threads = std::max(1, ground.config.num_threads);
+  m.num_threads = std::max(1, ground.config.compute.num_threads);
   std::unique_ptr<Engine> engines[2];  // with the cache and without
   for (const int which : {0, 1}) {
     const bool cache = which == 0 && !options.control;

@@ -65,11 +65,11 @@ class Bench {
   Result<WorkloadFigures> run(const Workload& workload, const Variant& variant) {
     AppConfig config = config_;
     EngineConfig& engine_config = config.engine;
-    engine_config.disable_radix_cache = !variant.cache;
-    if (!variant.policy.empty()) engine_config.schedule_policy = variant.policy;
-    if (!variant.cache) engine_config.schedule_policy = "fcfs";
+    engine_config.cache.disable_radix_cache = !variant.cache;
+    if (!variant.policy.empty()) engine_config.schedule.schedule_policy = variant.policy;
+    if (!variant.cache) engine_config.schedule.schedule_policy = "fcfs";
     if (variant.pool_tokens > 0)
-      engine_config.max_total_tokens = static_cast<int32_t>(variant.pool_tokens);
+      engine_config.cache.max_total_tokens = static_cast<int32_t>(variant.pool_tokens);
     ESP_ASSIGN_OR_RETURN(auto started,
                          start_engine(config, make_partial_reuse_cache(variant.reuse)));
     const auto engine = std::make_shared<workloads::RecordingEngine>(std::move(started));

@@ -127,19 +127,18 @@ Result<OfflineResult> run_offline(const OfflineWorkload& w, const std::string& c
                                   const std::string& tokenizer, uint64_t seed) {
   ESP_ASSIGN_OR_RETURN(
       auto engine,
-      Engine::create({.model_path = config,
-                      .tokenizer_path = w.json_schema.empty() ? std::string() : tokenizer,
-                      .dtype = dtype,
-                      .kv_cache_dtype = kv_cache_dtype,
-                      .load_format = LoadFormat::kDummy,
-                      .skip_tokenizer_init = w.json_schema.empty(),
-                      .context_length = 8192,
-                      .max_running_requests = w.max_running,
-                      .disable_radix_cache = !w.cache,
-                      .disable_jump_forward = !w.guess,
-                      .disable_draft_tokens = !w.guess,
-                      .random_seed = seed,
-                      .device = "cuda"}));
+      Engine::create(
+          {.model = {.model_path = config,
+                     .tokenizer_path = w.json_schema.empty() ? std::string() : tokenizer,
+                     .dtype = dtype,
+                     .load_format = LoadFormat::kDummy,
+                     .skip_tokenizer_init = w.json_schema.empty(),
+                     .context_length = 8192},
+           .compute = {.device = "cuda"},
+           .cache = {.kv_cache_dtype = kv_cache_dtype, .disable_radix_cache = !w.cache},
+           .schedule = {.max_running_requests = w.max_running},
+           .sampling = {.random_seed = seed},
+           .grammar = {.disable_jump_forward = !w.guess, .disable_draft_tokens = !w.guess}}));
   const int32_t vocab = engine->model_info().vocab_size;
   // The first batch loads kernels and captures graphs, so it is not timed.
   OfflineWorkload warm = w;

@@ -141,7 +141,7 @@ int main(int argc, char** argv) {
   }
   const std::vector<Graph> graphs = read_templates(templates);
   if (graphs.empty()) return told(error(StatusCode::kNotFound, "no templates in {}", templates));
-  const auto local = engine_backend(EngineConfig{.model_path = model_path});
+  const auto local = engine_backend(EngineConfig{.model = {.model_path = model_path}});
   if (!local) return told(local.error());
   auto asked = *local;
   if (!url.empty()) {

@@ -136,10 +136,10 @@ int num_threads_now() {
 
 std::shared_ptr<Backend> null_engine() {
   EngineConfig config;
-  config.max_total_tokens = 400000;
-  config.max_running_requests = 256;
-  config.max_queued_requests = 100000;
-  config.random_seed = 1;
+  config.cache.max_total_tokens = 400000;
+  config.schedule.max_running_requests = 256;
+  config.schedule.max_queued_requests = 100000;
+  config.sampling.random_seed = 1;
   Engine::Parts parts{
       .tokenizer = make_byte_tokenizer(),
       .executor = std::make_unique<NullExecutor>(
@@ -289,7 +289,7 @@ int main(int argc, char** argv) {
   primitives(instant, quick ? 1000 : 20000);
   compiled_against_interpreted(instant, quick ? 20 : 500);
   many_programs(quick ? 50 : 1000);
-  const auto backend = engine_backend(EngineConfig{.model_path = model});
+  const auto backend = engine_backend(EngineConfig{.model = {.model_path = model}});
   if (!backend) {
     fmt::print(stderr, "{}\n", backend.error().to_string());
     return 1;

@@ -20,41 +20,47 @@ Backend made(F&& make) {
   return value_or_throw(std::move(backend), where);
 }
 
-template <auto member>
+template <auto group, auto member>
 void set(EngineConfig& config, const py::handle& value) {
-  using Field = std::remove_reference_t<decltype(config.*member)>;
+  auto& field = config.*group.*member;
+  using Field = std::remove_reference_t<decltype(field)>;
   if constexpr (std::is_same_v<Field, std::filesystem::path>) {
-    config.*member = py::cast<std::string>(py::str(value));
+    field = py::cast<std::string>(py::str(value));
   } else {
-    config.*member = py::cast<Field>(value);
+    field = py::cast<Field>(value);
   }
 }
 
 EngineConfig engine_config(const std::string& model_path, const py::dict& settings) {
   using Setter = void (*)(EngineConfig&, const py::handle&);
   static const std::map<std::string, Setter> setters = {
-      {"tokenizer_path", set<&EngineConfig::tokenizer_path>},
-      {"dtype", set<&EngineConfig::dtype>},
-      {"kv_cache_dtype", set<&EngineConfig::kv_cache_dtype>},
-      {"context_length", set<&EngineConfig::context_length>},
-      {"mem_fraction_static", set<&EngineConfig::mem_fraction_static>},
-      {"max_total_tokens", set<&EngineConfig::max_total_tokens>},
-      {"max_running_requests", set<&EngineConfig::max_running_requests>},
-      {"max_queued_requests", set<&EngineConfig::max_queued_requests>},
-      {"chunked_prefill_size", set<&EngineConfig::chunked_prefill_size>},
-      {"max_prefill_tokens", set<&EngineConfig::max_prefill_tokens>},
-      {"page_size", set<&EngineConfig::page_size>},
-      {"schedule_policy", set<&EngineConfig::schedule_policy>},
-      {"schedule_conservativeness", set<&EngineConfig::schedule_conservativeness>},
-      {"disable_radix_cache", set<&EngineConfig::disable_radix_cache>},
-      {"enable_deterministic_inference", set<&EngineConfig::enable_deterministic_inference>},
-      {"disable_overlap_schedule", set<&EngineConfig::disable_overlap_schedule>},
-      {"random_seed", set<&EngineConfig::random_seed>},
-      {"num_threads", set<&EngineConfig::num_threads>},
-      {"tp_size", set<&EngineConfig::tp_size>},
+      {"tokenizer_path", set<&EngineConfig::model, &ModelSettings::tokenizer_path>},
+      {"dtype", set<&EngineConfig::model, &ModelSettings::dtype>},
+      {"kv_cache_dtype", set<&EngineConfig::cache, &CacheSettings::kv_cache_dtype>},
+      {"context_length", set<&EngineConfig::model, &ModelSettings::context_length>},
+      {"mem_fraction_static", set<&EngineConfig::cache, &CacheSettings::mem_fraction_static>},
+      {"max_total_tokens", set<&EngineConfig::cache, &CacheSettings::max_total_tokens>},
+      {"max_running_requests",
+       set<&EngineConfig::schedule, &ScheduleSettings::max_running_requests>},
+      {"max_queued_requests", set<&EngineConfig::schedule, &ScheduleSettings::max_queued_requests>},
+      {"chunked_prefill_size",
+       set<&EngineConfig::schedule, &ScheduleSettings::chunked_prefill_size>},
+      {"max_prefill_tokens", set<&EngineConfig::schedule, &ScheduleSettings::max_prefill_tokens>},
+      {"page_size", set<&EngineConfig::cache, &CacheSettings::page_size>},
+      {"schedule_policy", set<&EngineConfig::schedule, &ScheduleSettings::schedule_policy>},
+      {"schedule_conservativeness",
+       set<&EngineConfig::schedule, &ScheduleSettings::schedule_conservativeness>},
+      {"disable_radix_cache", set<&EngineConfig::cache, &CacheSettings::disable_radix_cache>},
+      {"enable_deterministic_inference",
+       set<&EngineConfig::compute, &ComputeSettings::enable_deterministic_inference>},
+      {"disable_overlap_schedule",
+       set<&EngineConfig::compute, &ComputeSettings::disable_overlap_schedule>},
+      {"random_seed", set<&EngineConfig::sampling, &SamplingSettings::random_seed>},
+      {"num_threads", set<&EngineConfig::compute, &ComputeSettings::num_threads>},
+      {"tp_size", set<&EngineConfig::compute, &ComputeSettings::tp_size>},
   };
   EngineConfig config;
-  config.model_path = model_path;
+  config.model.model_path = model_path;
   for (const auto& [key, value] : settings) {
     const auto name = py::cast<std::string>(key);
     const auto setter = setters.find(name);
@@ -132,8 +138,8 @@ void bind_backends(py::module_& m) {
   m.def("Engine", [](const std::string& model_path, const py::dict& settings) {
     EngineConfig config = engine_config(model_path, settings);
     return made([&]() -> Result<Backend> {
-      if (config.model_path.empty()) {
-        ESP_ASSIGN_OR_RETURN(config.model_path, api::model_folder({}));
+      if (config.model.model_path.empty()) {
+        ESP_ASSIGN_OR_RETURN(config.model.model_path, api::model_folder({}));
       }
       return lang::engine_backend(config);
     });

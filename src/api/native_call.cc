@@ -164,7 +164,7 @@ Result<std::unique_ptr<NativeCall>> NativeCall::submit(std::shared_ptr<Engine> e
   ESP_ASSIGN_OR_RETURN(auto request, server::parse_native(body, malformed));
   // The caller is a program of this process, which reads the same files anyway.
   const auto access = std::make_shared<const server::MediaAccess>(server::MediaAccess{
-      .limits = {.bytes_max = engine->config().max_image_bytes, .local_folder = "/"},
+      .limits = {.bytes_max = engine->config().images.max_image_bytes, .local_folder = "/"},
       .domains = {}});
   for (server::NativeItem& item : request.items)
     item.request.images = server::image_inputs(access, std::move(item.pictures));

@@ -51,12 +51,12 @@ Result<std::unique_ptr<Engine>> open_engine(const fs::path& model_path,
     }
     ESP_RETURN_IF_ERROR(apps::assign(*row, {value}, "the setting " + name));
   }
-  if (!model_path.empty()) config.engine.model_path = model_path;
+  if (!model_path.empty()) config.engine.model.model_path = model_path;
   ESP_RETURN_IF_ERROR(apps::check_contradictions(table, config));
   ESP_ASSIGN_OR_RETURN(const LogLevel level, parse_log_level(config.log_level));
   set_log_level(level);
-  ESP_ASSIGN_OR_RETURN(config.engine.model_path,
-                       model_folder(config.engine.model_path, config.hub));
+  ESP_ASSIGN_OR_RETURN(config.engine.model.model_path,
+                       model_folder(config.engine.model.model_path, config.hub));
   return Engine::create(config.engine);
 }
 

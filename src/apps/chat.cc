@@ -320,7 +320,7 @@ int run_chat(const std::vector<std::string>& args) {
   Result<std::unique_ptr<Engine>> engine = start_engine(config);
   if (!engine) return report(engine.error(), kExitFailure);
   Result<server::ChatFormat> format = server::ChatFormat::load(
-      config.server.chat_template, config.engine.model_path, (*engine)->tokenizer());
+      config.server.chat_template, config.engine.model.model_path, (*engine)->tokenizer());
   if (!format) return report(format.error(), kExitFailure);
   ChatConversation conversation(std::move(*format), std::move(system));
   for (const std::string& path : images)

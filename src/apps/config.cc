@@ -41,7 +41,7 @@ bool is_rounded_type(std::string_view dtype) {
 
 void add_path_rows(SettingTable& table, EngineConfig& engine, HubSettings& hub) {
   Setting& model =
-      table.path("model-path", engine.model_path,
+      table.path("model-path", engine.model.model_path,
                  "folder with config.json, *.safetensors and tokenizer.json, a .gguf file, or "
                  "org/name of a Hugging Face hub (org/name:Q4_K_M for one of its GGUF files)");
   model.aliases = {"model"};
@@ -53,7 +53,7 @@ void add_path_rows(SettingTable& table, EngineConfig& engine, HubSettings& hub) 
                            "the cache that models of a hub are fetched into"),
                 "HF_HUB_CACHE");
   shown_default(
-      table.path("tokenizer-path", engine.tokenizer_path,
+      table.path("tokenizer-path", engine.model.tokenizer_path,
                  "folder, tokenizer.json, .model, .tiktoken or .gguf of another tokenizer"),
       "model-path");
 }
@@ -68,21 +68,21 @@ void add_model_rows(SettingTable& table, EngineConfig& engine, HubSettings& hub)
       "auto", [&engine](std::string_view value) -> Status {
         if (value != "auto" && value != "dummy" && value != "safetensors" && value != "gguf")
           return invalid_argument("'{}' is not one of auto, dummy, safetensors, gguf", value);
-        engine.load_format = value == "dummy" ? LoadFormat::kDummy : LoadFormat::kAuto;
+        engine.model.load_format = value == "dummy" ? LoadFormat::kDummy : LoadFormat::kAuto;
         return {};
       });
   // Both name what the weights become, so one that the other would replace is an error.
   Setting& dtype =
-      table.choice("dtype", engine.dtype, {"auto", "float32", "bfloat16"},
+      table.choice("dtype", engine.model.dtype, {"auto", "float32", "bfloat16"},
                    "type of the weights; auto takes the checkpoint's; half and float16 "
                    "mean bfloat16, float means float32");
   dtype.set = [&engine, set = dtype.set](std::string_view value) -> Status {
     if (value == "float") value = "float32";
     if (value == "half" || value == "float16") value = "bfloat16";
-    if (is_rounded_type(engine.dtype) && value != "auto")
+    if (is_rounded_type(engine.model.dtype) && value != "auto")
       return invalid_argument("'{}' contradicts --quantization {}: leave one out", value,
-                              engine.dtype);
-    return is_rounded_type(engine.dtype) ? Status() : set(value);
+                              engine.model.dtype);
+    return is_rounded_type(engine.model.dtype) ? Status() : set(value);
   };
   table.custom(
       "quantization", "q8_0|q4_k|fp8|int4",
@@ -96,107 +96,108 @@ void add_model_rows(SettingTable& table, EngineConfig& engine, HubSettings& hub)
         if (value == "w8a8_fp8") value = "fp8";
         if (!is_rounded_type(value))
           return invalid_argument("'{}' is not one of q8_0, q4_k, fp8, int4", value);
-        if (engine.dtype != "auto" && !is_rounded_type(engine.dtype))
+        if (engine.model.dtype != "auto" && !is_rounded_type(engine.model.dtype))
           return invalid_argument("'{}' contradicts --dtype {}: leave one out", value,
-                                  engine.dtype);
-        engine.dtype = value;
+                                  engine.model.dtype);
+        engine.model.dtype = value;
         return {};
       });
   Setting& kv_dtype = table.choice(
-      "kv-cache-dtype", engine.kv_cache_dtype, {"auto", "float32", "bfloat16", "fp8_e4m3"},
+      "kv-cache-dtype", engine.cache.kv_cache_dtype, {"auto", "float32", "bfloat16", "fp8_e4m3"},
       "type of cached keys and values; auto takes bfloat16, float32 for float32 weights; fp8_e4m3, "
       "on a GPU: twice the tokens in the same memory, rounded to 3 bits of fraction");
   kv_dtype.set = [set = kv_dtype.set](std::string_view value) {
     if (value == "fp8") value = "fp8_e4m3";
     return set(value == "bf16" ? "bfloat16" : value);
   };
-  shown_default(table.integer("context-length", engine.context_length, 0, kInt32Max,
+  shown_default(table.integer("context-length", engine.model.context_length, 0, kInt32Max,
                               "tokens that prompt and output share"),
                 "the model's");
   table.toggle(
-      "is-embedding", engine.is_embedding,
+      "is-embedding", engine.model.is_embedding,
       "the model makes embeddings (last token, length 1) though its architecture generates");
-  table.text("json-model-override-args", engine.json_model_override_args, "JSON",
+  table.text("json-model-override-args", engine.model.json_model_override_args, "JSON",
              "object whose fields replace those of the model's config.json, nested ones too");
-  table.toggle("skip-tokenizer-init", engine.skip_tokenizer_init,
+  table.toggle("skip-tokenizer-init", engine.model.skip_tokenizer_init,
                "load no tokenizer: requests bring input_ids and get output_ids");
-  table.choice("sampling-defaults", engine.sampling_defaults, {"model", "openai"},
+  table.choice("sampling-defaults", engine.sampling.sampling_defaults, {"model", "openai"},
                "model: generation_config.json (a GGUF's general.sampling keys) gives the defaults "
                "of a request; openai: it does not");
 }
 
 void add_memory_rows(SettingTable& table, EngineConfig& engine) {
   table.group("Memory and scheduling");
-  shown_default(table.number("mem-fraction-static", engine.mem_fraction_static, 0, 1,
+  shown_default(table.number("mem-fraction-static", engine.cache.mem_fraction_static, 0, 1,
                              "part of the memory free at start that weights and KV cache may take"),
                 "chosen");
-  shown_default(table.integer("max-total-tokens", engine.max_total_tokens, 0, kInt32Max,
+  shown_default(table.integer("max-total-tokens", engine.cache.max_total_tokens, 0, kInt32Max,
                               "tokens that the KV cache holds"),
                 "chosen");
-  shown_default(table.integer("max-running-requests", engine.max_running_requests, 0, 65536,
-                              "requests that run at once"),
+  shown_default(table.integer("max-running-requests", engine.schedule.max_running_requests, 0,
+                              65536, "requests that run at once"),
                 "chosen");
   shown_default(
       table.integer(
-          "max-queued-requests", engine.max_queued_requests, 0, kInt32Max,
+          "max-queued-requests", engine.schedule.max_queued_requests, 0, kInt32Max,
           "requests that wait; beyond, new ones get 503, or with priorities or fair shares replace "
           "a waiting one"),
       "chosen");
-  shown_default(table.integer("chunked-prefill-size", engine.chunked_prefill_size, -1, kInt32Max,
-                              "prompt tokens that one step takes; -1: no limit"),
+  shown_default(table.integer("chunked-prefill-size", engine.schedule.chunked_prefill_size, -1,
+                              kInt32Max, "prompt tokens that one step takes; -1: no limit"),
                 "chosen");
-  shown_default(table.integer("max-prefill-tokens", engine.max_prefill_tokens, 0, kInt32Max,
-                              "prompt tokens of the requests that are prefilled together"),
-                "chosen");
-  table.integer("page-size", engine.page_size, 1, 4096, "tokens in a page of the KV cache");
+  shown_default(
+      table.integer("max-prefill-tokens", engine.schedule.max_prefill_tokens, 0, kInt32Max,
+                    "prompt tokens of the requests that are prefilled together"),
+      "chosen");
+  table.integer("page-size", engine.cache.page_size, 1, 4096, "tokens in a page of the KV cache");
 }
 
 void add_scheduling_rows(SettingTable& table, EngineConfig& engine) {
   table.choice(
-      "schedule-policy", engine.schedule_policy,
+      "schedule-policy", engine.schedule.schedule_policy,
       {"lpm", "dfs-weight", "fcfs", "lof", "random", "priority"},
       "who goes first: lpm, the longest cached prefix; dfs-weight, depth first through the waiting "
       "prompts' tree; fcfs, the first that came; lof, the longest output to come; random; "
       "priority, "
       "the highest");
-  table.choice("fair-share", engine.fair_share, {"none", "tenant", "priority"},
+  table.choice("fair-share", engine.schedule.fair_share, {"none", "tenant", "priority"},
                "between whom service is shared fairly: tenants (keys of --api-keys-file, else "
                "extra_key) or priorities");
   table
-      .integer("schedule-bypass-bound", engine.schedule_bypass_bound, 0, kInt32Max,
+      .integer("schedule-bypass-bound", engine.schedule.schedule_bypass_bound, 0, kInt32Max,
                "later requests that may be admitted before a waiting one; then it goes first")
       .aliases = {"schedule-max-overtakes"};
   table.integer("priority-scheduling-preemption-threshold",
-                engine.priority_scheduling_preemption_threshold, 1, kInt32Max,
+                engine.schedule.priority_scheduling_preemption_threshold, 1, kInt32Max,
                 "with --schedule-policy priority: running requests of a priority so much lower "
                 "make way");
   table.custom("enable-priority-scheduling", "", "the same as --schedule-policy priority", "",
                [&engine](std::string_view value) -> Status {
                  if (value != "true" && value != "false")
                    return invalid_argument("'{}' is not one of true, false", value);
-                 if (value == "true") engine.schedule_policy = "priority";
+                 if (value == "true") engine.schedule.schedule_policy = "priority";
                  return {};
                });
-  table.toggle("disable-priority-preemption", engine.disable_priority_preemption,
+  table.toggle("disable-priority-preemption", engine.schedule.disable_priority_preemption,
                "what runs never makes way");
   shown_default(
-      table.number("max-inter-token-latency-ms", engine.max_inter_token_latency_ms, 0, 1e6,
+      table.number("max-inter-token-latency-ms", engine.schedule.max_inter_token_latency_ms, 0, 1e6,
                    "cut prompts so that steps with running requests take about so long at most"),
       "no bound");
-  table.number("schedule-conservativeness", engine.schedule_conservativeness, 0, 100,
+  table.number("schedule-conservativeness", engine.schedule.schedule_conservativeness, 0, 100,
                "above 1 admits fewer requests and retracts fewer");
 }
 
 void add_cache_rows(SettingTable& table, AppConfig& config) {
   EngineConfig& engine = config.engine;
-  table.choice("radix-eviction-policy", engine.radix_eviction_policy,
+  table.choice("radix-eviction-policy", engine.cache.radix_eviction_policy,
                {"lru", "lfu", "fifo", "mru", "slru", "priority"},
                "which cached prefix goes first when memory is short");
-  table.number("swa-full-tokens-ratio", engine.swa_full_tokens_ratio, 0, 1,
+  table.number("swa-full-tokens-ratio", engine.cache.swa_full_tokens_ratio, 0, 1,
                "KV tokens that layers with a sliding window keep, for each of the others'");
-  table.toggle("disable-hybrid-swa-memory", engine.disable_hybrid_swa_memory,
+  table.toggle("disable-hybrid-swa-memory", engine.cache.disable_hybrid_swa_memory,
                "layers with a sliding window keep all KV tokens, as the others do");
-  table.toggle("disable-radix-cache", engine.disable_radix_cache, "keep no prefixes");
+  table.toggle("disable-radix-cache", engine.cache.disable_radix_cache, "keep no prefixes");
   shown_default(
       table.custom(
           "kv-events-config", "JSON",
@@ -205,7 +206,7 @@ void add_cache_rows(SettingTable& table, AppConfig& config) {
           "endpoint (tcp://*:5557), replay_endpoint (none), topic",
           "",
           [&config](std::string_view value) {
-            return read_kv_events_config(value, config.engine.num_cache_events,
+            return read_kv_events_config(value, config.engine.cache.num_cache_events,
                                          config.server.kv_events);
           }),
       "none are kept");
@@ -214,47 +215,47 @@ void add_cache_rows(SettingTable& table, AppConfig& config) {
 void add_tier_rows(SettingTable& table, EngineConfig& engine) {
   table
       .toggle(
-          "enable-hierarchical-cache", engine.enable_hierarchical_cache,
+          "enable-hierarchical-cache", engine.tiers.enable_hierarchical_cache,
           "keep cached prefixes beyond the device, too: in the host's memory (hicache-size) and "
           "on disk (hicache-storage-backend file); on the CPU, best with a page-size of 16 or "
           "more")
       .aliases = {"enable-hicache"};
-  shown_default(table.number("hicache-size", engine.hicache_size_gb, 0, 1e6,
+  shown_default(table.number("hicache-size", engine.tiers.hicache_size_gb, 0, 1e6,
                              "GB of the host's memory that keep pages"),
                 "none");
-  shown_default(table.number("hicache-ratio", engine.hicache_ratio, 0, 1000,
+  shown_default(table.number("hicache-ratio", engine.tiers.hicache_ratio, 0, 1000,
                              "the same in multiples of the device's KV memory"),
                 "none");
-  table.choice("hicache-write-policy", engine.hicache_write_policy,
+  table.choice("hicache-write-policy", engine.tiers.hicache_write_policy,
                {"write_through", "write_through_selective", "write_back"},
                "when a page is copied: when it is computed, when it is used again, or when the "
                "device gives it up");
-  table.choice("hicache-storage-backend", engine.hicache_storage_backend, {"none", "file"},
+  table.choice("hicache-storage-backend", engine.tiers.hicache_storage_backend, {"none", "file"},
                "where pages stay beyond the process: file, in a folder that all processes of this "
                "model share and that is found again after a restart");
-  shown_default(table.path("hicache-storage-path", engine.hicache_storage_path,
+  shown_default(table.path("hicache-storage-path", engine.tiers.hicache_storage_path,
                            "folder of hicache-storage-backend file"),
                 "espalier/kv in XDG_CACHE_HOME or ~/.cache");
-  table.number("hicache-disk-size", engine.hicache_disk_size_gb, 0.000001, 1e6,
+  table.number("hicache-disk-size", engine.tiers.hicache_disk_size_gb, 0.000001, 1e6,
                "GB that it may take on disk for one model");
 }
 
 void add_execution_rows(SettingTable& table, EngineConfig& engine) {
-  table.toggle("disable-overlap-schedule", engine.disable_overlap_schedule,
+  table.toggle("disable-overlap-schedule", engine.compute.disable_overlap_schedule,
                "wait for each step before the next is prepared");
   table
-      .toggle("disable-cuda-graph", engine.disable_cuda_graph,
+      .toggle("disable-cuda-graph", engine.compute.disable_cuda_graph,
               "launch every kernel of a decode step by itself")
       .aliases = {"disable-decode-cuda-graph"};
-  table.toggle("disable-cascade-attention", engine.disable_cascade_attention,
+  table.toggle("disable-cascade-attention", engine.compute.disable_cascade_attention,
                "on a GPU, read keys and values that several requests share for each by itself");
-  table.toggle("enable-deterministic-inference", engine.enable_deterministic_inference,
+  table.toggle("enable-deterministic-inference", engine.compute.enable_deterministic_inference,
                "answers are the same bits whatever runs beside them, however prompts are cut and "
                "whatever is cached, on a GPU too, where it costs speed (the CPU always does it)");
 }
 
 void add_logprob_rows(SettingTable& table, EngineConfig& engine) {
-  table.choice("logprobs-mode", engine.logprobs_mode, {"processed", "original", "raw"},
+  table.choice("logprobs-mode", engine.sampling.logprobs_mode, {"processed", "original", "raw"},
                "log-probabilities of output tokens: processed, after penalties, bias, grammar mask "
                "and temperature; original, without the temperature (SGLang's "
                "SGLANG_RETURN_ORIGINAL_LOGPROB); raw, of the model's logits");
@@ -262,7 +263,7 @@ void add_logprob_rows(SettingTable& table, EngineConfig& engine) {
 
 void add_grammar_rows(SettingTable& table, EngineConfig& engine) {
   Setting& grammars = table.choice(
-      "grammar-backend", engine.grammar_backend, {"espalier", "none"},
+      "grammar-backend", engine.grammar.grammar_backend, {"espalier", "none"},
       "what holds answers to regex, ebnf, json_schema and structural_tag; none refuses them; "
       "xgrammar, outlines and llguidance mean espalier");
   grammars.set = [set = grammars.set](std::string_view value) {
@@ -270,110 +271,112 @@ void add_grammar_rows(SettingTable& table, EngineConfig& engine) {
     return set(other ? "espalier" : value);
   };
   table.toggle("constrained-json-disable-any-whitespace",
-               engine.constrained_json_disable_any_whitespace,
+               engine.grammar.constrained_json_disable_any_whitespace,
                "JSON without white space where a request does not say (json_whitespace)");
-  table.toggle("disable-jump-forward", engine.disable_jump_forward,
+  table.toggle("disable-jump-forward", engine.grammar.disable_jump_forward,
                "sample every token, those that a grammar leaves no choice for too");
-  table.toggle("disable-drafts", engine.disable_draft_tokens,
+  table.toggle("disable-drafts", engine.grammar.disable_draft_tokens,
                "propose no draft tokens from earlier answers of the same grammar");
-  table.choice("speculative-algorithm", engine.speculative_algorithm, {"none", "NGRAM"},
+  table.choice("speculative-algorithm", engine.speculation.speculative_algorithm, {"none", "NGRAM"},
                "draft tokens for requests without a grammar, verified by the model's own samples: "
                "NGRAM takes them from the request's text and from recent answers, where that is "
                "measured to pay; changes no answer; on the CPU");
-  table.integer("speculative-num-draft-tokens", engine.speculative_num_draft_tokens, 1, 16,
-                "draft tokens of one request in one step, at most");
-  table.integer("speculative-ngram-capacity", engine.speculative_ngram_capacity, 32, 1 << 26,
-                "tokens of recent answers that NGRAM searches");
-  table.integer("grammar-threads", engine.grammar_threads, 1, 256, "threads that compile grammars");
-  table.number("grammar-compile-seconds", engine.grammar_compile_seconds, 0.001, 3600,
+  table.integer("speculative-num-draft-tokens", engine.speculation.speculative_num_draft_tokens, 1,
+                16, "draft tokens of one request in one step, at most");
+  table.integer("speculative-ngram-capacity", engine.speculation.speculative_ngram_capacity, 32,
+                1 << 26, "tokens of recent answers that NGRAM searches");
+  table.integer("grammar-threads", engine.grammar.grammar_threads, 1, 256,
+                "threads that compile grammars");
+  table.number("grammar-compile-seconds", engine.grammar.grammar_compile_seconds, 0.001, 3600,
                "that compiling one grammar may take");
-  shown_default(table.integer("grammar-cache-bytes", engine.grammar_cache_bytes, 0,
+  shown_default(table.integer("grammar-cache-bytes", engine.grammar.grammar_cache_bytes, 0,
                               std::numeric_limits<int64_t>::max(),
                               "memory of the compiled grammars that are kept; the least recently "
                               "used are dropped first"),
                 "a sixteenth of the memory that is available, from 64 MiB to 2 GiB");
   shown_default(
-      table.integer("max-session-bytes", engine.max_session_bytes, 0,
+      table.integer("max-session-bytes", engine.cache.max_session_bytes, 0,
                     std::numeric_limits<int64_t>::max(),
                     "memory that open sessions hold together; beyond, requests of sessions "
                     "get 503"),
       "a thirty-second of the memory that is available, from 64 MiB to 1 GiB");
-  shown_default(table.integer("grammar-mask-threads", engine.grammar_mask_threads, 0, 256,
+  shown_default(table.integer("grammar-mask-threads", engine.grammar.grammar_mask_threads, 0, 256,
                               "threads that say, step by step, which tokens the grammars of all "
                               "requests allow, the scheduler's among them"),
                 "1; on a GPU half of the cores, at most 8");
 }
 
 void add_system_rows(SettingTable& table, EngineConfig& engine) {
-  shown_default(
-      table.integer("random-seed", engine.random_seed, 0, std::numeric_limits<int64_t>::max(),
-                    "of requests without a seed of their own, and of dummy weights"),
-      "drawn");
+  shown_default(table.integer("random-seed", engine.sampling.random_seed, 0,
+                              std::numeric_limits<int64_t>::max(),
+                              "of requests without a seed of their own, and of dummy weights"),
+                "drawn");
   table.group("System");
   table.custom(
       "device", "auto|cpu|cuda|cuda:N",
       "what computes; auto takes a GPU where one can be used, else the CPU, and logs its choice; "
       "cuda:N is the GPU N",
-      engine.device, [&engine](std::string_view value) -> Status {
+      engine.compute.device, [&engine](std::string_view value) -> Status {
         if (const auto name = parse_device(value); !name) return name.error();
-        engine.device = value;
+        engine.compute.device = value;
         return Status();
       });
-  table.integer("base-gpu-id", engine.base_gpu_id, 0, 1023,
+  table.integer("base-gpu-id", engine.compute.base_gpu_id, 0, 1023,
                 "the GPU of --device auto and cuda, by its index among those that "
                 "CUDA_VISIBLE_DEVICES leaves");
-  shown_default(table.integer("num-threads", engine.num_threads, 0, 4096,
+  shown_default(table.integer("num-threads", engine.compute.num_threads, 0, 4096,
                               "threads that compute; more than processors are not taken"),
                 "one a processor");
   table
       .integer(
-          "tp-size", engine.tp_size, 1, 1024,
+          "tp-size", engine.compute.tp_size, 1, 1024,
           "ranks that divide the model among themselves: GPUs from --base-gpu-id on, or on the "
           "CPU parts of the threads; each has a part of the heads and of the features")
       .aliases = {"tensor-parallel-size", "tp"};
-  shown_default(table.integer("tokenizer-worker-num", engine.tokenizer_threads, 0, 256,
+  shown_default(table.integer("tokenizer-worker-num", engine.model.tokenizer_threads, 0, 256,
                               "threads that turn text into tokens"),
                 "chosen");
 }
 
 void add_adapter_rows(SettingTable& table, EngineConfig& engine) {
   table.group("LoRA adapters");
-  table.toggle("enable-lora", engine.enable_lora,
+  table.toggle("enable-lora", engine.lora.enable_lora,
                "take LoRA adapters (on the CPU): those of --lora-paths, and what "
                "/load_lora_adapter brings");
   Setting& paths = table.list(
-      "lora-paths", engine.lora_paths, "NAME=PATH",
+      "lora-paths", engine.lora.lora_paths, "NAME=PATH",
       "load the adapters in these folders, as PEFT saved them, and call them NAME (without one, by "
       "the folder's), which implies --enable-lora");
   paths.takes_several = true;
   shown_default(paths, "none");
-  table.integer("max-loras-per-batch", engine.max_loras_per_batch, 1, 65536,
+  table.integer("max-loras-per-batch", engine.lora.max_loras_per_batch, 1, 65536,
                 "adapters of requests that run at once; requests of others wait");
-  shown_default(table.integer("max-lora-rank", engine.max_lora_rank, 0, 4096,
+  shown_default(table.integer("max-lora-rank", engine.lora.max_lora_rank, 0, 4096,
                               "refuse adapters of a higher rank"),
                 "any rank");
-  shown_default(table.integer("max-loaded-loras", engine.max_loaded_loras, 0, kInt32Max,
+  shown_default(table.integer("max-loaded-loras", engine.lora.max_loaded_loras, 0, kInt32Max,
                               "adapters in memory; beyond, loading one is refused"),
                 "no bound");
-  shown_default(
-      table.integer("max-lora-bytes", engine.max_lora_bytes, 0, std::numeric_limits<int64_t>::max(),
-                    "memory of all adapters; beyond, loading one is refused"),
-      "a quarter of the memory that is available, at least 64 MiB");
+  shown_default(table.integer("max-lora-bytes", engine.lora.max_lora_bytes, 0,
+                              std::numeric_limits<int64_t>::max(),
+                              "memory of all adapters; beyond, loading one is refused"),
+                "a quarter of the memory that is available, at least 64 MiB");
 }
 
 void add_picture_rows(SettingTable& table, EngineConfig& engine) {
   table.group("Pictures");
-  table.integer("image-threads", engine.image_threads, 1, 256,
+  table.integer("image-threads", engine.images.image_threads, 1, 256,
                 "threads that fetch and decode pictures");
-  shown_default(table.integer("image-cache-bytes", engine.image_cache_bytes, 0, int64_t{1} << 50,
-                              "memory of what the encoder made of pictures: those of requests in "
-                              "progress and those kept for later ones"),
-                "a sixteenth of the memory that is available, from 256 MiB to 4 GiB");
-  table.integer("max-images-per-request", engine.max_images_per_request, 1, 65536,
+  shown_default(
+      table.integer("image-cache-bytes", engine.images.image_cache_bytes, 0, int64_t{1} << 50,
+                    "memory of what the encoder made of pictures: those of requests in "
+                    "progress and those kept for later ones"),
+      "a sixteenth of the memory that is available, from 256 MiB to 4 GiB");
+  table.integer("max-images-per-request", engine.images.max_images_per_request, 1, 65536,
                 "beyond, a request is refused");
-  table.integer("max-image-bytes", engine.max_image_bytes, 1, int64_t{1} << 40,
+  table.integer("max-image-bytes", engine.images.max_image_bytes, 1, int64_t{1} << 40,
                 "of a picture's file");
-  table.integer("max-image-pixels", engine.max_image_pixels, 1, int64_t{1} << 40,
+  table.integer("max-image-pixels", engine.images.max_image_pixels, 1, int64_t{1} << 40,
                 "width times height of a picture");
 }
 
@@ -578,14 +581,14 @@ Status check_tier_contradictions(const SettingTable& table, const EngineConfig& 
         return invalid_argument("{} needs {}: without it nothing reads the setting", as, what);
     return {};
   };
-  if (!engine.enable_hierarchical_cache)
+  if (!engine.tiers.enable_hierarchical_cache)
     return needs({"hicache-size", "hicache-ratio", "hicache-write-policy",
                   "hicache-storage-backend", "hicache-storage-path", "hicache-disk-size"},
                  "--enable-hierarchical-cache");
-  if (engine.hicache_storage_backend == "none")
+  if (engine.tiers.hicache_storage_backend == "none")
     ESP_RETURN_IF_ERROR(
         needs({"hicache-storage-path", "hicache-disk-size"}, "--hicache-storage-backend file"));
-  if (engine.hicache_size_gb > 0 && engine.hicache_ratio > 0)
+  if (engine.tiers.hicache_size_gb > 0 && engine.tiers.hicache_ratio > 0)
     return invalid_argument("{} contradicts {}: both are the size of one tier; leave one out",
                             given_as(table, "hicache-size"), given_as(table, "hicache-ratio"));
   return {};
@@ -603,39 +606,40 @@ Status check_contradictions(const SettingTable& table, const AppConfig& config) 
         return invalid_argument("{} contradicts {}: {}; leave one out", as, given(one), why);
     return {};
   };
-  if (engine.disable_radix_cache) {
-    if ((engine.schedule_policy == "lpm" || engine.schedule_policy == "dfs-weight") &&
+  if (engine.cache.disable_radix_cache) {
+    if ((engine.schedule.schedule_policy == "lpm" ||
+         engine.schedule.schedule_policy == "dfs-weight") &&
         !given("schedule-policy").empty())
       return invalid_argument(
           "{} contradicts {}: {} orders requests by their cached prefix, and none is kept; leave "
           "one out, or take --schedule-policy fcfs",
-          given("schedule-policy"), given("disable-radix-cache"), engine.schedule_policy);
+          given("schedule-policy"), given("disable-radix-cache"), engine.schedule.schedule_policy);
     ESP_RETURN_IF_ERROR(exclude("disable-radix-cache", {"radix-eviction-policy"},
                                 "no cached prefix is kept that could be evicted"));
-    if (engine.num_cache_events > 0)
+    if (engine.cache.num_cache_events > 0)
       ESP_RETURN_IF_ERROR(exclude("disable-radix-cache", {"kv-events-config"},
                                   "without the tree of prefixes the cache has no events"));
   }
   ESP_RETURN_IF_ERROR(check_tier_contradictions(table, engine));
-  if (engine.skip_tokenizer_init)
+  if (engine.model.skip_tokenizer_init)
     ESP_RETURN_IF_ERROR(
         exclude("skip-tokenizer-init",
                 {"tokenizer-path", "chat-template", "tool-call-parser", "reasoning-parser"},
                 "no tokenizer is loaded, so there is no text"));
-  if (engine.disable_priority_preemption)
+  if (engine.schedule.disable_priority_preemption)
     ESP_RETURN_IF_ERROR(exclude("disable-priority-preemption",
                                 {"priority-scheduling-preemption-threshold"},
                                 "nothing that runs makes way"));
-  if (engine.schedule_policy != "priority" &&
+  if (engine.schedule.schedule_policy != "priority" &&
       !given("priority-scheduling-preemption-threshold").empty())
     return invalid_argument(
         "{} needs --schedule-policy priority (it is {}): only then does a running request make way "
         "for a higher one",
-        given("priority-scheduling-preemption-threshold"), engine.schedule_policy);
-  if (engine.disable_hybrid_swa_memory)
+        given("priority-scheduling-preemption-threshold"), engine.schedule.schedule_policy);
+  if (engine.cache.disable_hybrid_swa_memory)
     ESP_RETURN_IF_ERROR(exclude("disable-hybrid-swa-memory", {"swa-full-tokens-ratio"},
                                 "layers with a sliding window keep all tokens"));
-  if (engine.grammar_backend == "none")
+  if (engine.grammar.grammar_backend == "none")
     ESP_RETURN_IF_ERROR(exclude("grammar-backend",
                                 {"constrained-json-disable-any-whitespace", "grammar-threads",
                                  "grammar-compile-seconds", "grammar-mask-threads"},
@@ -644,7 +648,7 @@ Status check_contradictions(const SettingTable& table, const AppConfig& config) 
     return invalid_argument(
         "{} contradicts {}: a request's line is of level info, and {} shows none; leave one out",
         given("log-requests"), given("log-level"), config.log_level);
-  if (engine.load_format == LoadFormat::kDummy && given("model-path").empty())
+  if (engine.model.load_format == LoadFormat::kDummy && given("model-path").empty())
     return invalid_argument("--load-format dummy needs --model-path: a folder with a config.json");
   return {};
 }

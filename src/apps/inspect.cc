@@ -41,19 +41,23 @@ struct Inspection {
 
   int64_t kv_bytes_per_token() const { return info.kv_bytes_per_token(kv_type); }
   // With every request at its full context.
-  int64_t kv_bytes_at_batch() const { return kv_bytes_per_token() * batch * plan.context_length; }
-  bool batch_fits() const { return batch * plan.context_length <= plan.max_total_tokens; }
+  int64_t kv_bytes_at_batch() const {
+    return kv_bytes_per_token() * batch * plan.model.context_length;
+  }
+  bool batch_fits() const {
+    return batch * plan.model.context_length <= plan.cache.max_total_tokens;
+  }
 };
 
 void inspect_text(const EngineConfig& config, Inspection& out) {
-  Result<std::unique_ptr<Tokenizer>> tokenizer =
-      open_tokenizer(config.tokenizer_path.empty() ? config.model_path : config.tokenizer_path);
+  Result<std::unique_ptr<Tokenizer>> tokenizer = open_tokenizer(
+      config.model.tokenizer_path.empty() ? config.model.model_path : config.model.tokenizer_path);
   if (tokenizer) {
     out.tokenizer = std::move(*tokenizer);
   } else {
     out.tokenizer_problem = tokenizer.error().message();
   }
-  const Result<ChatTemplateSource> source = find_chat_template(config.model_path);
+  const Result<ChatTemplateSource> source = find_chat_template(config.model.model_path);
   std::string text(out.tokenizer != nullptr ? out.tokenizer->chat_template() : "");
   if (source) text = source->source;
   if (text.empty()) {
@@ -67,11 +71,12 @@ void inspect_text(const EngineConfig& config, Inspection& out) {
 
 Result<Inspection> inspect(const AppConfig& app, int64_t batch, const ProgramRequest& program) {
   EngineConfig config = app.engine;
-  ESP_ASSIGN_OR_RETURN(config.model_path, resolve_model_path(config.model_path, app.hub));
+  ESP_ASSIGN_OR_RETURN(config.model.model_path,
+                       resolve_model_path(config.model.model_path, app.hub));
   Inspection out;
   ESP_ASSIGN_OR_RETURN(out.info, read_model_info(model_load_options(config)));
-  if (config.load_format == LoadFormat::kAuto) {
-    ESP_ASSIGN_OR_RETURN(const Checkpoint checkpoint, Checkpoint::open(config.model_path));
+  if (config.model.load_format == LoadFormat::kAuto) {
+    ESP_ASSIGN_OR_RETURN(const Checkpoint checkpoint, Checkpoint::open(config.model.model_path));
     for (const CheckpointTensor& tensor : checkpoint.tensors()) {
       TypeShare& share = out.types[tensor.dtype_name];
       ++share.num_tensors;
@@ -80,10 +85,11 @@ Result<Inspection> inspect(const AppConfig& app, int64_t batch, const ProgramReq
       out.stored_bytes += static_cast<int64_t>(tensor.bytes.size());
     }
   }
-  ESP_ASSIGN_OR_RETURN(const EngineDevice device, choose_device(config.device, config.base_gpu_id));
+  ESP_ASSIGN_OR_RETURN(const EngineDevice device,
+                       choose_device(config.compute.device, config.compute.base_gpu_id));
   out.device = device.name;
   out.system = device.system;
-  config.device = device.cuda ? "cuda" : "cpu";
+  config.compute.device = device.cuda ? "cuda" : "cpu";
   const ModelLoadOptions load = model_load_options(config);
   ESP_ASSIGN_OR_RETURN(
       out.loaded, read_weight_memory(load, device.cuda ? ProgramKind::kGpu : ProgramKind::kCpu));
@@ -91,7 +97,7 @@ Result<Inspection> inspect(const AppConfig& app, int64_t batch, const ProgramReq
   for (const auto& [type, num_bytes] : out.loaded) out.info.weight_bytes += num_bytes;
   ESP_ASSIGN_OR_RETURN(out.plan, resolve(config, out.info, out.system));
   ESP_ASSIGN_OR_RETURN(out.kv_type, resolve_kv_type(out.plan, out.info));
-  out.batch = batch > 0 ? batch : out.plan.max_running_requests;
+  out.batch = batch > 0 ? batch : out.plan.schedule.max_running_requests;
   inspect_text(config, out);
   if (program.wanted()) {
     const int64_t kv_bytes = out.kv_type == KvType::kFloat32 ? 4 : 2;
@@ -123,7 +129,7 @@ void print_table(const Inspection& it) {
     fmt::print("{:<28}{}\n", name, value);
   };
   const int64_t kv_token = it.info.kv_bytes_per_token(it.kv_type);
-  row("model", it.plan.model_path.string());
+  row("model", it.plan.model.model_path.string());
   row("architecture", fmt::format("{} ({})", it.info.architecture, it.info.model_type));
   row("makes", makes(it.info));
   row("parameters", fmt::format("{:.2f} M", static_cast<double>(it.info.num_parameters) / 1e6));
@@ -149,21 +155,21 @@ void print_table(const Inspection& it) {
   fmt::print("\nThe plan on this computer ({} processors, {} free on {}):\n", it.system.num_cpus,
              bytes(it.system.available_bytes), it.device);
   // A GPU's scratch is measured and logged when the engine starts.
-  row(it.plan.device == "cuda" ? "KV cache, scratch included" : "KV cache",
-      fmt::format("{} tokens, {}", it.plan.max_total_tokens,
+  row(it.plan.compute.device == "cuda" ? "KV cache, scratch included" : "KV cache",
+      fmt::format("{} tokens, {}", it.plan.cache.max_total_tokens,
                   bytes(kv_bytes(it.plan, it.info, it.kv_type))));
-  if (it.plan.max_window_tokens > 0)
+  if (it.plan.cache.max_window_tokens > 0)
     row("  layers with a window", fmt::format("{} of {}, {} tokens", it.info.num_window_layers(),
-                                              it.info.num_layers, it.plan.max_window_tokens));
+                                              it.info.num_layers, it.plan.cache.max_window_tokens));
   row(fmt::format("KV of {} requests", it.batch),
       fmt::format("{} at full context: {}", bytes(it.kv_bytes_at_batch()),
                   it.batch_fits() ? "it fits" : "more than the cache; they share or wait"));
-  row("requests at once", fmt::format("{}", it.plan.max_running_requests));
-  row("requests waiting", fmt::format("{}", it.plan.max_queued_requests));
-  row("context of a request", fmt::format("{} tokens", it.plan.context_length));
-  row("prefill in one step", fmt::format("{} tokens", it.plan.chunked_prefill_size));
-  row("page", fmt::format("{} tokens", it.plan.page_size));
-  row("threads", fmt::format("{}", it.plan.num_threads));
+  row("requests at once", fmt::format("{}", it.plan.schedule.max_running_requests));
+  row("requests waiting", fmt::format("{}", it.plan.schedule.max_queued_requests));
+  row("context of a request", fmt::format("{} tokens", it.plan.model.context_length));
+  row("prefill in one step", fmt::format("{} tokens", it.plan.schedule.chunked_prefill_size));
+  row("page", fmt::format("{} tokens", it.plan.cache.page_size));
+  row("threads", fmt::format("{}", it.plan.compute.num_threads));
 }
 
 boost::json::object loaded_json(const Inspection& it) {
@@ -194,7 +200,7 @@ boost::json::value tokenizer_json(const Inspection& it) {
 
 void print_json(const Inspection& it) {
   const int64_t kv_token = it.info.kv_bytes_per_token(it.kv_type);
-  boost::json::object out = {{"model_path", it.plan.model_path.string()},
+  boost::json::object out = {{"model_path", it.plan.model.model_path.string()},
                              {"architecture", it.info.architecture},
                              {"model_type", it.info.model_type},
                              {"is_generation", !it.info.pooled.has_value()},
@@ -215,19 +221,19 @@ void print_json(const Inspection& it) {
                              {"vocab_size", it.info.vocab_size},
                              {"model_context_length", it.info.context_length},
                              {"kv_bytes_per_token", kv_token},
-                             {"device", it.plan.device},
+                             {"device", it.plan.compute.device},
                              {"device_name", it.device},
                              {"available_bytes", it.system.available_bytes},
                              {"num_cpus", it.system.num_cpus},
-                             {"max_total_tokens", it.plan.max_total_tokens},
-                             {"max_window_tokens", it.plan.max_window_tokens},
+                             {"max_total_tokens", it.plan.cache.max_total_tokens},
+                             {"max_window_tokens", it.plan.cache.max_window_tokens},
                              {"kv_bytes", kv_bytes(it.plan, it.info, it.kv_type)},
-                             {"max_running_requests", it.plan.max_running_requests},
-                             {"max_queued_requests", it.plan.max_queued_requests},
-                             {"context_length", it.plan.context_length},
-                             {"chunked_prefill_size", it.plan.chunked_prefill_size},
-                             {"page_size", it.plan.page_size},
-                             {"num_threads", it.plan.num_threads}};
+                             {"max_running_requests", it.plan.schedule.max_running_requests},
+                             {"max_queued_requests", it.plan.schedule.max_queued_requests},
+                             {"context_length", it.plan.model.context_length},
+                             {"chunked_prefill_size", it.plan.schedule.chunked_prefill_size},
+                             {"page_size", it.plan.cache.page_size},
+                             {"num_threads", it.plan.compute.num_threads}};
   if (it.program) out["program"] = program_json(*it.program);
   fmt::print("{}\n", boost::json::serialize(out));
 }
@@ -257,11 +263,12 @@ int run_inspect(const std::vector<std::string>& args) {
       "MODEL",
       {}};
   if (const auto exit_code = parse_engine_command(command, table, config, args)) return *exit_code;
-  if (command.words.size() > 1 || (!command.words.empty() && !config.engine.model_path.empty())) {
+  if (command.words.size() > 1 ||
+      (!command.words.empty() && !config.engine.model.model_path.empty())) {
     return report(invalid_argument("one model at a time: {}", fmt::join(command.words, " ")),
                   kExitUsage);
   }
-  if (!command.words.empty()) config.engine.model_path = command.words[0];
+  if (!command.words.empty()) config.engine.model.model_path = command.words[0];
   const Result<Inspection> inspection = inspect(config, batch, program);
   if (!inspection) return report(inspection.error(), kExitFailure);
   if (!program.svg.empty()) {

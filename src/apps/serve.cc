@@ -22,12 +22,13 @@ void log_plan(const Engine& engine) {
       "plan model={} architecture={} parameters={:.1f}M weights_mib={:.1f} kv_tokens={} "
       "kv_mib={:.1f} "
       "context={} threads={} max_running={} chunk={} policy={} radix_cache={}",
-      config.model_path.string(), engine.model_info().architecture,
+      config.model.model_path.string(), engine.model_info().architecture,
       static_cast<double>(engine.model_info().num_parameters) / 1e6,
-      static_cast<double>(stats.weight_bytes) / kMiB, config.max_total_tokens,
-      static_cast<double>(stats.kv_bytes) / kMiB, engine.context_length(), config.num_threads,
-      config.max_running_requests, config.chunked_prefill_size, config.schedule_policy,
-      config.disable_radix_cache ? "off" : "on");
+      static_cast<double>(stats.weight_bytes) / kMiB, config.cache.max_total_tokens,
+      static_cast<double>(stats.kv_bytes) / kMiB, engine.context_length(),
+      config.compute.num_threads, config.schedule.max_running_requests,
+      config.schedule.chunked_prefill_size, config.schedule.schedule_policy,
+      config.cache.disable_radix_cache ? "off" : "on");
 }
 
 }  // namespace

@@ -116,13 +116,13 @@ std::optional<int> parse_engine_command(CommandLine& command, SettingTable& tabl
 Result<std::unique_ptr<Engine>> start_engine(AppConfig& config, MakePrefixCache make_cache) {
   // Clients name the model as the launch line does, folders included.
   if (config.server.served_model_name.empty())
-    config.server.served_model_name = config.engine.model_path.string();
-  ESP_ASSIGN_OR_RETURN(config.engine.model_path,
-                       resolve_model_path(config.engine.model_path, config.hub));
+    config.server.served_model_name = config.engine.model.model_path.string();
+  ESP_ASSIGN_OR_RETURN(config.engine.model.model_path,
+                       resolve_model_path(config.engine.model.model_path, config.hub));
   EngineConfig engine = config.engine;
   // Without a terminal the log reports the progress.
   if (isatty(STDERR_FILENO) == 1 && log_enabled(LogLevel::kError))
-    engine.load_progress = bar_of_loading();
+    engine.model.load_progress = bar_of_loading();
   return Engine::create(engine, std::move(make_cache));
 }
 

@@ -70,13 +70,13 @@ TEST_F(SettingsTest, FlagsOfEveryKindReachTheirVariables) {
       << error_;
   EXPECT_EQ(config_.server.port, 8080);
   EXPECT_EQ(config_.server.host, "0.0.0.0");
-  EXPECT_TRUE(config_.engine.disable_radix_cache);
-  EXPECT_EQ(config_.engine.model_path, "m");
-  EXPECT_EQ(config_.engine.mem_fraction_static, 0.5);
-  EXPECT_EQ(config_.engine.load_format, LoadFormat::kDummy);
+  EXPECT_TRUE(config_.engine.cache.disable_radix_cache);
+  EXPECT_EQ(config_.engine.model.model_path, "m");
+  EXPECT_EQ(config_.engine.cache.mem_fraction_static, 0.5);
+  EXPECT_EQ(config_.engine.model.load_format, LoadFormat::kDummy);
   EXPECT_EQ(config_.drain_timeout, std::chrono::milliseconds(1500));
-  EXPECT_EQ(config_.engine.chunked_prefill_size, -1);
-  EXPECT_EQ(config_.engine.random_seed, 9007199254740993u);
+  EXPECT_EQ(config_.engine.schedule.chunked_prefill_size, -1);
+  EXPECT_EQ(config_.engine.sampling.random_seed, 9007199254740993u);
 }
 
 // An empty key would open the server, as where a script's variable is not set.
@@ -123,7 +123,7 @@ TEST_F(SettingsTest, ATomlFileSetsTheSame) {
   ASSERT_EQ(run({}), -1) << error_;
   EXPECT_EQ(config_.server.port, 7);
   EXPECT_TRUE(config_.server.enable_metrics);
-  EXPECT_EQ(config_.engine.mem_fraction_static, 0.25);
+  EXPECT_EQ(config_.engine.cache.mem_fraction_static, 0.25);
   EXPECT_EQ(config_.server.host, "x");
 }
 
@@ -154,12 +154,12 @@ TEST_F(SettingsTest, AMistypedVariableIsReportedAndAForeignOneIsNot) {
 TEST_F(SettingsTest, SglangsVariableOfLogProbabilitiesIsRead) {
   setenv("SGLANG_RETURN_ORIGINAL_LOGPROB", "False", 1);
   ASSERT_EQ(run({}), -1) << error_;
-  EXPECT_EQ(config_.engine.logprobs_mode, "processed");
+  EXPECT_EQ(config_.engine.sampling.logprobs_mode, "processed");
   setenv("SGLANG_RETURN_ORIGINAL_LOGPROB", "1", 1);
   ASSERT_EQ(run({}), -1) << error_;
-  EXPECT_EQ(config_.engine.logprobs_mode, "original");
+  EXPECT_EQ(config_.engine.sampling.logprobs_mode, "original");
   ASSERT_EQ(run({"--logprobs-mode", "raw"}), -1) << error_;
-  EXPECT_EQ(config_.engine.logprobs_mode, "raw");
+  EXPECT_EQ(config_.engine.sampling.logprobs_mode, "raw");
   setenv("SGLANG_RETURN_ORIGINAL_LOGPROB", "maybe", 1);
   EXPECT_EQ(run({}), kExitUsage);
   EXPECT_THAT(error_, HasSubstr("SGLANG_RETURN_ORIGINAL_LOGPROB to 'maybe'"));
@@ -266,7 +266,7 @@ TEST_F(SettingsTest, ASettingThatIsJsonMayStandAsATable) {
            {"k.toml", "kv-events-config = {publisher = 'http', buffer_steps = 7}\n"},
            {"t.toml", "[kv-events-config]\nbuffer_steps = 7\n"}}) {
     ASSERT_EQ(run({"--config", write(name, text)}), -1) << name << error_;
-    EXPECT_EQ(config_.engine.num_cache_events, 7) << name;
+    EXPECT_EQ(config_.engine.cache.num_cache_events, 7) << name;
   }
 }
 
@@ -276,14 +276,14 @@ TEST_F(SettingsTest, EventsOfTheCacheArePublishedAsVllmHasIt) {
                       "replay_endpoint": "tcp://*:5558"})"),
             -1)
       << error_;
-  EXPECT_EQ(config_.engine.num_cache_events, 10000);
+  EXPECT_EQ(config_.engine.cache.num_cache_events, 10000);
   EXPECT_EQ(config_.server.kv_events.endpoint, "tcp://*:5557");
   EXPECT_EQ(config_.server.kv_events.replay_endpoint, "tcp://*:5558");
   EXPECT_EQ(config_.server.kv_events.topic, "kv@a@m");
   ASSERT_EQ(given(R"({"publisher": "zmq", "endpoint": "tcp://picker:5557"})"), -1) << error_;
   EXPECT_EQ(config_.server.kv_events.endpoint, "tcp://picker:5557");
   ASSERT_EQ(given(R"({"enable_kv_cache_events": false, "publisher": "zmq"})"), -1) << error_;
-  EXPECT_EQ(config_.engine.num_cache_events, 0);
+  EXPECT_EQ(config_.engine.cache.num_cache_events, 0);
   EXPECT_EQ(config_.server.kv_events.endpoint, "");
   EXPECT_EQ(given(R"({"endpoint": "tcp://*:1"})"), kExitUsage);
   EXPECT_THAT(error_, HasSubstr(R"(add "publisher": "zmq")"));
@@ -303,7 +303,7 @@ TEST_F(SettingsTest, ASwitchTakesTrueOrFalseBehindAnEqualsSign) {
   ASSERT_EQ(run({"--enable-metrics=true", "--log-requests=off", "--disable-radix-cache"}), -1);
   EXPECT_TRUE(config_.server.enable_metrics);
   EXPECT_FALSE(config_.server.log_requests);
-  EXPECT_TRUE(config_.engine.disable_radix_cache);
+  EXPECT_TRUE(config_.engine.cache.disable_radix_cache);
   EXPECT_EQ(run({"--enable-metrics", "--enable-metrics=false"}), kExitUsage);
   EXPECT_THAT(error_, HasSubstr("given twice"));
   EXPECT_EQ(run({"--enable_metrics=true"}), kExitUsage);
@@ -371,7 +371,7 @@ TEST_F(SettingsTest, ADtypeAndAQuantizationContradict) {
   ASSERT_EQ(run({"--config", write("q.json", R"({"quantization": "q8_0"})"), "--dtype", "auto"}),
             -1)
       << error_;
-  EXPECT_EQ(config_.engine.dtype, "q8_0");
+  EXPECT_EQ(config_.engine.model.dtype, "q8_0");
 }
 
 TEST_F(SettingsTest, WhatGoesTogetherIsNoContradiction) {

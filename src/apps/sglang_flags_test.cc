@@ -112,20 +112,20 @@ TEST_F(SglangFlags, ValuesOfSglangAreUnderstood) {
     return table_.find(name)->set(value);
   };
   EXPECT_TRUE(set("dtype", "half").ok());
-  EXPECT_EQ(config_.engine.dtype, "bfloat16");
+  EXPECT_EQ(config_.engine.model.dtype, "bfloat16");
   EXPECT_TRUE(set("dtype", "float").ok());
-  EXPECT_EQ(config_.engine.dtype, "float32");
+  EXPECT_EQ(config_.engine.model.dtype, "float32");
   EXPECT_TRUE(set("kv-cache-dtype", "bf16").ok());
-  EXPECT_EQ(config_.engine.kv_cache_dtype, "bfloat16");
+  EXPECT_EQ(config_.engine.cache.kv_cache_dtype, "bfloat16");
   EXPECT_TRUE(set("kv-cache-dtype", "fp8_e4m3").ok());
-  EXPECT_EQ(config_.engine.kv_cache_dtype, "fp8_e4m3");
+  EXPECT_EQ(config_.engine.cache.kv_cache_dtype, "fp8_e4m3");
   EXPECT_TRUE(set("grammar-backend", "xgrammar").ok());
-  EXPECT_EQ(config_.engine.grammar_backend, "espalier");
+  EXPECT_EQ(config_.engine.grammar.grammar_backend, "espalier");
   EXPECT_TRUE(set("load-format", "safetensors").ok());
   EXPECT_TRUE(set("enable-priority-scheduling", "true").ok());
-  EXPECT_EQ(config_.engine.schedule_policy, "priority");
+  EXPECT_EQ(config_.engine.schedule.schedule_policy, "priority");
   EXPECT_TRUE(set("disable-decode-cuda-graph", "true").ok());
-  EXPECT_TRUE(config_.engine.disable_cuda_graph);
+  EXPECT_TRUE(config_.engine.compute.disable_cuda_graph);
   EXPECT_FALSE(set("grammar-backend", "other").ok());
   EXPECT_FALSE(set("load-format", "pt").ok());
 }

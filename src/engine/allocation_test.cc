@@ -54,8 +54,9 @@ class CountingExecutor final : public Executor {
 TEST(Allocation, SteadyDecodeAllocatesNothing) {
   auto executor = std::make_unique<CountingExecutor>();
   CountingExecutor& counts = *executor;
-  EngineConfig config{.max_total_tokens = 30000, .max_running_requests = kRunning};
-  config.random_seed = 1;
+  EngineConfig config{.cache = {.max_total_tokens = 30000},
+                      .schedule = {.max_running_requests = kRunning}};
+  config.sampling.random_seed = 1;
   Engine::Parts parts{
       .tokenizer = make_byte_tokenizer(),
       .executor = std::move(executor),

@@ -26,54 +26,56 @@ Status check_not_negative(std::string_view field, int64_t value) {
 }
 
 Status check_fields(const EngineConfig& c) {
-  ESP_RETURN_IF_ERROR(check_not_negative("context_length", c.context_length));
-  if (c.context_length == 1)
+  ESP_RETURN_IF_ERROR(check_not_negative("context_length", c.model.context_length));
+  if (c.model.context_length == 1)
     return invalid_argument(
         "context_length is 1, but a prompt and its output need at least a token each");
-  ESP_RETURN_IF_ERROR(check_not_negative("max_total_tokens", c.max_total_tokens));
-  ESP_RETURN_IF_ERROR(check_not_negative("max_running_requests", c.max_running_requests));
-  ESP_RETURN_IF_ERROR(check_not_negative("max_queued_requests", c.max_queued_requests));
-  ESP_RETURN_IF_ERROR(check_not_negative("max_prefill_tokens", c.max_prefill_tokens));
-  ESP_RETURN_IF_ERROR(check_not_negative("num_threads", c.num_threads));
-  if (c.tp_size < 1) return invalid_argument("tp_size is {}, but must be at least 1", c.tp_size);
-  ESP_RETURN_IF_ERROR(check_not_negative("tokenizer_threads", c.tokenizer_threads));
-  if (c.chunked_prefill_size < -1)
+  ESP_RETURN_IF_ERROR(check_not_negative("max_total_tokens", c.cache.max_total_tokens));
+  ESP_RETURN_IF_ERROR(check_not_negative("max_running_requests", c.schedule.max_running_requests));
+  ESP_RETURN_IF_ERROR(check_not_negative("max_queued_requests", c.schedule.max_queued_requests));
+  ESP_RETURN_IF_ERROR(check_not_negative("max_prefill_tokens", c.schedule.max_prefill_tokens));
+  ESP_RETURN_IF_ERROR(check_not_negative("num_threads", c.compute.num_threads));
+  if (c.compute.tp_size < 1)
+    return invalid_argument("tp_size is {}, but must be at least 1", c.compute.tp_size);
+  ESP_RETURN_IF_ERROR(check_not_negative("tokenizer_threads", c.model.tokenizer_threads));
+  if (c.schedule.chunked_prefill_size < -1)
     return invalid_argument("chunked_prefill_size is {}, but must be -1 (no limit) or at least 0",
-                            c.chunked_prefill_size);
-  if (c.page_size < 1)
-    return invalid_argument("page_size is {}, but must be at least 1", c.page_size);
-  if (!(c.mem_fraction_static >= 0 && c.mem_fraction_static <= 1))
+                            c.schedule.chunked_prefill_size);
+  if (c.cache.page_size < 1)
+    return invalid_argument("page_size is {}, but must be at least 1", c.cache.page_size);
+  if (!(c.cache.mem_fraction_static >= 0 && c.cache.mem_fraction_static <= 1))
     return invalid_argument("mem_fraction_static is {}, but must be in (0, 1] (0: chosen)",
-                            c.mem_fraction_static);
-  if (!(c.schedule_conservativeness > 0))
+                            c.cache.mem_fraction_static);
+  if (!(c.schedule.schedule_conservativeness > 0))
     return invalid_argument("schedule_conservativeness is {}, but must be above 0",
-                            c.schedule_conservativeness);
-  ESP_RETURN_IF_ERROR(check_not_negative("num_cache_events", c.num_cache_events));
-  if (!(c.swa_full_tokens_ratio > 0 && c.swa_full_tokens_ratio <= 1))
+                            c.schedule.schedule_conservativeness);
+  ESP_RETURN_IF_ERROR(check_not_negative("num_cache_events", c.cache.num_cache_events));
+  if (!(c.cache.swa_full_tokens_ratio > 0 && c.cache.swa_full_tokens_ratio <= 1))
     return invalid_argument("swa_full_tokens_ratio is {}, but must be in (0, 1]",
-                            c.swa_full_tokens_ratio);
-  ESP_RETURN_IF_ERROR(check_not_negative("schedule_bypass_bound", c.schedule_bypass_bound));
-  if (c.priority_scheduling_preemption_threshold < 1)
+                            c.cache.swa_full_tokens_ratio);
+  ESP_RETURN_IF_ERROR(
+      check_not_negative("schedule_bypass_bound", c.schedule.schedule_bypass_bound));
+  if (c.schedule.priority_scheduling_preemption_threshold < 1)
     return invalid_argument(
         "priority_scheduling_preemption_threshold is {}, but must be at least 1 "
         "(disable_priority_preemption turns preemption off)",
-        c.priority_scheduling_preemption_threshold);
-  if (!(c.max_inter_token_latency_ms >= 0))
+        c.schedule.priority_scheduling_preemption_threshold);
+  if (!(c.schedule.max_inter_token_latency_ms >= 0))
     return invalid_argument("max_inter_token_latency_ms is {}, but must not be negative",
-                            c.max_inter_token_latency_ms);
-  if (const auto share = parse_fair_share(c.fair_share); !share) return share.error();
-  if (const auto policy = parse_eviction_policy(c.radix_eviction_policy); !policy)
+                            c.schedule.max_inter_token_latency_ms);
+  if (const auto share = parse_fair_share(c.schedule.fair_share); !share) return share.error();
+  if (const auto policy = parse_eviction_policy(c.cache.radix_eviction_policy); !policy)
     return policy.error();
   ESP_RETURN_IF_ERROR(check_tier_settings(c));
-  if (c.sampling_defaults != "model" && c.sampling_defaults != "openai")
+  if (c.sampling.sampling_defaults != "model" && c.sampling.sampling_defaults != "openai")
     return invalid_argument("sampling_defaults is '{}', but must be model or openai",
-                            c.sampling_defaults);
-  if (const auto mode = parse_logprobs_mode(c.logprobs_mode); !mode) return mode.error();
-  if (const auto device = parse_device(c.device); !device) return device.error();
-  if (c.skip_tokenizer_init && !c.tokenizer_path.empty())
+                            c.sampling.sampling_defaults);
+  if (const auto mode = parse_logprobs_mode(c.sampling.logprobs_mode); !mode) return mode.error();
+  if (const auto device = parse_device(c.compute.device); !device) return device.error();
+  if (c.model.skip_tokenizer_init && !c.model.tokenizer_path.empty())
     return invalid_argument(
         "skip_tokenizer_init and tokenizer_path ({}) contradict each other: leave one of them out",
-        c.tokenizer_path.string());
+        c.model.tokenizer_path.string());
   return {};
 }
 
@@ -81,7 +83,7 @@ Status check_fields(const EngineConfig& c) {
 Result<int64_t> kv_budget(const EngineConfig& user, const ModelInfo& info,
                           const SystemInfo& system) {
   const double fraction =
-      user.mem_fraction_static > 0 ? user.mem_fraction_static : system.mem_fraction;
+      user.cache.mem_fraction_static > 0 ? user.cache.mem_fraction_static : system.mem_fraction;
   const auto usable = static_cast<int64_t>(fraction * static_cast<double>(system.available_bytes));
   if (usable > info.weight_bytes) return usable - info.weight_bytes;
   return fail(error(
@@ -95,28 +97,28 @@ Result<int64_t> kv_budget(const EngineConfig& user, const ModelInfo& info,
 // The window's pages, where they are fewer than the others': none where a
 // window is as long as the context.
 void resolve_window(EngineConfig& c, const ModelInfo& info) {
-  c.max_window_tokens = c.window_tokens_read = 0;
-  if (info.sliding_window == 0 || c.disable_hybrid_swa_memory) return;
+  c.cache.max_window_tokens = c.cache.window_tokens_read = 0;
+  if (info.sliding_window == 0 || c.cache.disable_hybrid_swa_memory) return;
   // Attention takes keys in whole blocks, so it touches up to a block less one before the window.
   const int32_t read = info.sliding_window + kernels::kAttentionBlock - 1;
-  if (read >= c.context_length) return;
-  const WindowPages asked(1, 0, read, c.page_size);
-  const int32_t num_pages = c.max_total_tokens / c.page_size;
+  if (read >= c.model.context_length) return;
+  const WindowPages asked(1, 0, read, c.cache.page_size);
+  const int32_t num_pages = c.cache.max_total_tokens / c.cache.page_size;
   const int32_t num_window =
-      std::max(static_cast<int32_t>(std::ceil(c.swa_full_tokens_ratio * num_pages)),
+      std::max(static_cast<int32_t>(std::ceil(c.cache.swa_full_tokens_ratio * num_pages)),
                asked.max_resident(num_pages));
   if (num_window >= num_pages) return;
-  c.max_window_tokens = num_window * c.page_size;
-  c.window_tokens_read = read;
+  c.cache.max_window_tokens = num_window * c.cache.page_size;
+  c.cache.window_tokens_read = read;
 }
 
 // Bytes of a token in all layers, those with a window counted by their share of the pages.
 int64_t bytes_per_token_of(const EngineConfig& c, const ModelInfo& info, KvType type) {
-  const bool shares = info.sliding_window > 0 && !c.disable_hybrid_swa_memory &&
-                      info.sliding_window + kernels::kAttentionBlock - 1 < c.context_length;
+  const bool shares = info.sliding_window > 0 && !c.cache.disable_hybrid_swa_memory &&
+                      info.sliding_window + kernels::kAttentionBlock - 1 < c.model.context_length;
   if (!shares) return std::max<int64_t>(1, info.kv_bytes_per_token(type));
   const int32_t num_window = info.num_window_layers();
-  const double layers = info.num_layers - num_window + c.swa_full_tokens_ratio * num_window;
+  const double layers = info.num_layers - num_window + c.cache.swa_full_tokens_ratio * num_window;
   return std::max<int64_t>(
       1, static_cast<int64_t>(
              std::ceil(layers * static_cast<double>(info.kv_bytes_per_layer_token(type)))));
@@ -130,78 +132,118 @@ Result<int32_t> resolve_total_tokens(const EngineConfig& user, const EngineConfi
   ESP_ASSIGN_OR_RETURN(const int64_t budget, kv_budget(user, info, system));
   const int64_t fits =
       std::min<int64_t>(budget / bytes_per_token, std::numeric_limits<int32_t>::max());
-  if (user.max_total_tokens > fits)
-    return fail(error(
-        StatusCode::kResourceExhausted,
-        "max_total_tokens is {}, which takes {:.2f} GiB, but only {} tokens fit in the "
-        "{:.2f} GiB left: lower it, or raise mem_fraction_static",
-        user.max_total_tokens, gib(user.max_total_tokens * bytes_per_token), fits, gib(budget)));
-  const int64_t useful = int64_t{effective.max_running_requests} * effective.context_length;
-  const int64_t tokens = user.max_total_tokens > 0 ? user.max_total_tokens : std::min(fits, useful);
-  const int64_t whole_pages = tokens / user.page_size * user.page_size;
-  if (whole_pages == 0 && user.max_total_tokens == 0 && fits < user.page_size)
+  if (user.cache.max_total_tokens > fits)
+    return fail(
+        error(StatusCode::kResourceExhausted,
+              "max_total_tokens is {}, which takes {:.2f} GiB, but only {} tokens fit in the "
+              "{:.2f} GiB left: lower it, or raise mem_fraction_static",
+              user.cache.max_total_tokens, gib(user.cache.max_total_tokens * bytes_per_token), fits,
+              gib(budget)));
+  const int64_t useful =
+      int64_t{effective.schedule.max_running_requests} * effective.model.context_length;
+  const int64_t tokens =
+      user.cache.max_total_tokens > 0 ? user.cache.max_total_tokens : std::min(fits, useful);
+  const int64_t whole_pages = tokens / user.cache.page_size * user.cache.page_size;
+  if (whole_pages == 0 && user.cache.max_total_tokens == 0 && fits < user.cache.page_size)
     return fail(error(
         StatusCode::kResourceExhausted,
         "no memory is left for the KV cache: one page of {} tokens takes {:.6f} GiB, and {:.6f} "
         "GiB of what mem_fraction_static allows are left; raise it, or free memory",
-        user.page_size, gib(user.page_size * bytes_per_token), gib(budget)));
+        user.cache.page_size, gib(user.cache.page_size * bytes_per_token), gib(budget)));
   if (whole_pages == 0)
     return fail(invalid_argument(
         "page_size is {}, but the KV cache holds only {} tokens: lower page_size or raise "
         "max_total_tokens",
-        user.page_size, tokens));
+        user.cache.page_size, tokens));
   return static_cast<int32_t>(whole_pages);
 }
 
 Status check_speculation(const EngineConfig& c) {
-  if (c.speculative_algorithm != "none" && c.speculative_algorithm != "NGRAM")
+  if (c.speculation.speculative_algorithm != "none" &&
+      c.speculation.speculative_algorithm != "NGRAM")
     return invalid_argument("speculative_algorithm is '{}', but must be none or NGRAM",
-                            c.speculative_algorithm);
-  if (c.speculative_num_draft_tokens < 1 || c.speculative_num_draft_tokens > 16)
+                            c.speculation.speculative_algorithm);
+  if (c.speculation.speculative_num_draft_tokens < 1 ||
+      c.speculation.speculative_num_draft_tokens > 16)
     return invalid_argument("speculative_num_draft_tokens is {}, but must be 1 to 16",
-                            c.speculative_num_draft_tokens);
-  if (c.speculative_ngram_capacity < 32 || c.speculative_ngram_capacity > 1 << 26)
+                            c.speculation.speculative_num_draft_tokens);
+  if (c.speculation.speculative_ngram_capacity < 32 ||
+      c.speculation.speculative_ngram_capacity > 1 << 26)
     return invalid_argument("speculative_ngram_capacity is {}, but must be 32 to {} tokens",
-                            c.speculative_ngram_capacity, 1 << 26);
-  if (c.speculative_algorithm != "none" && c.device.starts_with("cuda"))
+                            c.speculation.speculative_ngram_capacity, 1 << 26);
+  if (c.speculation.speculative_algorithm != "none" && c.compute.device.starts_with("cuda"))
     return invalid_argument(
         "speculative_algorithm is {}, but draft tokens are verified on the CPU alone: leave it "
         "out, or set device to cpu",
-        c.speculative_algorithm);
+        c.speculation.speculative_algorithm);
   return Status();
 }
 
 void resolve_prefill(const EngineConfig& user, const SystemInfo& system, EngineConfig& c) {
-  c.chunked_prefill_size = user.chunked_prefill_size == -1 ? c.context_length
-                           : user.chunked_prefill_size == 0
-                               ? std::min(system.prefill_chunk, c.context_length)
-                               : user.chunked_prefill_size;
-  if (user.max_prefill_tokens == 0) c.max_prefill_tokens = c.chunked_prefill_size;
+  c.schedule.chunked_prefill_size = user.schedule.chunked_prefill_size == -1
+                                        ? c.model.context_length
+                                    : user.schedule.chunked_prefill_size == 0
+                                        ? std::min(system.prefill_chunk, c.model.context_length)
+                                        : user.schedule.chunked_prefill_size;
+  if (user.schedule.max_prefill_tokens == 0)
+    c.schedule.max_prefill_tokens = c.schedule.chunked_prefill_size;
 }
 
 Status check_images(const EngineConfig& c) {
-  if (c.image_threads < 1 || c.max_images_per_request < 1)
+  if (c.images.image_threads < 1 || c.images.max_images_per_request < 1)
     return invalid_argument(
         "image_threads is {} and max_images_per_request {}, but both must be at least 1",
-        c.image_threads, c.max_images_per_request);
-  if (c.image_cache_bytes < 0 || c.max_image_bytes < 1 || c.max_image_pixels < 1)
+        c.images.image_threads, c.images.max_images_per_request);
+  if (c.images.image_cache_bytes < 0 || c.images.max_image_bytes < 1 ||
+      c.images.max_image_pixels < 1)
     return invalid_argument(
         "image_cache_bytes is {}, max_image_bytes {} and max_image_pixels {}, but the first must "
         "not be negative and the others must be at least 1",
-        c.image_cache_bytes, c.max_image_bytes, c.max_image_pixels);
+        c.images.image_cache_bytes, c.images.max_image_bytes, c.images.max_image_pixels);
+  return {};
+}
+
+Status check_grammar(const GrammarSettings& grammar) {
+  if (grammar.grammar_backend != "espalier" && grammar.grammar_backend != "none")
+    return invalid_argument("grammar_backend is '{}', but must be espalier or none",
+                            grammar.grammar_backend);
+  if (grammar.grammar_threads < 1 || !(grammar.grammar_compile_seconds > 0))
+    return invalid_argument(
+        "grammar_threads is {} and grammar_compile_seconds {}, but both must be above 0",
+        grammar.grammar_threads, grammar.grammar_compile_seconds);
+  if (grammar.grammar_mask_threads < 0)
+    return invalid_argument(
+        "grammar_mask_threads is {}, but must be at least 1, or 0 to have it chosen",
+        grammar.grammar_mask_threads);
+  if (grammar.grammar_cache_bytes < 0)
+    return invalid_argument(
+        "grammar_cache_bytes is {}, but must be at least 1, or 0 to have it chosen",
+        grammar.grammar_cache_bytes);
+  return {};
+}
+
+Status check_lora(const LoraSettings& lora) {
+  if (lora.max_loras_per_batch < 1 || lora.max_lora_rank < 0 || lora.max_loaded_loras < 0)
+    return invalid_argument(
+        "max_loras_per_batch is {}, max_lora_rank {} and max_loaded_loras {}, but the first must "
+        "be at least 1 and the others at least 0",
+        lora.max_loras_per_batch, lora.max_lora_rank, lora.max_loaded_loras);
+  if (lora.max_lora_bytes < 0)
+    return invalid_argument("max_lora_bytes is {}, but must be at least 1, or 0 to have it chosen",
+                            lora.max_lora_bytes);
   return {};
 }
 
 }  // namespace
 
 Result<KvType> resolve_kv_type(const EngineConfig& config, const ModelInfo& info) {
-  if (config.kv_cache_dtype == "float32") return KvType::kFloat32;
-  if (config.kv_cache_dtype == "bfloat16") return KvType::kBFloat16;
-  if (config.kv_cache_dtype == "fp8_e4m3") return KvType::kFloat8E4M3;
-  if (config.kv_cache_dtype != "auto")
+  if (config.cache.kv_cache_dtype == "float32") return KvType::kFloat32;
+  if (config.cache.kv_cache_dtype == "bfloat16") return KvType::kBFloat16;
+  if (config.cache.kv_cache_dtype == "fp8_e4m3") return KvType::kFloat8E4M3;
+  if (config.cache.kv_cache_dtype != "auto")
     return fail(
         invalid_argument("kv_cache_dtype is '{}', but must be auto, float32, bfloat16 or fp8_e4m3",
-                         config.kv_cache_dtype));
+                         config.cache.kv_cache_dtype));
   const bool float32 = info.num_parameters > 0 && info.weight_bytes >= 4 * info.num_parameters;
   return float32 ? KvType::kFloat32 : KvType::kBFloat16;
 }
@@ -211,98 +253,81 @@ KvPoolConfig kv_pool_config(const EngineConfig& config, const ModelInfo& info, K
           .num_kv_heads = info.num_kv_heads,
           .head_dim = info.head_dim,
           .type = type,
-          .num_pages = config.max_total_tokens / config.page_size,
-          .page_size = config.page_size,
+          .num_pages = config.cache.max_total_tokens / config.cache.page_size,
+          .page_size = config.cache.page_size,
           .num_planes = info.kv_planes,
-          .window_layers = config.max_window_tokens > 0 ? info.window_layers : std::vector<bool>(),
-          .num_window_pages = config.max_window_tokens / config.page_size};
+          .window_layers =
+              config.cache.max_window_tokens > 0 ? info.window_layers : std::vector<bool>(),
+          .num_window_pages = config.cache.max_window_tokens / config.cache.page_size};
 }
 
 int64_t kv_bytes(const EngineConfig& config, const ModelInfo& info, KvType type) {
-  const int64_t num_window = config.max_window_tokens > 0 ? info.num_window_layers() : 0;
+  const int64_t num_window = config.cache.max_window_tokens > 0 ? info.num_window_layers() : 0;
   return info.kv_bytes_per_layer_token(type) *
-         ((info.num_layers - num_window) * config.max_total_tokens +
-          num_window * config.max_window_tokens);
+         ((info.num_layers - num_window) * config.cache.max_total_tokens +
+          num_window * config.cache.max_window_tokens);
 }
 
 Result<EngineConfig> resolve(const EngineConfig& user, const ModelInfo& info,
                              const SystemInfo& system) {
   ESP_RETURN_IF_ERROR(check_fields(user));
-  ESP_ASSIGN_OR_RETURN(const SchedulePolicy policy, parse_schedule_policy(user.schedule_policy));
+  ESP_ASSIGN_OR_RETURN(const SchedulePolicy policy,
+                       parse_schedule_policy(user.schedule.schedule_policy));
   EngineConfig c = user;
-  c.schedule_policy = std::string(schedule_policy_name(policy));
-  if (user.context_length > info.context_length)
+  c.schedule.schedule_policy = std::string(schedule_policy_name(policy));
+  if (user.model.context_length > info.context_length)
     return fail(invalid_argument(
         "context_length is {}, but the model was made for {} tokens: lower it, or leave it out",
-        user.context_length, info.context_length));
-  if (c.grammar_backend != "espalier" && c.grammar_backend != "none")
-    return fail(invalid_argument("grammar_backend is '{}', but must be espalier or none",
-                                 c.grammar_backend));
+        user.model.context_length, info.context_length));
   ESP_RETURN_IF_ERROR(check_speculation(c));
-  if (c.grammar_threads < 1 || !(c.grammar_compile_seconds > 0))
-    return fail(invalid_argument(
-        "grammar_threads is {} and grammar_compile_seconds {}, but both must be above 0",
-        c.grammar_threads, c.grammar_compile_seconds));
-  if (c.grammar_mask_threads < 0)
-    return fail(invalid_argument(
-        "grammar_mask_threads is {}, but must be at least 1, or 0 to have it chosen",
-        c.grammar_mask_threads));
-  if (c.grammar_cache_bytes < 0)
-    return fail(invalid_argument(
-        "grammar_cache_bytes is {}, but must be at least 1, or 0 to have it chosen",
-        c.grammar_cache_bytes));
-  if (c.max_session_bytes < 0)
+  ESP_RETURN_IF_ERROR(check_grammar(c.grammar));
+  if (c.cache.max_session_bytes < 0)
     return fail(
         invalid_argument("max_session_bytes is {}, but must be at least 1, or 0 to have it chosen",
-                         c.max_session_bytes));
+                         c.cache.max_session_bytes));
   ESP_RETURN_IF_ERROR(check_images(c));
-  c.enable_lora = c.enable_lora || !c.lora_paths.empty();
-  if (c.max_loras_per_batch < 1 || c.max_lora_rank < 0 || c.max_loaded_loras < 0)
-    return fail(invalid_argument(
-        "max_loras_per_batch is {}, max_lora_rank {} and max_loaded_loras {}, but the first must "
-        "be at least 1 and the others at least 0",
-        c.max_loras_per_batch, c.max_lora_rank, c.max_loaded_loras));
-  if (c.max_lora_bytes < 0)
-    return fail(invalid_argument(
-        "max_lora_bytes is {}, but must be at least 1, or 0 to have it chosen", c.max_lora_bytes));
-  if (c.context_length == 0) c.context_length = info.context_length;
-  if (c.max_running_requests == 0) c.max_running_requests = kDefaultMaxRunning;
-  if (c.max_queued_requests == 0) c.max_queued_requests = kDefaultMaxQueued;
-  if (c.mem_fraction_static == 0) c.mem_fraction_static = system.mem_fraction;
-  ESP_ASSIGN_OR_RETURN(c.max_total_tokens, resolve_total_tokens(user, c, info, system));
+  c.lora.enable_lora = c.lora.enable_lora || !c.lora.lora_paths.empty();
+  ESP_RETURN_IF_ERROR(check_lora(c.lora));
+  if (c.model.context_length == 0) c.model.context_length = info.context_length;
+  if (c.schedule.max_running_requests == 0) c.schedule.max_running_requests = kDefaultMaxRunning;
+  if (c.schedule.max_queued_requests == 0) c.schedule.max_queued_requests = kDefaultMaxQueued;
+  if (c.cache.mem_fraction_static == 0) c.cache.mem_fraction_static = system.mem_fraction;
+  ESP_ASSIGN_OR_RETURN(c.cache.max_total_tokens, resolve_total_tokens(user, c, info, system));
   resolve_window(c, info);
-  c.max_running_requests = std::min(c.max_running_requests, c.max_total_tokens);
+  c.schedule.max_running_requests =
+      std::min(c.schedule.max_running_requests, c.cache.max_total_tokens);
   resolve_prefill(user, system, c);
   const int32_t cpus = std::max(1, system.num_cpus);
-  c.num_threads = c.num_threads == 0 ? cpus : std::min(c.num_threads, cpus);
-  if (c.grammar_mask_threads == 0) c.grammar_mask_threads = system.mask_threads;
-  if (c.grammar_cache_bytes == 0)
-    c.grammar_cache_bytes =
+  c.compute.num_threads = c.compute.num_threads == 0 ? cpus : std::min(c.compute.num_threads, cpus);
+  if (c.grammar.grammar_mask_threads == 0) c.grammar.grammar_mask_threads = system.mask_threads;
+  if (c.grammar.grammar_cache_bytes == 0)
+    c.grammar.grammar_cache_bytes =
         std::clamp(system.available_bytes / 16, int64_t{64} << 20, int64_t{2} << 30);
-  if (c.max_session_bytes == 0)
-    c.max_session_bytes =
+  if (c.cache.max_session_bytes == 0)
+    c.cache.max_session_bytes =
         std::clamp(system.available_bytes / 32, int64_t{64} << 20, int64_t{1} << 30);
-  if (c.image_cache_bytes == 0)
-    c.image_cache_bytes =
+  if (c.images.image_cache_bytes == 0)
+    c.images.image_cache_bytes =
         std::clamp(system.available_bytes / 16, int64_t{256} << 20, int64_t{4} << 30);
-  if (c.max_lora_bytes == 0)
-    c.max_lora_bytes = std::max(system.available_bytes / 4, int64_t{64} << 20);
-  if (c.tokenizer_threads == 0) c.tokenizer_threads = std::clamp(cpus / 2, 1, 8);
-  if (c.tokenizer_path.empty() && !c.skip_tokenizer_init) c.tokenizer_path = c.model_path;
-  while (c.random_seed == 0) c.random_seed = std::random_device{}();
+  if (c.lora.max_lora_bytes == 0)
+    c.lora.max_lora_bytes = std::max(system.available_bytes / 4, int64_t{64} << 20);
+  if (c.model.tokenizer_threads == 0) c.model.tokenizer_threads = std::clamp(cpus / 2, 1, 8);
+  if (c.model.tokenizer_path.empty() && !c.model.skip_tokenizer_init)
+    c.model.tokenizer_path = c.model.model_path;
+  while (c.sampling.random_seed == 0) c.sampling.random_seed = std::random_device{}();
   return c;
 }
 
 ModelLoadOptions model_load_options(const EngineConfig& config) {
-  return {.path = config.model_path,
-          .format = config.load_format,
-          .seed = config.random_seed,
-          .dtype = config.dtype,
-          .context_length = config.context_length,
-          .is_embedding = config.is_embedding,
-          .config_overrides = config.json_model_override_args,
-          .enable_lora = config.enable_lora,
-          .progress = config.load_progress};
+  return {.path = config.model.model_path,
+          .format = config.model.load_format,
+          .seed = config.sampling.random_seed,
+          .dtype = config.model.dtype,
+          .context_length = config.model.context_length,
+          .is_embedding = config.model.is_embedding,
+          .config_overrides = config.model.json_model_override_args,
+          .enable_lora = config.lora.enable_lora,
+          .progress = config.model.load_progress};
 }
 
 }  // namespace espalier

@@ -15,28 +15,79 @@
 
 namespace espalier {
 
-// 0 (or empty) means: chosen from the model and the system. resolve() makes the effective ones,
-// which server_info shows.
-struct EngineConfig {
+// The settings in groups. Fields have the names of their flags. 0 (or empty) means: chosen from the
+// model and the system. resolve() makes the effective ones, which server_info shows.
+struct ModelSettings {
   std::filesystem::path model_path;
   std::filesystem::path tokenizer_path;  // empty: model_path
   std::string dtype = "auto";
-  std::string kv_cache_dtype = "auto";  // auto (float32 for float32 weights, else bfloat16), ...
   LoadFormat load_format = LoadFormat::kAuto;
   bool skip_tokenizer_init = false;      // ids in, ids out
   bool is_embedding = false;             // vectors of texts instead of what follows them
   std::string json_model_override_args;  // a JSON object merged into config.json
+  int32_t context_length = 0;            // tokens that prompt and output share; 0: the model's
+  int32_t tokenizer_threads = 0;         // that turn text into tokens
+  ReportLoaded load_progress;            // receives the progress of loading; null: the log has it
+};
 
-  int32_t context_length = 0;        // tokens that prompt and output share; 0: the model's
-  double mem_fraction_static = 0;    // of the memory that is free at start, for weights and KV
-  int32_t max_total_tokens = 0;      // KV pool, tokens
+struct ComputeSettings {
+  // auto (a GPU where one can be used, else the CPU), cpu, cuda, or cuda:N for the GPU N.
+  std::string device = "auto";
+  int32_t base_gpu_id = 0;  // the GPU of auto and cuda, by its index
+  int32_t num_threads = 0;  // compute threads of the CPU: at most one for each processor
+  // Ranks that divide the model among themselves (tensor parallelism), on the CPU: each has a part
+  // of the heads, of the features and of the threads.
+  int32_t tp_size = 1;
+  bool disable_cuda_graph = false;         // launch every kernel of a decode step by itself
+  bool disable_cascade_attention = false;  // on a GPU, read for each request what several share
+  // Answers are the same bits whatever runs beside them, however prompts are cut and whatever is
+  // cached, on a GPU too (on the CPU they always are).
+  bool enable_deterministic_inference = false;
+  bool disable_overlap_schedule = false;
+};
+
+struct CacheSettings {
+  double mem_fraction_static = 0;       // of the memory that is free at start, for weights and KV
+  std::string kv_cache_dtype = "auto";  // auto (float32 for float32 weights, else bfloat16), ...
+  int32_t max_total_tokens = 0;         // KV pool, tokens
+  int32_t page_size = 1;                // tokens
+  std::string radix_eviction_policy = "lru";  // lru, lfu, fifo, mru, slru or priority
+  bool disable_radix_cache = false;
+  // How many of the last cache events are kept for subscribers; 0: no events are made.
+  int32_t num_cache_events = 0;
+  // Layers that see a sliding window keep their keys and values in pages of their own, so many for
+  // each of the others'. disable_hybrid_swa_memory: one map of pages for all layers.
+  double swa_full_tokens_ratio = 0.8;
+  bool disable_hybrid_swa_memory = false;
+  // Made by resolve(): tokens of the window's pages (0: one map), and how far before its own a
+  // token reads there.
+  int32_t max_window_tokens = 0;
+  int32_t window_tokens_read = 0;
+  // Bytes of memory that open sessions hold; 0: a thirty-second of what is available, from 64 MiB
+  // to 1 GiB.
+  int64_t max_session_bytes = 0;
+};
+
+// Tiers below the device for cached prefixes (engine/tiers): the host's memory, of a size in GB
+// or in multiples of the device's KV memory (both 0: none), and storage: none, or file, a folder
+// of hicache_disk_size_gb (empty path: espalier/kv in the user's cache folder).
+struct TierSettings {
+  bool enable_hierarchical_cache = false;
+  double hicache_size_gb = 0;
+  double hicache_ratio = 0;
+  std::string hicache_write_policy = "write_through";  // write_through_selective, write_back
+  std::string hicache_storage_backend = "none";
+  std::filesystem::path hicache_storage_path;
+  double hicache_disk_size_gb = 16;
+};
+
+struct ScheduleSettings {
   int32_t max_running_requests = 0;  // samples at once
   // Unfinished samples may be max_running_requests and this many more; beyond that a request ends
   // in kResourceExhausted.
   int32_t max_queued_requests = 0;
   int32_t chunked_prefill_size = 0;  // tokens of prefill in one step; -1: no limit
   int32_t max_prefill_tokens = 0;    // the same, the smaller of the two counts
-  int32_t page_size = 1;             // tokens
   // lpm, dfs-weight, fcfs, lof, random or priority. Requests with a priority are refused unless
   // this or fair_share is "priority".
   std::string schedule_policy = "lpm";
@@ -49,71 +100,52 @@ struct EngineConfig {
   bool disable_priority_preemption = false;
   // Prompts are cut so that steps with running requests take about so long at most; 0: no bound.
   double max_inter_token_latency_ms = 0;
-  std::string radix_eviction_policy = "lru";  // lru, lfu, fifo, mru, slru or priority
-  bool disable_radix_cache = false;
-  // How many of the last cache events are kept for subscribers; 0: no events are made.
-  int32_t num_cache_events = 0;
-  // Tiers below the device for cached prefixes (engine/tiers): the host's memory, of a size in GB
-  // or in multiples of the device's KV memory (both 0: none), and storage: none, or file, a folder
-  // of hicache_disk_size_gb (empty path: espalier/kv in the user's cache folder).
-  bool enable_hierarchical_cache = false;
-  double hicache_size_gb = 0;
-  double hicache_ratio = 0;
-  std::string hicache_write_policy = "write_through";  // write_through_selective, write_back
-  std::string hicache_storage_backend = "none";
-  std::filesystem::path hicache_storage_path;
-  double hicache_disk_size_gb = 16;
-  // Layers that see a sliding window keep their keys and values in pages of their own, so many for
-  // each of the others'. disable_hybrid_swa_memory: one map of pages for all layers.
-  double swa_full_tokens_ratio = 0.8;
-  bool disable_hybrid_swa_memory = false;
-  // Made by resolve(): tokens of the window's pages (0: one map), and how far before its own a
-  // token reads there.
-  int32_t max_window_tokens = 0;
-  int32_t window_tokens_read = 0;
-  bool disable_overlap_schedule = false;
-  bool disable_cuda_graph = false;  // launch every kernel of a decode step by itself
-  // Answers are the same bits whatever runs beside them, however prompts are cut and whatever is
-  // cached, on a GPU too (on the CPU they always are).
-  bool enable_deterministic_inference = false;
-  bool disable_cascade_attention = false;    // on a GPU, read for each request what several share
+};
+
+struct SamplingSettings {
+  uint64_t random_seed = 0;  // of requests without their own (0: drawn), and of dummy weights
+  std::string sampling_defaults =
+      "model";  // "model": generation_config.json overlays; "openai": not
+  // Of which logits output log-probabilities are: processed (after penalties, bias, mask and
+  // temperature), original (without the temperature) or raw.
+  std::string logprobs_mode = "processed";
+};
+
+struct GrammarSettings {
   std::string grammar_backend = "espalier";  // or none: requests with a grammar are refused
   bool constrained_json_disable_any_whitespace = false;  // compact where a request does not say
   bool disable_jump_forward = false;                     // sample also what a grammar forces
   bool disable_draft_tokens = false;                     // no draft tokens under a grammar
+  int32_t grammar_threads = 2;                           // that compile grammars
+  int32_t grammar_mask_threads = 0;    // that fill the masks of a step, the scheduler's among them
+  double grammar_compile_seconds = 5;  // at most, for one
+  // Bytes of the compiled grammars that are kept; 0: a sixteenth of the memory that is available,
+  // from 64 MiB to 2 GiB.
+  int64_t grammar_cache_bytes = 0;
+};
+
+struct SpeculationSettings {
   // none, or NGRAM: draft tokens for requests without a grammar, from their own text and from
   // recent answers of their namespace. Changes no answer.
   std::string speculative_algorithm = "none";
   int32_t speculative_num_draft_tokens = 8;      // of one request in one step, at most
   int32_t speculative_ngram_capacity = 1 << 18;  // tokens of recent answers that are kept
-  int32_t grammar_threads = 2;                   // that compile grammars
-  double grammar_compile_seconds = 5;            // at most, for one
-  // Bytes of the compiled grammars that are kept; 0: a sixteenth of the memory that is available,
-  // from 64 MiB to 2 GiB.
-  int64_t grammar_cache_bytes = 0;
-  // Bytes of memory that open sessions hold; 0: a thirty-second of what is available, from 64 MiB
-  // to 1 GiB.
-  int64_t max_session_bytes = 0;
-  // Of models that read pictures: threads that read and decode them, bytes of encoders' outputs
-  // that requests use or that are kept for later ones (0: a sixteenth of the memory that is
-  // available, from 256 MiB to 4 GiB), pictures of a request, and bytes and pixels of one.
+};
+
+// Of models that read pictures: threads that read and decode them, bytes of encoders' outputs
+// that requests use or that are kept for later ones (0: a sixteenth of the memory that is
+// available, from 256 MiB to 4 GiB), pictures of a request, and bytes and pixels of one.
+struct ImageSettings {
   int32_t image_threads = 4;
   int64_t image_cache_bytes = 0;
   int32_t max_images_per_request = 16;
   int64_t max_image_bytes = int64_t{32} << 20;
   int64_t max_image_pixels = 64'000'000;
-  int32_t grammar_mask_threads = 0;  // that fill the masks of a step, the scheduler's among them
-  ReportLoaded load_progress;        // receives the progress of loading; null: the log has it
-  uint64_t random_seed = 0;  // of requests without their own (0: drawn), and of dummy weights
-  // auto (a GPU where one can be used, else the CPU), cpu, cuda, or cuda:N for the GPU N.
-  std::string device = "auto";
-  int32_t base_gpu_id = 0;  // the GPU of auto and cuda, by its index
-  int32_t num_threads = 0;  // compute threads of the CPU: at most one for each processor
-  // Ranks that divide the model among themselves (tensor parallelism), on the CPU: each has a part
-  // of the heads, of the features and of the threads.
-  int32_t tp_size = 1;
-  // LoRA adapters, on the CPU. lora_paths: NAME=PATH, or a path whose last part is the name; they
-  // are loaded at the start and imply enable_lora.
+};
+
+// LoRA adapters, on the CPU. lora_paths: NAME=PATH, or a path whose last part is the name; they
+// are loaded at the start and imply enable_lora.
+struct LoraSettings {
   bool enable_lora = false;
   std::vector<std::string> lora_paths;
   int32_t max_loras_per_batch = 8;  // adapters of running requests
@@ -122,12 +154,19 @@ struct EngineConfig {
   // Bytes of memory that adapters hold together; 0: a quarter of what is available, at least 64
   // MiB.
   int64_t max_lora_bytes = 0;
-  int32_t tokenizer_threads = 0;
-  std::string sampling_defaults =
-      "model";  // "model": generation_config.json overlays; "openai": not
-  // Of which logits output log-probabilities are: processed (after penalties, bias, mask and
-  // temperature), original (without the temperature) or raw.
-  std::string logprobs_mode = "processed";
+};
+
+struct EngineConfig {
+  ModelSettings model;
+  ComputeSettings compute;
+  CacheSettings cache;
+  TierSettings tiers;
+  ScheduleSettings schedule;
+  SamplingSettings sampling;
+  GrammarSettings grammar;
+  SpeculationSettings speculation;
+  ImageSettings images;
+  LoraSettings lora;
   bool check_invariants = false;  // each time the engine falls idle: for tests
 };
 

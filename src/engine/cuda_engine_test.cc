@@ -48,17 +48,18 @@ class EngineCuda : public testing::TestWithParam<std::string> {
  protected:
   void SetUp() override {
     ESPALIER_REQUIRE_DEVICE();
-    auto engine = load_golden(GetParam(), {.dtype = "float32", .device = "cpu"});
+    auto engine =
+        load_golden(GetParam(), {.model = {.dtype = "float32"}, .compute = {.device = "cpu"}});
     ASSERT_NE(engine, nullptr);
     cpu_ = answers_alone(*engine);
   }
 
   void check(const std::string& how, EngineConfig config) {
-    config.device = "cuda";
-    config.dtype = "float32";
+    config.compute.device = "cuda";
+    config.model.dtype = "float32";
     auto engine = load_golden(GetParam(), config);
     ASSERT_NE(engine, nullptr);
-    EXPECT_EQ(engine->config().device, "cuda");
+    EXPECT_EQ(engine->config().compute.device, "cuda");
     expect_same(answers_alone(*engine), cpu_, how + ", alone");
     expect_same(answers_in_a_crowd(*engine), cpu_, how + ", warm crowd");
     last_stats_ = engine->stats();
@@ -71,22 +72,22 @@ class EngineCuda : public testing::TestWithParam<std::string> {
 TEST_P(EngineCuda, GivesTheTokensOfTheCpu) {
   check("as it is", {});
   EXPECT_GT(last_stats_.cached_tokens_total, 100);
-  check("no graphs", {.disable_cuda_graph = true});
-  check("no overlap", {.disable_overlap_schedule = true});
-  check("no radix cache", {.disable_radix_cache = true});
+  check("no graphs", {.compute = {.disable_cuda_graph = true}});
+  check("no overlap", {.compute = {.disable_overlap_schedule = true}});
+  check("no radix cache", {.cache = {.disable_radix_cache = true}});
 }
 
 TEST_P(EngineCuda, GivesThemInChunksAndOnPagesOfAnySize) {
-  check("chunks of 7", {.chunked_prefill_size = 7});
-  check("pages of 5", {.chunked_prefill_size = 7, .page_size = 5});
-  check("pages of 16", {.page_size = 16});
+  check("chunks of 7", {.schedule = {.chunked_prefill_size = 7}});
+  check("pages of 5", {.cache = {.page_size = 5}, .schedule = {.chunked_prefill_size = 7}});
+  check("pages of 16", {.cache = {.page_size = 16}});
 }
 
 TEST_P(EngineCuda, GivesThemThroughRetractions) {
-  check("a tiny pool", {.max_total_tokens = 160,
-                        .chunked_prefill_size = 16,
-                        .schedule_conservativeness = 0.05,
-                        .disable_hybrid_swa_memory = true});  // few sequences fit a window's pages
+  check("a tiny pool",
+        {.cache = {.max_total_tokens = 160, .disable_hybrid_swa_memory = true},
+         .schedule = {.chunked_prefill_size = 16,
+                      .schedule_conservativeness = 0.05}});  // few sequences fit a window's pages
   EXPECT_GT(last_stats_.num_retractions_total, 0);
 }
 
@@ -100,25 +101,27 @@ class SlidingWindowCuda : public testing::TestWithParam<std::string> {};
 
 TEST_P(SlidingWindowCuda, AnswersAreThoseOfOneMap) {
   ESPALIER_REQUIRE_DEVICE();
-  const EngineConfig base{.dtype = "float32", .disable_hybrid_swa_memory = true, .device = "cuda"};
+  const EngineConfig base{.model = {.dtype = "float32"},
+                          .compute = {.device = "cuda"},
+                          .cache = {.disable_hybrid_swa_memory = true}};
   auto one_map = load_golden(GetParam(), base);
   ASSERT_NE(one_map, nullptr);
   const auto want = answers_to_long(*one_map);
   const auto check = [&](const std::string& how, EngineConfig config) {
     SCOPED_TRACE(how);
-    config.dtype = "float32";
-    config.device = "cuda";
-    config.swa_full_tokens_ratio = 0.1;
+    config.model.dtype = "float32";
+    config.compute.device = "cuda";
+    config.cache.swa_full_tokens_ratio = 0.1;
     auto engine = load_golden(GetParam(), config);
     ASSERT_NE(engine, nullptr);
-    EXPECT_GT(engine->config().max_window_tokens, 0);
+    EXPECT_GT(engine->config().cache.max_window_tokens, 0);
     EXPECT_EQ(answers_to_long(*engine), want) << "cold";
     EXPECT_EQ(answers_to_long(*engine), want) << "warm";
     EXPECT_GT(engine->stats().cached_tokens_total, 300);
   };
-  check("a short window pool", {.max_total_tokens = 2000});
-  check("chunks", {.max_total_tokens = 900, .chunked_prefill_size = 7});
-  check("pages", {.max_total_tokens = 1600, .page_size = 16});
+  check("a short window pool", {.cache = {.max_total_tokens = 2000}});
+  check("chunks", {.cache = {.max_total_tokens = 900}, .schedule = {.chunked_prefill_size = 7}});
+  check("pages", {.cache = {.max_total_tokens = 1600, .page_size = 16}});
 }
 
 INSTANTIATE_TEST_SUITE_P(Models, SlidingWindowCuda,
@@ -129,15 +132,15 @@ INSTANTIATE_TEST_SUITE_P(Models, SlidingWindowCuda,
 TEST(EngineCudaBfloat16, GraphsAndOverlapChangeNothing) {
   ESPALIER_REQUIRE_DEVICE();
   const auto answers = [](EngineConfig config) {
-    config.device = "cuda";
+    config.compute.device = "cuda";
     const auto engine = load_golden("llama_tied_llama3", config);
     return engine ? answers_alone(*engine) : std::vector<Answer>();
   };
   const auto plain = answers({});
   ASSERT_FALSE(plain.empty());
   EXPECT_EQ(answers({}), plain);
-  EXPECT_EQ(answers({.disable_cuda_graph = true}), plain);
-  EXPECT_EQ(answers({.disable_overlap_schedule = true}), plain);
+  EXPECT_EQ(answers({.compute = {.disable_cuda_graph = true}}), plain);
+  EXPECT_EQ(answers({.compute = {.disable_overlap_schedule = true}}), plain);
 }
 
 // Wide enough for the tensor cores' kernels, prompts long enough for several cuts.
@@ -172,13 +175,13 @@ class EngineCudaDeterministic : public testing::Test {
   }
 
   std::unique_ptr<Engine> engine(EngineConfig config) const {
-    config.model_path = folder_;
-    config.load_format = LoadFormat::kDummy;
-    config.skip_tokenizer_init = true;
-    config.random_seed = 5;
-    config.device = "cuda";
-    config.enable_deterministic_inference = true;
-    if (config.max_total_tokens == 0) config.max_total_tokens = 60000;
+    config.model.model_path = folder_;
+    config.model.load_format = LoadFormat::kDummy;
+    config.model.skip_tokenizer_init = true;
+    config.sampling.random_seed = 5;
+    config.compute.device = "cuda";
+    config.compute.enable_deterministic_inference = true;
+    if (config.cache.max_total_tokens == 0) config.cache.max_total_tokens = 60000;
     auto made = Engine::create(config);
     EXPECT_TRUE(made) << made.error().to_string();
     return made ? std::move(*made) : nullptr;
@@ -233,12 +236,13 @@ TEST_F(EngineCudaDeterministic, AnswersDependOnTheRequestAlone) {
     ASSERT_NE(e, nullptr);
     same(crowd(*e), how);
   };
-  check("no radix cache", {.disable_radix_cache = true});
-  check("chunks of 100", {.chunked_prefill_size = 100});
-  check("chunks of 33 on pages of 16", {.chunked_prefill_size = 33, .page_size = 16});
-  check("no graphs", {.disable_cuda_graph = true});
-  check("no overlap", {.disable_overlap_schedule = true});
-  check("four at once", {.max_running_requests = 4});
+  check("no radix cache", {.cache = {.disable_radix_cache = true}});
+  check("chunks of 100", {.schedule = {.chunked_prefill_size = 100}});
+  check("chunks of 33 on pages of 16",
+        {.cache = {.page_size = 16}, .schedule = {.chunked_prefill_size = 33}});
+  check("no graphs", {.compute = {.disable_cuda_graph = true}});
+  check("no overlap", {.compute = {.disable_overlap_schedule = true}});
+  check("four at once", {.schedule = {.max_running_requests = 4}});
 }
 
 // Masks are made on the host while the step's forward runs, and its sampling waits for them.
@@ -246,12 +250,10 @@ TEST(EngineCudaGrammar, HoldsAnswersToWhatTheCpuGives) {
   ESPALIER_REQUIRE_DEVICE();
   const auto answers = [](const std::string& device, bool overlap) {
     std::vector<std::string> texts;
-    auto engine = Engine::create({.model_path = "share/default_model",
-                                  .dtype = "float32",
-                                  .max_total_tokens = 4000,
-                                  .disable_overlap_schedule = !overlap,
-                                  .device = device,
-                                  .num_threads = 2});
+    auto engine = Engine::create(
+        {.model = {.model_path = "share/default_model", .dtype = "float32"},
+         .compute = {.device = device, .num_threads = 2, .disable_overlap_schedule = !overlap},
+         .cache = {.max_total_tokens = 4000}});
     EXPECT_TRUE(engine) << engine.error().to_string();
     if (!engine) return texts;
     std::list<Collector> collectors;
@@ -294,7 +296,7 @@ TEST(EngineCudaFaults, LogitsThatAreNotFiniteEndTheirRequestAlone) {
 // A kernel that writes where nothing is takes the device from the whole process: the request that
 // runs ends with an error, and the process soon after it.
 void lose_the_device() {
-  const auto engine = load_golden("llama_tied_llama3", {.device = "cuda"});
+  const auto engine = load_golden("llama_tied_llama3", {.compute = {.device = "cuda"}});
   Collector running;
   static_cast<void>(
       engine->submit({.input_ids = {5, 6}, .sampling = {.max_new_tokens = 200, .ignore_eos = true}},

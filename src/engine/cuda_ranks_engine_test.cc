@@ -31,7 +31,8 @@ class EngineRanksCuda : public testing::TestWithParam<std::string> {
  protected:
   void SetUp() override {
     ESPALIER_REQUIRE_RANKS();
-    auto engine = load_golden(GetParam(), {.dtype = "float32", .device = "cpu"});
+    auto engine =
+        load_golden(GetParam(), {.model = {.dtype = "float32"}, .compute = {.device = "cpu"}});
     ASSERT_NE(engine, nullptr);
     cpu_ = answers_alone(*engine);
   }
@@ -52,9 +53,9 @@ class EngineRanksCuda : public testing::TestWithParam<std::string> {
       EXPECT_NEAR(got[i], want[i], kLogprobTolerance) << how << ", " << i;
   }
   void check(const std::string& how, EngineConfig config) const {
-    config.device = "cuda";
-    config.dtype = "float32";
-    config.tp_size = 2;
+    config.compute.device = "cuda";
+    config.model.dtype = "float32";
+    config.compute.tp_size = 2;
     auto engine = load_golden(GetParam(), config);
     ASSERT_NE(engine, nullptr);
     expect_cpu(answers_alone(*engine), how + ", alone");
@@ -66,8 +67,9 @@ class EngineRanksCuda : public testing::TestWithParam<std::string> {
 
 TEST_P(EngineRanksCuda, GiveTheTokensOfTheCpu) {
   check("as it is", {});
-  check("no graphs", {.disable_cuda_graph = true});
-  check("chunks of 7 on pages of 5", {.chunked_prefill_size = 7, .page_size = 5});
+  check("no graphs", {.compute = {.disable_cuda_graph = true}});
+  check("chunks of 7 on pages of 5",
+        {.cache = {.page_size = 5}, .schedule = {.chunked_prefill_size = 7}});
 }
 
 INSTANTIATE_TEST_SUITE_P(Models, EngineRanksCuda,
@@ -78,7 +80,8 @@ INSTANTIATE_TEST_SUITE_P(Models, EngineRanksCuda,
 // Bit for bit, in bfloat16.
 TEST(EngineRanksCudaDeterministic, AnswersDependOnTheRequestAlone) {
   ESPALIER_REQUIRE_RANKS();
-  const EngineConfig config{.enable_deterministic_inference = true, .device = "cuda", .tp_size = 2};
+  const EngineConfig config{
+      .compute = {.device = "cuda", .tp_size = 2, .enable_deterministic_inference = true}};
   auto engine = load_golden("llama_tied_llama3", config);
   ASSERT_NE(engine, nullptr);
   const auto want = answers_alone(*engine);
@@ -92,10 +95,9 @@ TEST(EngineRanksCudaDeterministic, AnswersDependOnTheRequestAlone) {
 TEST(EngineRanksCudaStart, TooManyRanksAreRefused) {
   ESPALIER_REQUIRE_DEVICE();
   const auto refused = [](const std::string& model, int32_t tp_size) {
-    auto engine = Engine::create({.model_path = kModels / model,
-                                  .skip_tokenizer_init = true,
-                                  .device = "cuda",
-                                  .tp_size = tp_size});
+    auto engine =
+        Engine::create({.model = {.model_path = kModels / model, .skip_tokenizer_init = true},
+                        .compute = {.device = "cuda", .tp_size = tp_size}});
     return engine ? std::string() : engine.error().message();
   };
   EXPECT_THAT(refused("llama_tied_llama3", 64), HasSubstr("choose a smaller --tp-size"));
@@ -103,7 +105,8 @@ TEST(EngineRanksCudaStart, TooManyRanksAreRefused) {
 
 // A kernel that writes where nothing is takes one GPU from the process, on which the other waits.
 void lose_a_rank() {
-  const auto engine = load_golden("llama_tied_llama3", {.device = "cuda", .tp_size = 2});
+  const auto engine =
+      load_golden("llama_tied_llama3", {.compute = {.device = "cuda", .tp_size = 2}});
   Collector running;
   static_cast<void>(
       engine->submit({.input_ids = {5, 6}, .sampling = {.max_new_tokens = 200, .ignore_eos = true}},

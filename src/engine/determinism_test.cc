@@ -60,17 +60,17 @@ TEST_P(Determinism, AloneAgainAndWarm) {
 TEST_P(Determinism, Crowd) {
   check("one thread", {});
   EXPECT_GT(last_stats_.num_entries_total, 2 * last_stats_.num_steps_total);  // it was a crowd
-  check("two threads", {.num_threads = 2});
-  check("no overlap", {.disable_overlap_schedule = true});
-  check("no radix cache", {.disable_radix_cache = true});
+  check("two threads", {.compute = {.num_threads = 2}});
+  check("no overlap", {.compute = {.disable_overlap_schedule = true}});
+  check("no radix cache", {.cache = {.disable_radix_cache = true}});
 }
 
 // Greedy, sampled with filters, with log-probabilities and with penalties, which have no draft
 // tokens. Warm answers are continued from the history of the cold ones.
 TEST_P(Determinism, DraftTokens) {
-  EngineConfig config{.speculative_algorithm = "NGRAM"};
+  EngineConfig config{.speculation = {.speculative_algorithm = "NGRAM"}};
   for (const bool overlap : {true, false}) {
-    config.disable_overlap_schedule = !overlap;
+    config.compute.disable_overlap_schedule = !overlap;
     auto engine = load_golden(GetParam(), config);
     ASSERT_NE(engine, nullptr);
     for (int round = 0; round < 3; ++round) {
@@ -84,41 +84,44 @@ TEST_P(Determinism, DraftTokens) {
     EXPECT_GE(stats.drafted_tokens_total, stats.accepted_draft_tokens_total);
     expect_same(answers_in_a_crowd(*engine), alone_, "draft tokens in a crowd");
   }
-  config.page_size = 5;
-  config.chunked_prefill_size = 7;
+  config.cache.page_size = 5;
+  config.schedule.chunked_prefill_size = 7;
   check("draft tokens, pages of 5", config);
-  config.max_total_tokens = 160;
-  config.schedule_conservativeness = 0.05;
+  config.cache.max_total_tokens = 160;
+  config.schedule.schedule_conservativeness = 0.05;
   check("draft tokens in a tiny pool", config);
 }
 
 TEST_P(Determinism, Chunks) {
   for (int32_t chunk : {1, 3, 16, 512})
-    check("chunks of " + std::to_string(chunk), {.chunked_prefill_size = chunk});
+    check("chunks of " + std::to_string(chunk), {.schedule = {.chunked_prefill_size = chunk}});
 }
 
 TEST_P(Determinism, Pages) {
   for (int32_t page_size : {2, 5, 16})
-    check("pages of " + std::to_string(page_size),
-          {.chunked_prefill_size = 7, .page_size = page_size, .num_threads = 2});
+    check("pages of " + std::to_string(page_size), {.compute = {.num_threads = 2},
+                                                    .cache = {.page_size = page_size},
+                                                    .schedule = {.chunked_prefill_size = 7}});
 }
 
 TEST_P(Determinism, Retraction) {
-  EngineConfig config{
-      .max_total_tokens = 160, .chunked_prefill_size = 16, .schedule_conservativeness = 0.05};
+  EngineConfig config{.cache = {.max_total_tokens = 160},
+                      .schedule = {.chunked_prefill_size = 16, .schedule_conservativeness = 0.05}};
   check("a tiny pool", config);  // where layers have windows, few sequences fit their pages at once
-  config.disable_hybrid_swa_memory = true;
+  config.cache.disable_hybrid_swa_memory = true;
   check("a tiny pool for all layers", config);
   EXPECT_GT(last_stats_.num_retractions_total, 0);
 }
 
 // Ranks add their sums in another order than the whole model does, and always in the same.
 TEST_P(Determinism, Ranks) {
-  auto engine = load_golden(GetParam(), {.num_threads = 2, .tp_size = 2});
+  auto engine = load_golden(GetParam(), {.compute = {.num_threads = 2, .tp_size = 2}});
   ASSERT_NE(engine, nullptr);
   alone_ = answers_alone(*engine);
-  check("two ranks", {.num_threads = 4, .tp_size = 2});
-  check("two ranks, small chunks", {.chunked_prefill_size = 3, .page_size = 5, .tp_size = 2});
+  check("two ranks", {.compute = {.num_threads = 4, .tp_size = 2}});
+  check("two ranks, small chunks", {.compute = {.tp_size = 2},
+                                    .cache = {.page_size = 5},
+                                    .schedule = {.chunked_prefill_size = 3}});
 }
 
 TEST_P(Determinism, SamplesDifferAndSeedsReproduce) {

@@ -66,14 +66,15 @@ void log_start(const EngineConfig& c, const std::string& device, const ModelInfo
       "max_window_tokens={} context={} "
       "max_running={} chunk={} "
       "threads={} seconds={:.2f}",
-      device, info.architecture, info.num_parameters, c.max_total_tokens, c.max_window_tokens,
-      c.context_length, c.max_running_requests, c.chunked_prefill_size, c.num_threads, seconds);
-  if (c.context_length > c.max_total_tokens + 1)  // the last token has no keys
+      device, info.architecture, info.num_parameters, c.cache.max_total_tokens,
+      c.cache.max_window_tokens, c.model.context_length, c.schedule.max_running_requests,
+      c.schedule.chunked_prefill_size, c.compute.num_threads, seconds);
+  if (c.model.context_length > c.cache.max_total_tokens + 1)  // the last token has no keys
     log_warning(
         "the context of {} tokens is longer than the KV cache of {}: prompt and output of a "
         "request share at most {}; raise max_total_tokens or mem_fraction_static, or lower "
         "context_length",
-        c.context_length, c.max_total_tokens, c.max_total_tokens + 1);
+        c.model.context_length, c.cache.max_total_tokens, c.cache.max_total_tokens + 1);
 }
 
 }  // namespace
@@ -127,20 +128,21 @@ Result<std::unique_ptr<Engine>> Engine::create(const EngineConfig& user,
   const SteadyClock clock;
   const TimePoint start = clock.now();
   EngineConfig config = user;
-  config.enable_lora = config.enable_lora || !config.lora_paths.empty();
+  config.lora.enable_lora = config.lora.enable_lora || !config.lora.lora_paths.empty();
   ESP_ASSIGN_OR_RETURN(const ModelInfo stated, read_model_info(model_load_options(config)));
-  ESP_ASSIGN_OR_RETURN(EngineDevice device, choose_device(config.device, config.base_gpu_id));
-  config.device = device.cuda ? "cuda" : "cpu";
-  config.base_gpu_id = device.index;
+  ESP_ASSIGN_OR_RETURN(EngineDevice device,
+                       choose_device(config.compute.device, config.compute.base_gpu_id));
+  config.compute.device = device.cuda ? "cuda" : "cpu";
+  config.compute.base_gpu_id = device.index;
   // Before weights take their time.
   ESP_RETURN_IF_ERROR(check(resolve(config, stated, device.system)));
   auto start_it = device.cuda ? start_cuda_executor(config, device.system)
                               : start_cpu_executor(config, device.system);
-  if (!start_it && user.device == "auto" && device.cuda &&
+  if (!start_it && user.compute.device == "auto" && device.cuda &&
       start_it.error().code() == StatusCode::kUnimplemented) {
     log_info("device=cpu reason=\"{}\"", start_it.error().message());
     ESP_ASSIGN_OR_RETURN(device, choose_device("cpu"));
-    config.device = "cpu";
+    config.compute.device = "cpu";
     start_it = start_cpu_executor(config, device.system);
   }
   ESP_ASSIGN_OR_RETURN(StartedExecutor started, std::move(start_it));
@@ -149,12 +151,12 @@ Result<std::unique_ptr<Engine>> Engine::create(const EngineConfig& user,
               .image_work = std::move(started.image_work),
               .image_encoder = std::move(started.image_encoder),
               .make_cache = std::move(make_cache)};
-  if (!config.skip_tokenizer_init) {
-    ESP_ASSIGN_OR_RETURN(
-        parts.tokenizer,
-        open_tokenizer(config.tokenizer_path.empty() ? config.model_path : config.tokenizer_path));
+  if (!config.model.skip_tokenizer_init) {
+    ESP_ASSIGN_OR_RETURN(parts.tokenizer, open_tokenizer(config.model.tokenizer_path.empty()
+                                                             ? config.model.model_path
+                                                             : config.model.tokenizer_path));
   }
-  ESP_ASSIGN_OR_RETURN(parts.defaults, read_generation_defaults(config.model_path));
+  ESP_ASSIGN_OR_RETURN(parts.defaults, read_generation_defaults(config.model.model_path));
   log_start(started.config, device.name, parts.info, to_seconds(clock.now() - start));
   return EngineImpl::start(started.config, std::move(parts));
 }

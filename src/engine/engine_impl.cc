@@ -21,10 +21,11 @@ SamplingContext make_sampling_context(const EngineConfig& config, const Engine::
   SamplingContext c{.vocab_size = parts.info.vocab_size, .eos_ids = parts.info.eos_ids};
   if (c.eos_ids.empty() && parts.tokenizer) c.eos_ids = parts.tokenizer->vocab().eos_ids;
   std::erase_if(c.eos_ids, [&](TokenId id) { return id < 0 || id >= c.vocab_size; });
-  if (config.sampling_defaults == "model") c.defaults = usable_defaults(parts.defaults);
-  if (config.constrained_json_disable_any_whitespace)
+  if (config.sampling.sampling_defaults == "model") c.defaults = usable_defaults(parts.defaults);
+  if (config.grammar.constrained_json_disable_any_whitespace)
     c.json_whitespace = grammar::Whitespace::kCompact;
-  c.logprobs_mode = parse_logprobs_mode(config.logprobs_mode).value();  // resolve() has checked it
+  c.logprobs_mode =
+      parse_logprobs_mode(config.sampling.logprobs_mode).value();  // resolve() has checked it
   return c;
 }
 
@@ -58,7 +59,7 @@ void name_marks(const Tokenizer& tokenizer, std::deque<std::string>& texts,
 std::unique_ptr<SessionTable> make_sessions(const EngineConfig& c, const Engine::Parts& parts,
                                             const Clock& clock) {
   SessionTable::Config config;
-  if (c.max_session_bytes > 0) config.num_bytes_max = c.max_session_bytes;
+  if (c.cache.max_session_bytes > 0) config.num_bytes_max = c.cache.max_session_bytes;
   if (parts.tokenizer) {
     config.token_bytes = parts.tokenizer->vocab().token_bytes;
     config.leading = parts.tokenizer->encode("");
@@ -67,19 +68,19 @@ std::unique_ptr<SessionTable> make_sessions(const EngineConfig& c, const Engine:
 }
 
 int64_t max_samples(const EngineConfig& c) {
-  return int64_t{c.max_running_requests} + c.max_queued_requests;
+  return int64_t{c.schedule.max_running_requests} + c.schedule.max_queued_requests;
 }
 
 QueueEvictionRule eviction_rule(const EngineConfig& c) {
-  if (c.fair_share != "none") return QueueEvictionRule::kLargestShare;
-  return c.schedule_policy == "priority" ? QueueEvictionRule::kLowestPriority
-                                         : QueueEvictionRule::kNone;
+  if (c.schedule.fair_share != "none") return QueueEvictionRule::kLargestShare;
+  return c.schedule.schedule_policy == "priority" ? QueueEvictionRule::kLowestPriority
+                                                  : QueueEvictionRule::kNone;
 }
 
 std::string share_of(const EngineConfig& c, const LiveRequest& request) {
-  if (c.fair_share == "tenant")
+  if (c.schedule.fair_share == "tenant")
     return request.tenant.empty() ? request.cache_namespace : request.tenant;
-  return c.fair_share == "priority" ? std::to_string(request.priority) : "";
+  return c.schedule.fair_share == "priority" ? std::to_string(request.priority) : "";
 }
 
 }  // namespace
@@ -103,9 +104,9 @@ EngineImpl::EngineImpl(const EngineConfig& config, Parts parts, CacheParts cache
       rid_nonce_(random_nonce()),
       cache_parts_(std::move(cache)),
       registry_(max_samples(config), eviction_rule(config)),
-      adapters_(*parts_.executor, {.rank_max = config.max_lora_rank,
-                                   .num_loaded_max = config.max_loaded_loras,
-                                   .bytes_max = config.max_lora_bytes}),
+      adapters_(*parts_.executor, {.rank_max = config.lora.max_lora_rank,
+                                   .num_loaded_max = config.lora.max_loaded_loras,
+                                   .bytes_max = config.lora.max_lora_bytes}),
       sessions_(make_sessions(config, parts_, clock_)) {
   loop_ = std::make_unique<EngineLoop>(config_, parts_.info, *parts_.executor, *cache_parts_.cache,
                                        cache_parts_.tiers.get(), registry_, *sessions_,
@@ -113,27 +114,28 @@ EngineImpl::EngineImpl(const EngineConfig& config, Parts parts, CacheParts cache
   if (parts_.image_encoder)
     images_ = std::make_unique<ImagePool>(
         std::move(parts_.image_encoder),
-        ImagePoolConfig{.num_threads = config_.image_threads,
+        ImagePoolConfig{.num_threads = config_.images.image_threads,
                         .num_waiting_max = static_cast<size_t>(2 * max_samples(config)),
-                        .row_bytes_max = config_.image_cache_bytes,
-                        .limits = {.bytes_max = config_.max_image_bytes,
-                                   .pixels_max = config_.max_image_pixels}});
+                        .row_bytes_max = config_.images.image_cache_bytes,
+                        .limits = {.bytes_max = config_.images.max_image_bytes,
+                                   .pixels_max = config_.images.max_image_pixels}});
   if (!parts_.tokenizer) return;
   for (const std::string_view bytes : parts_.tokenizer->vocab().token_bytes)
     bytes_per_token_max_ = std::max(bytes_per_token_max_, 2 * std::ssize(bytes));
   // Room for what the registry admits, and as much again: prompts of requests that were aborted
   // stay in the queue until their turn.
-  tokenizers_ = std::make_unique<TokenizerPool>(*parts_.tokenizer, config_.tokenizer_threads,
+  tokenizers_ = std::make_unique<TokenizerPool>(*parts_.tokenizer, config_.model.tokenizer_threads,
                                                 static_cast<size_t>(2 * max_samples(config)));
-  if (config_.grammar_backend == "none") return;
+  if (config_.grammar.grammar_backend == "none") return;
   VocabView vocab = parts_.tokenizer->vocab();
   name_marks(*parts_.tokenizer, mark_texts_, token_bytes_);
   vocab.token_bytes = token_bytes_;
   vocab.eos_ids = sampling_context_.eos_ids;  // the model's, which end a sample
   std::sort(vocab.eos_ids.begin(), vocab.eos_ids.end());
-  const grammar::GrammarLimits limits{.compile_seconds_max = config_.grammar_compile_seconds};
-  grammars_ = std::make_unique<GrammarCompiler>(std::move(vocab), config_.grammar_threads, limits,
-                                                config_.grammar_cache_bytes);
+  const grammar::GrammarLimits limits{.compile_seconds_max =
+                                          config_.grammar.grammar_compile_seconds};
+  grammars_ = std::make_unique<GrammarCompiler>(std::move(vocab), config_.grammar.grammar_threads,
+                                                limits, config_.grammar.grammar_cache_bytes);
 }
 
 EngineImpl::~EngineImpl() {
@@ -207,17 +209,17 @@ Status check_inputs(const GenerateRequest& request, const ModelInfo& info, const
   if (!has_encoder)
     return error(StatusCode::kUnimplemented,
                  "pictures on a GPU are not served yet: start with --device cpu");
-  if (c.hicache_storage_backend != "none")
+  if (c.tiers.hicache_storage_backend != "none")
     return error(StatusCode::kUnimplemented,
                  "pictures are not stored in tiers that outlive the engine: start without "
                  "--hicache-storage-backend");
   if (request.session)
     return error(StatusCode::kUnimplemented,
                  "a request of a session takes no pictures yet: send the whole prompt without one");
-  if (std::ssize(request.images) > c.max_images_per_request)
+  if (std::ssize(request.images) > c.images.max_images_per_request)
     return invalid_argument(
         "the request has {} pictures, and at most {} are taken (--max-images-per-request)",
-        request.images.size(), c.max_images_per_request);
+        request.images.size(), c.images.max_images_per_request);
   return {};
 }
 
@@ -250,7 +252,8 @@ Status check_continuation(const GenerateRequest& request, bool has_tokenizer) {
 }
 
 Status check_shares(const EngineConfig& c, const GenerateRequest& request) {
-  if (request.priority != 0 && c.schedule_policy != "priority" && c.fair_share != "priority")
+  if (request.priority != 0 && c.schedule.schedule_policy != "priority" &&
+      c.schedule.fair_share != "priority")
     return error(StatusCode::kFailedPrecondition,
                  "priority is {}, but priorities are off: start with --schedule-policy "
                  "priority, or leave it out",
@@ -317,19 +320,19 @@ Result<std::unique_ptr<LiveRequest>> EngineImpl::prepare(GenerateRequest& reques
     live->samples.push_back({.request = live.get(), .output = first.sibling()});
   live->samples.push_back({.request = live.get(), .output = std::move(first)});
   live->rid = request.rid.empty() ? make_rid() : std::move(request.rid);
-  live->seed =
-      request.sampling.sampling_seed.value_or(mix64(config_.random_seed) + mix64(num_seeds_++));
+  live->seed = request.sampling.sampling_seed.value_or(mix64(config_.sampling.random_seed) +
+                                                       mix64(num_seeds_++));
   live->return_logprob = request.return_logprob;
   live->return_token_origins = request.return_token_origins;
   // A stop string that forced tokens complete would end it before their log-probabilities are
   // computed.
   const bool may_stop = !request.sampling.stop.empty() || !request.sampling.stop_regex.empty();
   // Forced tokens are canonical, which may be more tokens than a budget leaves.
-  live->jump_forward = request.sampling.jump_forward && !config_.disable_jump_forward &&
+  live->jump_forward = request.sampling.jump_forward && !config_.grammar.disable_jump_forward &&
                        !live->complete_within_budget &&
                        !(live->sampling.spec.computes_forced_logprobs() && may_stop);
   live->draft_tokens =
-      live->jump_forward && request.sampling.draft_tokens && !config_.disable_draft_tokens;
+      live->jump_forward && request.sampling.draft_tokens && !config_.grammar.disable_draft_tokens;
   live->speculates = request.sampling.draft_tokens;
   live->token_healing = request.sampling.token_healing;
   live->logprob_start_len = request.logprob_start_len;
@@ -337,7 +340,7 @@ Result<std::unique_ptr<LiveRequest>> EngineImpl::prepare(GenerateRequest& reques
   live->dimensions = request.dimensions;
   live->priority = request.priority;
   if (!request.lora.empty()) {
-    if (!config_.enable_lora)
+    if (!config_.lora.enable_lora)
       return fail(Engine::unload_adapter(request.lora)
                       .with_context("lora_path, or the adapter that model names"));
     ESP_ASSIGN_OR_RETURN(live->adapter, adapters_.acquire(request.lora));
@@ -390,8 +393,8 @@ Result<GrammarReport> EngineImpl::compile_grammar(const SamplingParams& params,
     return fail(
         invalid_argument("give a grammar: json_schema, regex, ebnf, structural_tag or choices"));
   const TimePoint start = clock_.now();
-  const grammar::GrammarLimits limits{.nodes_max = kDrawnNodesMax,
-                                      .compile_seconds_max = config_.grammar_compile_seconds};
+  const grammar::GrammarLimits limits{
+      .nodes_max = kDrawnNodesMax, .compile_seconds_max = config_.grammar.grammar_compile_seconds};
   const auto compiled = drawn_states > 0
                             ? grammar::compile_grammar(*spec, grammar::byte_trie(), limits)
                             : compile_and_wait(*grammars_, *spec);
@@ -455,17 +458,17 @@ constexpr Duration kUnloadTimeout = std::chrono::seconds(120);
 
 Result<AdapterInfo> EngineImpl::load_adapter(const std::string& name,
                                              const std::filesystem::path& path) {
-  if (!config_.enable_lora) return Engine::load_adapter(name, path);
+  if (!config_.lora.enable_lora) return Engine::load_adapter(name, path);
   return adapters_.load(name, path);
 }
 
 Status EngineImpl::unload_adapter(const std::string& name) {
-  if (!config_.enable_lora) return Engine::unload_adapter(name);
+  if (!config_.lora.enable_lora) return Engine::unload_adapter(name);
   return adapters_.unload(name, kUnloadTimeout);
 }
 
 Status EngineImpl::load_stated_adapters() {
-  for (const std::string& stated : config_.lora_paths) {
+  for (const std::string& stated : config_.lora.lora_paths) {
     const size_t equals = stated.find('=');
     const std::filesystem::path path = stated.substr(equals == std::string::npos ? 0 : equals + 1);
     const std::filesystem::path last = path.has_filename() ? path : path.parent_path();

@@ -101,35 +101,36 @@ class EngineSimulation {
  public:
   EngineSimulation(uint64_t seed, Tally& tally) : rng_(seed), tally_(tally) {
     EngineConfig config;
-    config.page_size = pick({1, 1, 4, 16});
-    config.max_total_tokens = static_cast<int32_t>(rng_.between(160, 600)) / 16 * 16;
-    config.max_running_requests = static_cast<int32_t>(rng_.between(1, 8));
+    config.cache.page_size = pick({1, 1, 4, 16});
+    config.cache.max_total_tokens = static_cast<int32_t>(rng_.between(160, 600)) / 16 * 16;
+    config.schedule.max_running_requests = static_cast<int32_t>(rng_.between(1, 8));
     const bool small_queue = rng_.below(3) == 0;
-    config.max_queued_requests = small_queue ? static_cast<int32_t>(rng_.between(3, 8)) : 1000;
-    config.chunked_prefill_size = pick({-1, 8, 16, 64});
+    config.schedule.max_queued_requests =
+        small_queue ? static_cast<int32_t>(rng_.between(3, 8)) : 1000;
+    config.schedule.chunked_prefill_size = pick({-1, 8, 16, 64});
     constexpr const char* kPolicies[] = {"lpm", "dfs-weight", "fcfs", "lof", "random", "priority"};
-    config.schedule_policy = kPolicies[rng_.below(std::size(kPolicies))];
-    if (small_queue && rng_.below(2) == 0) config.schedule_policy = "priority";
-    config.fair_share = rng_.below(3) == 0 ? "tenant" : "none";
-    config.schedule_conservativeness = pick({1, 30, 100}) * 0.01;
-    config.priority_scheduling_preemption_threshold = 1;
-    config.disable_radix_cache = rng_.below(6) == 0;
-    config.disable_overlap_schedule = rng_.below(4) == 0;
-    config.num_cache_events = rng_.below(3) == 0 ? 100 : 0;
-    config.skip_tokenizer_init = true;
+    config.schedule.schedule_policy = kPolicies[rng_.below(std::size(kPolicies))];
+    if (small_queue && rng_.below(2) == 0) config.schedule.schedule_policy = "priority";
+    config.schedule.fair_share = rng_.below(3) == 0 ? "tenant" : "none";
+    config.schedule.schedule_conservativeness = pick({1, 30, 100}) * 0.01;
+    config.schedule.priority_scheduling_preemption_threshold = 1;
+    config.cache.disable_radix_cache = rng_.below(6) == 0;
+    config.compute.disable_overlap_schedule = rng_.below(4) == 0;
+    config.cache.num_cache_events = rng_.below(3) == 0 ? 100 : 0;
+    config.model.skip_tokenizer_init = true;
     config.check_invariants = true;
-    config.random_seed = seed;
-    has_priorities_ = config.schedule_policy == "priority";
+    config.sampling.random_seed = seed;
+    has_priorities_ = config.schedule.schedule_policy == "priority";
     Engine::Parts parts{
         .executor = std::make_unique<ActingExecutor>(
             NullExecutorConfig{.vocab_size = kByteVocabSize,
-                               .page_size = config.page_size,
+                               .page_size = config.cache.page_size,
                                .next_token = [](uint64_t history) { return next_of(history); }},
             [this] { act(); }),
         .info = {.vocab_size = kByteVocabSize, .context_length = 150, .eos_ids = {kByteEosId}}};
-    if (rng_.below(3) == 0 && !config.disable_radix_cache) {
-      config.enable_hierarchical_cache = true;
-      config.hicache_size_gb = 1;  // make_tiers has its own
+    if (rng_.below(3) == 0 && !config.cache.disable_radix_cache) {
+      config.tiers.enable_hierarchical_cache = true;
+      config.tiers.hicache_size_gb = 1;  // make_tiers has its own
       parts.make_tiers = [this](const auto& c, const auto&, const auto& scope, auto& executor,
                                 const auto& clock) {
         return make_tiers(c, scope, *executor.page_copier(), clock);
@@ -182,8 +183,8 @@ class EngineSimulation {
     const Duration timeout = std::chrono::microseconds(pick({1, 500, 1'000'000}));
     return std::make_unique<KvTiers>(
         KvTiersConfig{.policy = static_cast<TierWritePolicy>(rng_.below(3)),
-                      .page_size = config.page_size,
-                      .num_device_pages = config.max_total_tokens / config.page_size,
+                      .page_size = config.cache.page_size,
+                      .num_device_pages = config.cache.max_total_tokens / config.cache.page_size,
                       .name_scope = scope,
                       .load_timeout = timeout,
                       .load_timeout_per_1024 = Duration(0)},
@@ -346,7 +347,7 @@ class EngineSimulation {
       ++tally_.refusals;
       if (sample_events.reason.status.code() == StatusCode::kResourceExhausted) {
         // The queue was full, or the request gave way to another while it waited.
-        EXPECT_LT(engine_->config().max_queued_requests, 1000);
+        EXPECT_LT(engine_->config().schedule.max_queued_requests, 1000);
         ++(sample_events.reason.status.message() == "The request queue is full."
                ? tally_.full
                : tally_.evictions);
@@ -355,7 +356,7 @@ class EngineSimulation {
       } else {
         EXPECT_EQ(sample_events.reason.status.code(), StatusCode::kInvalidArgument);
         EXPECT_TRUE(base_is_gone(a) || static_cast<int32_t>(a.prompt().size()) + a.max_new_tokens >
-                                           std::min(150, engine_->config().max_total_tokens))
+                                           std::min(150, engine_->config().cache.max_total_tokens))
             << sample_events.reason.status.to_string();
       }
       return;

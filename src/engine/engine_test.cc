@@ -210,7 +210,7 @@ TEST(Engine, BadRequestsAreRefusedAtOnce) {
 
 TEST(Engine, BadPromptsEndWithAnErrorThatGivesTheNumbers) {
   auto [engine, device] =
-      make_test_engine({.config = {.max_total_tokens = 50}, .context_length = 100});
+      make_test_engine({.config = {.cache = {.max_total_tokens = 50}}, .context_length = 100});
   EXPECT_EQ(engine->context_length(), 51);  // the last token needs no place
   EXPECT_EQ(engine->max_input_len(), 50);
   const auto failure = [&e = *engine](GenerateRequest r) {
@@ -294,8 +294,8 @@ TEST(Engine, AbortMeansExactlyWhatItsScopeSays) {
 }
 
 TEST(Engine, AbortReachesWhatWaits) {
-  auto [engine, device] =
-      make_test_engine({.config = {.max_running_requests = 1}, .step_delay = milliseconds(1)});
+  auto [engine, device] = make_test_engine(
+      {.config = {.schedule = {.max_running_requests = 1}}, .step_delay = milliseconds(1)});
   Collector runs, waits;
   ASSERT_TRUE(engine->submit({.text = "a", .sampling = {.max_new_tokens = 3000}}, runs.sink()));
   ASSERT_TRUE(runs.wait_events(1));
@@ -326,7 +326,8 @@ TEST(Engine, AbortsAtAnyMomentLeaveNothingBehind) {
   const uint64_t seed = 31;
   Rng rng(seed);
   auto [engine, device] = make_test_engine(
-      {.config = {.max_total_tokens = 600, .max_running_requests = 8, .chunked_prefill_size = 16}});
+      {.config = {.cache = {.max_total_tokens = 600},
+                  .schedule = {.max_running_requests = 8, .chunked_prefill_size = 16}}});
   std::list<Collector> collectors;
   for (int i = 0; i < 300; ++i) {
     Collector& c = collectors.emplace_back();
@@ -348,9 +349,9 @@ TEST(Engine, AbortsAtAnyMomentLeaveNothingBehind) {
 }
 
 TEST(Engine, AFullQueueRefuses) {
-  auto [engine, device] =
-      make_test_engine({.config = {.max_running_requests = 2, .max_queued_requests = 3},
-                        .step_delay = milliseconds(1)});
+  auto [engine, device] = make_test_engine(
+      {.config = {.schedule = {.max_running_requests = 2, .max_queued_requests = 3}},
+       .step_delay = milliseconds(1)});
   std::list<Collector> collectors;
   for (int i = 0; i < 5; ++i)
     ASSERT_TRUE(engine->submit({.text = "x", .sampling = {.max_new_tokens = 3000}},
@@ -403,8 +404,8 @@ TEST(Engine, DrainAbortsWhatTakesTooLong) {
 TEST(Engine, DestructionNotifiesEveryCaller) {
   std::list<Collector> collectors;
   {
-    auto [engine, device] =
-        make_test_engine({.config = {.max_running_requests = 2}, .step_delay = milliseconds(1)});
+    auto [engine, device] = make_test_engine(
+        {.config = {.schedule = {.max_running_requests = 2}}, .step_delay = milliseconds(1)});
     for (int i = 0; i < 6; ++i)
       ASSERT_TRUE(engine->submit({.text = "x", .sampling = {.max_new_tokens = 4000}},
                                  collectors.emplace_back().sink()));
@@ -423,7 +424,7 @@ TEST(Engine, AFailedEntryEndsItsRequestAlone) {
         if (h == bad) return fail(error(StatusCode::kInternal, "logits are not finite"));
         return Script().next(h);
       }});
-  auto engine = Engine::create({.max_total_tokens = 1000, .check_invariants = true},
+  auto engine = Engine::create({.cache = {.max_total_tokens = 1000}, .check_invariants = true},
                                {.tokenizer = make_byte_tokenizer(),
                                 .executor = std::move(executor),
                                 .info = {.vocab_size = kByteVocabSize, .context_length = 500}});
@@ -503,18 +504,20 @@ TEST_P(Crowd, GetsTheRightAnswers) {
 INSTANTIATE_TEST_SUITE_P(
     Engine, Crowd,
     testing::Values(
-        CrowdCase{"Plain", {}}, CrowdCase{"OneAtATime", {.max_running_requests = 1}},
-        CrowdCase{"SmallChunks", {.chunked_prefill_size = 3}},
-        CrowdCase{"Pages", {.chunked_prefill_size = 16, .page_size = 4}},
-        CrowdCase{"LargePages", {.page_size = 64}},
+        CrowdCase{"Plain", {}}, CrowdCase{"OneAtATime", {.schedule = {.max_running_requests = 1}}},
+        CrowdCase{"SmallChunks", {.schedule = {.chunked_prefill_size = 3}}},
+        CrowdCase{"Pages", {.cache = {.page_size = 4}, .schedule = {.chunked_prefill_size = 16}}},
+        CrowdCase{"LargePages", {.cache = {.page_size = 64}}},
         CrowdCase{"TinyPool",
-                  {.max_total_tokens = 300,
-                   .max_running_requests = 16,
-                   .schedule_conservativeness = 0.1}},
-        CrowdCase{"TinyPoolOfPages", {.max_total_tokens = 320, .page_size = 8}},
-        CrowdCase{"NoOverlap", {.chunked_prefill_size = 16, .disable_overlap_schedule = true}},
-        CrowdCase{"NoRadixCache", {.max_total_tokens = 500, .disable_radix_cache = true}},
-        CrowdCase{"Fcfs", {.schedule_policy = "fcfs"}}),
+                  {.cache = {.max_total_tokens = 300},
+                   .schedule = {.max_running_requests = 16, .schedule_conservativeness = 0.1}}},
+        CrowdCase{"TinyPoolOfPages", {.cache = {.max_total_tokens = 320, .page_size = 8}}},
+        CrowdCase{"NoOverlap",
+                  {.compute = {.disable_overlap_schedule = true},
+                   .schedule = {.chunked_prefill_size = 16}}},
+        CrowdCase{"NoRadixCache",
+                  {.cache = {.max_total_tokens = 500, .disable_radix_cache = true}}},
+        CrowdCase{"Fcfs", {.schedule = {.schedule_policy = "fcfs"}}}),
     [](const auto& c) { return std::string(c.param.name); });
 
 }  // namespace

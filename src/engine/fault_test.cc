@@ -24,7 +24,7 @@ TEST(Fault, ALostDeviceEndsWhatRunsAndWhatComes) {
         if (--tokens_left < 0) return fail(lost);
         return Script().next(h);
       }});
-  auto engine = Engine::create({.max_total_tokens = 1000, .check_invariants = true},
+  auto engine = Engine::create({.cache = {.max_total_tokens = 1000}, .check_invariants = true},
                                {.tokenizer = make_byte_tokenizer(),
                                 .executor = std::move(executor),
                                 .info = {.vocab_size = kByteVocabSize, .context_length = 500}});

@@ -10,8 +10,9 @@ namespace espalier {
 namespace {
 
 std::unique_ptr<Engine> make_engine(const std::string& mode) {
-  EngineConfig config{.model_path = "share/default_model", .max_total_tokens = 2048};
-  config.logprobs_mode = mode;
+  EngineConfig config{.model = {.model_path = "share/default_model"},
+                      .cache = {.max_total_tokens = 2048}};
+  config.sampling.logprobs_mode = mode;
   auto engine = Engine::create(config);
   EXPECT_TRUE(engine) << engine.error().to_string();
   return std::move(*engine);

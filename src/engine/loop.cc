@@ -10,25 +10,29 @@ namespace espalier {
 namespace {
 
 SchedulerConfig scheduler_config(const EngineConfig& c, const Executor& executor) {
-  return {.max_running = c.max_running_requests,
-          // The registry holds the bound. Evicted requests may be here with those for which they
-          // made room until their messages are handled.
-          .max_waiting = 2 * (c.max_running_requests + c.max_queued_requests),
-          .chunked_prefill_size = std::min(c.chunked_prefill_size, c.max_prefill_tokens),
-          .context_length = c.context_length,
-          .inter_token_seconds_max = c.max_inter_token_latency_ms * 1e-3,
-          .policy = *parse_schedule_policy(c.schedule_policy),
-          .fair_share = *parse_fair_share(c.fair_share),
-          .bypass_bound = c.schedule_bypass_bound,
-          .priority_preemption_threshold =
-              c.disable_priority_preemption ? 0 : c.priority_scheduling_preemption_threshold,
-          .max_adapters = c.enable_lora ? c.max_loras_per_batch : 0,
-          .draft_samples_max = c.disable_draft_tokens && c.speculative_algorithm == "none"
-                                   ? 0
-                                   : executor.draft_samples_max(),
-          .find_shared_prefixes = c.device == "cuda" && !c.disable_cascade_attention &&
-                                  !c.enable_deterministic_inference,
-          .conservativeness = c.schedule_conservativeness};
+  return {
+      .max_running = c.schedule.max_running_requests,
+      // The registry holds the bound. Evicted requests may be here with those for which they
+      // made room until their messages are handled.
+      .max_waiting = 2 * (c.schedule.max_running_requests + c.schedule.max_queued_requests),
+      .chunked_prefill_size =
+          std::min(c.schedule.chunked_prefill_size, c.schedule.max_prefill_tokens),
+      .context_length = c.model.context_length,
+      .inter_token_seconds_max = c.schedule.max_inter_token_latency_ms * 1e-3,
+      .policy = *parse_schedule_policy(c.schedule.schedule_policy),
+      .fair_share = *parse_fair_share(c.schedule.fair_share),
+      .bypass_bound = c.schedule.schedule_bypass_bound,
+      .priority_preemption_threshold = c.schedule.disable_priority_preemption
+                                           ? 0
+                                           : c.schedule.priority_scheduling_preemption_threshold,
+      .max_adapters = c.lora.enable_lora ? c.lora.max_loras_per_batch : 0,
+      .draft_samples_max =
+          c.grammar.disable_draft_tokens && c.speculation.speculative_algorithm == "none"
+              ? 0
+              : executor.draft_samples_max(),
+      .find_shared_prefixes = c.compute.device == "cuda" && !c.compute.disable_cascade_attention &&
+                              !c.compute.enable_deterministic_inference,
+      .conservativeness = c.schedule.schedule_conservativeness};
 }
 
 }  // namespace
@@ -40,7 +44,7 @@ EngineLoop::EngineLoop(const EngineConfig& config, const ModelInfo& info, Execut
       executor_(executor),
       cache_(cache),
       tiers_(tiers),
-      masks_(tokenizer, requests_.samples(), info.vocab_size, config.grammar_mask_threads),
+      masks_(tokenizer, requests_.samples(), info.vocab_size, config.grammar.grammar_mask_threads),
       proposer_(config, requests_, masks_),
       events_({.requests = requests_,
                .registry = registry,
@@ -50,7 +54,7 @@ EngineLoop::EngineLoop(const EngineConfig& config, const ModelInfo& info, Execut
                .clock = clock_,
                .pooled = info.pooled}),
       scheduler_(scheduler_config(config, executor), cache, clock_, events_, &proposer_, tiers),
-      max_sequence_tokens_(std::min(config.context_length, scheduler_.max_sequence_tokens())),
+      max_sequence_tokens_(std::min(config.model.context_length, scheduler_.max_sequence_tokens())),
       stats_(scheduler_, cache, events_, registry, clock_),
       handler_({.requests = requests_,
                 .sessions = sessions,
@@ -66,7 +70,7 @@ EngineLoop::EngineLoop(const EngineConfig& config, const ModelInfo& info, Execut
                 .images = info.images,
                 .vocab_size = info.vocab_size,
                 .length_limit = {.tokens = max_sequence_tokens_,
-                                 .by_cache = max_sequence_tokens_ < config.context_length}}),
+                                 .by_cache = max_sequence_tokens_ < config.model.context_length}}),
       thread_([this] { run(); }) {}
 
 EngineLoop::~EngineLoop() {
@@ -132,7 +136,7 @@ void EngineLoop::report_leak() {
 }
 
 ForwardBatch* EngineLoop::launch_next() {
-  if (handler_.paused() || (in_flight_ != nullptr && config_.disable_overlap_schedule))
+  if (handler_.paused() || (in_flight_ != nullptr && config_.compute.disable_overlap_schedule))
     return nullptr;
   ForwardBatch& batch = batches_.next();
   if (!scheduler_.next(batch)) return nullptr;

@@ -36,12 +36,12 @@ class MemoryCuda : public testing::Test {
   }
 
   Result<std::unique_ptr<Engine>> engine(EngineConfig config = {}) const {
-    config.model_path = folder_;
-    config.load_format = LoadFormat::kDummy;
-    config.skip_tokenizer_init = true;
-    config.random_seed = 5;
-    config.device = "cuda";
-    config.max_running_requests = 64;
+    config.model.model_path = folder_;
+    config.model.load_format = LoadFormat::kDummy;
+    config.model.skip_tokenizer_init = true;
+    config.sampling.random_seed = 5;
+    config.compute.device = "cuda";
+    config.schedule.max_running_requests = 64;
     return Engine::create(config);
   }
 
@@ -91,7 +91,7 @@ class MemoryCuda : public testing::Test {
 // Graphs and kernels that are loaded at their first use come out of what is reserved for them;
 // nothing else comes, and from then on nothing at all.
 TEST_F(MemoryCuda, AfterTheStartNothingIsAllocated) {
-  const auto e = engine({.max_total_tokens = 60000});
+  const auto e = engine({.cache = {.max_total_tokens = 60000}});
   ASSERT_TRUE(e) << e.error().to_string();
   const int64_t at_start = free_bytes();
   storm(**e);
@@ -108,7 +108,8 @@ TEST_F(MemoryCuda, AfterTheStartNothingIsAllocated) {
 }
 
 TEST_F(MemoryCuda, WithoutGraphsNotAByte) {
-  const auto e = engine({.max_total_tokens = 60000, .disable_cuda_graph = true});
+  const auto e =
+      engine({.compute = {.disable_cuda_graph = true}, .cache = {.max_total_tokens = 60000}});
   ASSERT_TRUE(e) << e.error().to_string();
   EXPECT_EQ((*e)->stats().graph_bytes, 0);
   storm(**e);  // loads what kernels are left
@@ -133,7 +134,7 @@ TEST_F(MemoryCuda, BesideOthersItTakesWhatIsLeft) {
 
 TEST_F(MemoryCuda, WhatDoesNotFitIsRefusedWithFigures) {
   const cuda::DeviceBuffer others = take_all_but(5 * kGiB);
-  const auto too_many = engine({.max_total_tokens = 400000});
+  const auto too_many = engine({.cache = {.max_total_tokens = 400000}});
   ASSERT_FALSE(too_many);
   EXPECT_EQ(too_many.error().code(), StatusCode::kResourceExhausted);
   EXPECT_THAT(too_many.error().message(), HasSubstr("max_total_tokens is 400000"));

@@ -37,7 +37,7 @@ class PoorTokenizer final : public Tokenizer {
 
 TEST(MemoryShortage, ATokenizerWithoutMemoryEndsOnePrompt) {
   auto executor = std::make_unique<NullExecutor>(NullExecutorConfig{.vocab_size = kByteVocabSize});
-  auto engine = Engine::create({.max_total_tokens = 1000},
+  auto engine = Engine::create({.cache = {.max_total_tokens = 1000}},
                                {.tokenizer = std::make_unique<PoorTokenizer>(),
                                 .executor = std::move(executor),
                                 .info = {.vocab_size = kByteVocabSize, .context_length = 500}});

@@ -33,24 +33,28 @@ constexpr SystemInfo kSystem{.available_bytes = int64_t{10} << 30, .num_cpus = 4
 TEST(Resolve, LeavesNothingToChoose) {
   const auto c = resolve({}, info(), kSystem);
   ASSERT_TRUE(c) << c.error().to_string();
-  EXPECT_EQ(c->context_length, 2048);
-  EXPECT_EQ(c->max_running_requests, 256);
-  EXPECT_EQ(c->max_queued_requests, 4096);
-  EXPECT_EQ(c->chunked_prefill_size, 512);
-  EXPECT_EQ(c->max_prefill_tokens, 512);
-  EXPECT_EQ(c->num_threads, 4);
-  EXPECT_EQ(c->tokenizer_threads, 2);
-  EXPECT_EQ(c->grammar_mask_threads, 1);
-  EXPECT_NE(c->random_seed, 0u);
-  EXPECT_EQ(c->max_total_tokens, 5 * 16384);  // 0.6 of 10 GiB, less the weights
+  EXPECT_EQ(c->model.context_length, 2048);
+  EXPECT_EQ(c->schedule.max_running_requests, 256);
+  EXPECT_EQ(c->schedule.max_queued_requests, 4096);
+  EXPECT_EQ(c->schedule.chunked_prefill_size, 512);
+  EXPECT_EQ(c->schedule.max_prefill_tokens, 512);
+  EXPECT_EQ(c->compute.num_threads, 4);
+  EXPECT_EQ(c->model.tokenizer_threads, 2);
+  EXPECT_EQ(c->grammar.grammar_mask_threads, 1);
+  EXPECT_NE(c->sampling.random_seed, 0u);
+  EXPECT_EQ(c->cache.max_total_tokens, 5 * 16384);  // 0.6 of 10 GiB, less the weights
 }
 
 TEST(Resolve, PoolIsNoLargerThanAllRequestsCouldUse) {
-  EXPECT_EQ(resolve({.max_running_requests = 4}, info(), kSystem)->max_total_tokens, 4 * 2048);
-  EXPECT_EQ(resolve({.context_length = 100, .max_running_requests = 4}, info(), kSystem)
-                ->max_total_tokens,
+  EXPECT_EQ(
+      resolve({.schedule = {.max_running_requests = 4}}, info(), kSystem)->cache.max_total_tokens,
+      4 * 2048);
+  EXPECT_EQ(resolve({.model = {.context_length = 100}, .schedule = {.max_running_requests = 4}},
+                    info(), kSystem)
+                ->cache.max_total_tokens,
             400);
-  EXPECT_EQ(resolve({.max_total_tokens = 1000, .page_size = 64}, info(), kSystem)->max_total_tokens,
+  EXPECT_EQ(resolve({.cache = {.max_total_tokens = 1000, .page_size = 64}}, info(), kSystem)
+                ->cache.max_total_tokens,
             960);
 }
 
@@ -58,14 +62,16 @@ TEST(Resolve, IsItsOwnFixedPoint) {
   const auto once = resolve({}, info(), kSystem);
   const auto twice = resolve(*once, info(), kSystem);
   ASSERT_TRUE(twice) << twice.error().to_string();
-  EXPECT_EQ(twice->max_total_tokens, once->max_total_tokens);
-  EXPECT_EQ(twice->random_seed, once->random_seed);
+  EXPECT_EQ(twice->cache.max_total_tokens, once->cache.max_total_tokens);
+  EXPECT_EQ(twice->sampling.random_seed, once->sampling.random_seed);
 }
 
 // Threads that share a processor wait for each other: more of them only ever compute slower.
 TEST(Resolve, NoMoreThreadsThanProcessorsCompute) {
   for (const auto& [asked, taken] : {std::pair{0, 4}, {1, 1}, {4, 4}, {5, 4}, {4096, 4}})
-    EXPECT_EQ(resolve({.num_threads = asked}, info(), kSystem)->num_threads, taken) << asked;
+    EXPECT_EQ(resolve({.compute = {.num_threads = asked}}, info(), kSystem)->compute.num_threads,
+              taken)
+        << asked;
 }
 
 TEST(Resolve, KvTypeFollowsTheWeights) {
@@ -73,18 +79,20 @@ TEST(Resolve, KvTypeFollowsTheWeights) {
   ModelInfo float32 = info();
   float32.weight_bytes *= 2;
   EXPECT_EQ(*resolve_kv_type({}, float32), KvType::kFloat32);
-  EXPECT_EQ(*resolve_kv_type({.kv_cache_dtype = "bfloat16"}, float32), KvType::kBFloat16);
-  EXPECT_EQ(*resolve_kv_type({.kv_cache_dtype = "fp8_e4m3"}, info()), KvType::kFloat8E4M3);
-  EXPECT_FALSE(resolve_kv_type({.kv_cache_dtype = "int3"}, float32));
+  EXPECT_EQ(*resolve_kv_type({.cache = {.kv_cache_dtype = "bfloat16"}}, float32),
+            KvType::kBFloat16);
+  EXPECT_EQ(*resolve_kv_type({.cache = {.kv_cache_dtype = "fp8_e4m3"}}, info()),
+            KvType::kFloat8E4M3);
+  EXPECT_FALSE(resolve_kv_type({.cache = {.kv_cache_dtype = "int3"}}, float32));
 }
 
 TEST(Resolve, KeysOfOneByteLeaveRoomForTwiceTheTokens) {
   SystemInfo small = kSystem;
   small.available_bytes = (info().weight_bytes + (int64_t{1} << 30)) / 6 * 10;  // 0.6 are used
   const auto wide = resolve({}, info(), small);
-  const auto narrow = resolve({.kv_cache_dtype = "fp8_e4m3"}, info(), small);
+  const auto narrow = resolve({.cache = {.kv_cache_dtype = "fp8_e4m3"}}, info(), small);
   ASSERT_TRUE(wide && narrow);
-  EXPECT_NEAR(narrow->max_total_tokens, 2 * wide->max_total_tokens, 2);
+  EXPECT_NEAR(narrow->cache.max_total_tokens, 2 * wide->cache.max_total_tokens, 2);
 }
 
 TEST(Resolve, ContradictionsSayWhatToDo) {
@@ -93,29 +101,38 @@ TEST(Resolve, ContradictionsSayWhatToDo) {
     EXPECT_FALSE(r.has_value());
     return r ? std::string() : r.error().message();
   };
-  EXPECT_THAT(message({.context_length = 4096}), AllOf(HasSubstr("4096"), HasSubstr("2048")));
-  EXPECT_THAT(message({.max_total_tokens = 1000000}),
+  EXPECT_THAT(message({.model = {.context_length = 4096}}),
+              AllOf(HasSubstr("4096"), HasSubstr("2048")));
+  EXPECT_THAT(message({.cache = {.max_total_tokens = 1000000}}),
               AllOf(HasSubstr("1000000"), HasSubstr("81920"), HasSubstr("mem_fraction_static")));
-  EXPECT_THAT(message({.mem_fraction_static = 0.05}),
+  EXPECT_THAT(message({.cache = {.mem_fraction_static = 0.05}}),
               AllOf(HasSubstr("0.05"), HasSubstr("raise it")));
-  EXPECT_THAT(message({.mem_fraction_static = 0.10001, .page_size = 16}),
+  EXPECT_THAT(message({.cache = {.mem_fraction_static = 0.10001, .page_size = 16}}),
               AllOf(HasSubstr("page of 16 tokens"), HasSubstr("mem_fraction_static")));
-  EXPECT_THAT(message({.context_length = 1}), HasSubstr("context_length is 1"));
-  EXPECT_THAT(message({.mem_fraction_static = 1.5}), HasSubstr("(0, 1]"));
-  EXPECT_THAT(message({.max_total_tokens = 10, .page_size = 16}), HasSubstr("page_size"));
-  EXPECT_THAT(message({.page_size = 0}), HasSubstr("page_size"));
-  EXPECT_THAT(message({.max_running_requests = -1}), HasSubstr("max_running_requests"));
-  EXPECT_THAT(message({.chunked_prefill_size = -2}), HasSubstr("chunked_prefill_size"));
-  EXPECT_THAT(message({.schedule_policy = "magic"}), HasSubstr("magic"));
-  EXPECT_THAT(message({.schedule_conservativeness = 0}), HasSubstr("conservativeness"));
-  EXPECT_THAT(message({.sampling_defaults = "mine"}), HasSubstr("mine"));
-  EXPECT_THAT(message({.tokenizer_path = "/t", .skip_tokenizer_init = true}),
+  EXPECT_THAT(message({.model = {.context_length = 1}}), HasSubstr("context_length is 1"));
+  EXPECT_THAT(message({.cache = {.mem_fraction_static = 1.5}}), HasSubstr("(0, 1]"));
+  EXPECT_THAT(message({.cache = {.max_total_tokens = 10, .page_size = 16}}),
+              HasSubstr("page_size"));
+  EXPECT_THAT(message({.cache = {.page_size = 0}}), HasSubstr("page_size"));
+  EXPECT_THAT(message({.schedule = {.max_running_requests = -1}}),
+              HasSubstr("max_running_requests"));
+  EXPECT_THAT(message({.schedule = {.chunked_prefill_size = -2}}),
+              HasSubstr("chunked_prefill_size"));
+  EXPECT_THAT(message({.schedule = {.schedule_policy = "magic"}}), HasSubstr("magic"));
+  EXPECT_THAT(message({.schedule = {.schedule_conservativeness = 0}}),
+              HasSubstr("conservativeness"));
+  EXPECT_THAT(message({.sampling = {.sampling_defaults = "mine"}}), HasSubstr("mine"));
+  EXPECT_THAT(message({.model = {.tokenizer_path = "/t", .skip_tokenizer_init = true}}),
               HasSubstr("contradict"));
 }
 
 TEST(Resolve, MinusOneLiftsTheChunk) {
-  EXPECT_EQ(resolve({.chunked_prefill_size = -1}, info(), kSystem)->chunked_prefill_size, 2048);
-  EXPECT_EQ(resolve({.chunked_prefill_size = 3}, info(), kSystem)->chunked_prefill_size, 3);
+  EXPECT_EQ(resolve({.schedule = {.chunked_prefill_size = -1}}, info(), kSystem)
+                ->schedule.chunked_prefill_size,
+            2048);
+  EXPECT_EQ(resolve({.schedule = {.chunked_prefill_size = 3}}, info(), kSystem)
+                ->schedule.chunked_prefill_size,
+            3);
 }
 
 class SystemInfoTest : public testing::Test {
@@ -194,7 +211,8 @@ TEST(Registry, ALowerPriorityGivesWayToAHigherOne) {
   EXPECT_THAT(admit("two", 2)->evicted, ElementsAre(old));
   EXPECT_EQ(r.num_samples(), 5);  // old has not ended yet
   EXPECT_EQ(admit("three", 2).error().code(), StatusCode::kResourceExhausted);
-  EXPECT_THAT(admit("four", 3, 3)->evicted, testing::SizeIs(3));  // equal, one, two; never what runs
+  EXPECT_THAT(admit("four", 3, 3)->evicted,
+              testing::SizeIs(3));  // equal, one, two; never what runs
 }
 
 TEST(Registry, TheLargestShareGivesWay) {

@@ -15,7 +15,7 @@ const std::string kAnswer = "the quick brown fox jumps over the lazy dog, the qu
 
 TestEngine make_engine(const std::string& algorithm, Script& script, EngineConfig config = {}) {
   script.add(kPrompt, kAnswer);
-  config.speculative_algorithm = algorithm;
+  config.speculation.speculative_algorithm = algorithm;
   return make_test_engine({.config = config, .script = script});
 }
 
@@ -25,7 +25,7 @@ GenerateRequest request_of(std::string_view prompt, int32_t count) {
 
 TEST(SpeculationEngine, AnswersAreTheSameInFewerSteps) {
   for (const bool overlap : {true, false}) {
-    const EngineConfig config{.disable_overlap_schedule = !overlap};
+    const EngineConfig config{.compute = {.disable_overlap_schedule = !overlap}};
     Script script;
     const TestEngine plain = make_engine("none", script, config);
     const TestEngine drafting = make_engine("NGRAM", script, config);
@@ -98,10 +98,11 @@ TEST(SpeculationEngine, RefusesWhatIsNotKnown) {
     ASSERT_FALSE(made);
     EXPECT_NE(made.error().message().find(why), std::string::npos) << made.error().message();
   };
-  refused({.speculative_algorithm = "EAGLE"}, "must be none or NGRAM");
-  refused({.speculative_num_draft_tokens = 17}, "must be 1 to 16");
-  refused({.speculative_ngram_capacity = 1}, "must be 32 to");
-  refused({.speculative_algorithm = "NGRAM", .device = "cuda"}, "set device to cpu");
+  refused({.speculation = {.speculative_algorithm = "EAGLE"}}, "must be none or NGRAM");
+  refused({.speculation = {.speculative_num_draft_tokens = 17}}, "must be 1 to 16");
+  refused({.speculation = {.speculative_ngram_capacity = 1}}, "must be 32 to");
+  refused({.compute = {.device = "cuda"}, .speculation = {.speculative_algorithm = "NGRAM"}},
+          "set device to cpu");
 }
 
 }  // namespace

@@ -25,7 +25,7 @@ double cpu_seconds() {
 }
 
 TEST(Timing, IdleUsesNoProcessor) {
-  auto [engine, device] = make_test_engine({.config = {.grammar_mask_threads = 4}});
+  auto [engine, device] = make_test_engine({.config = {.grammar = {.grammar_mask_threads = 4}}});
   ASSERT_TRUE(engine->generate({.text = "wake up", .sampling = {.max_new_tokens = 20}}));
   double least = 1;
   for (int attempt = 0; attempt < 5 && least >= 0.003; ++attempt) {  // the first may see its end
@@ -87,16 +87,16 @@ TEST(Timing, HostWorkIsHiddenBehindTheDevice) {
 // could not fail.
 TEST(Timing, WithoutOverlapTheDeviceWaits) {
   auto [engine, device] = make_test_engine(
-      {.config = {.disable_overlap_schedule = true}, .step_delay = milliseconds(1)});
+      {.config = {.compute = {.disable_overlap_schedule = true}}, .step_delay = milliseconds(1)});
   ASSERT_TRUE(engine->generate({.text = "a", .sampling = {.max_new_tokens = 30}}));
   EXPECT_GE(device->num_late_steps(), 29);
 }
 
 TEST(Timing, PrintsHostWorkOfAStepWith256Running) {
   constexpr int kRunning = 256, kTokens = 200;
-  auto [engine, device] = make_test_engine({.config = {.max_total_tokens = 200000,
-                                                       .max_running_requests = kRunning,
-                                                       .chunked_prefill_size = 8192}});
+  auto [engine, device] = make_test_engine(
+      {.config = {.cache = {.max_total_tokens = 200000},
+                  .schedule = {.max_running_requests = kRunning, .chunked_prefill_size = 8192}}});
   std::list<Collector> collectors;
   for (int i = 0; i < kRunning; ++i) {
     GenerateRequest request{.input_ids = {i % 250 + 1, i / 250, 7, 8, 9},

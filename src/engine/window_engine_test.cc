@@ -12,32 +12,34 @@ namespace {
 class SlidingWindow : public testing::TestWithParam<std::string> {};
 
 TEST_P(SlidingWindow, AnswersAreThoseOfOneMap) {
-  auto one_map = load_golden(GetParam(), {.disable_hybrid_swa_memory = true});
+  auto one_map = load_golden(GetParam(), {.cache = {.disable_hybrid_swa_memory = true}});
   ASSERT_NE(one_map, nullptr);
-  EXPECT_EQ(one_map->config().max_window_tokens, 0);
+  EXPECT_EQ(one_map->config().cache.max_window_tokens, 0);
   const auto want = answers_to_long(*one_map);
   const auto check = [&](const std::string& how, EngineConfig config) {
     SCOPED_TRACE(how);
     auto engine = load_golden(GetParam(), std::move(config));
     ASSERT_NE(engine, nullptr);
-    EXPECT_GT(engine->config().max_window_tokens, 0);
+    EXPECT_GT(engine->config().cache.max_window_tokens, 0);
     EXPECT_EQ(answers_to_long(*engine), want) << "cold";
     EXPECT_EQ(answers_to_long(*engine), want) << "warm";
-    if (engine->config().disable_radix_cache)
+    if (engine->config().cache.disable_radix_cache)
       EXPECT_EQ(engine->stats().cached_tokens_total, 0);
     else
       EXPECT_GT(engine->stats().cached_tokens_total, 300);
   };
-  check("plenty", {.max_total_tokens = 4000});
-  check("a short window pool", {.max_total_tokens = 2000, .swa_full_tokens_ratio = 0.1});
-  check("both short", {.max_total_tokens = 500, .swa_full_tokens_ratio = 0.2});
-  check("chunks",
-        {.max_total_tokens = 900, .chunked_prefill_size = 7, .swa_full_tokens_ratio = 0.1});
-  check("pages", {.max_total_tokens = 1600, .page_size = 16, .swa_full_tokens_ratio = 0.1});
+  check("plenty", {.cache = {.max_total_tokens = 4000}});
+  check("a short window pool", {.cache = {.max_total_tokens = 2000, .swa_full_tokens_ratio = 0.1}});
+  check("both short", {.cache = {.max_total_tokens = 500, .swa_full_tokens_ratio = 0.2}});
+  check("chunks", {.cache = {.max_total_tokens = 900, .swa_full_tokens_ratio = 0.1},
+                   .schedule = {.chunked_prefill_size = 7}});
+  check("pages",
+        {.cache = {.max_total_tokens = 1600, .page_size = 16, .swa_full_tokens_ratio = 0.1}});
   check("no radix cache",
-        {.max_total_tokens = 1500, .disable_radix_cache = true, .swa_full_tokens_ratio = 0.1});
-  check("no overlap",
-        {.max_total_tokens = 1000, .swa_full_tokens_ratio = 0.1, .disable_overlap_schedule = true});
+        {.cache = {
+             .max_total_tokens = 1500, .disable_radix_cache = true, .swa_full_tokens_ratio = 0.1}});
+  check("no overlap", {.compute = {.disable_overlap_schedule = true},
+                       .cache = {.max_total_tokens = 1000, .swa_full_tokens_ratio = 0.1}});
 }
 
 INSTANTIATE_TEST_SUITE_P(Models, SlidingWindow,
@@ -45,19 +47,19 @@ INSTANTIATE_TEST_SUITE_P(Models, SlidingWindow,
 
 TEST(SlidingWindowMemory, TakesLess) {
   const auto bytes_of = [](const std::string& model, EngineConfig config) {
-    config.max_total_tokens = 4000;
+    config.cache.max_total_tokens = 4000;
     return load_golden(model, config)->stats().kv_bytes;
   };
-  const EngineConfig one_map{.disable_hybrid_swa_memory = true};
-  const EngineConfig a_tenth{.swa_full_tokens_ratio = 0.1};
+  const EngineConfig one_map{.cache = {.disable_hybrid_swa_memory = true}};
+  const EngineConfig a_tenth{.cache = {.swa_full_tokens_ratio = 0.1}};
   // Two of three layers have a window; in the other model all of them.
   EXPECT_EQ(bytes_of("gemma2", a_tenth) * 30, bytes_of("gemma2", one_map) * (10 + 2));
   EXPECT_EQ(bytes_of("mistral_f16", a_tenth) * 10, bytes_of("mistral_f16", one_map));
 }
 
 TEST(SlidingWindowMemory, BadSettings) {
-  EngineConfig config{.model_path = kModels / "gemma2", .skip_tokenizer_init = true};
-  config.swa_full_tokens_ratio = 0;
+  EngineConfig config{.model = {.model_path = kModels / "gemma2", .skip_tokenizer_init = true}};
+  config.cache.swa_full_tokens_ratio = 0;
   const auto refused = Engine::create(config);
   ASSERT_FALSE(refused);
   EXPECT_NE(refused.error().message().find("swa_full_tokens_ratio is 0"), std::string::npos);

@@ -487,7 +487,7 @@ TEST(Hostile, IsCompiledWithinLimitsOrRefusedByName) {
 // Whatever is under way when the time is over ends soon after it.
 TEST(Hostile, EndsWithItsTime) {
   constexpr double kSeconds = 0.25;
-  // Between two looks at the clock, and to free what was built, a quiet machine takes 0.2 s of
+  // Between two looks at the clock, and to free what was built, an idle system takes 0.2 s of
   // processor time at most; one whose caches others use takes several times that.
   constexpr double kEndingSeconds = 1;
   for (const Hostile& hostile : hostile_grammars()) {

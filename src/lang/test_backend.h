@@ -20,8 +20,8 @@ struct TestBackend {
 
 inline TestBackend make_test_backend(Script script = {}, Duration step_delay = {},
                                      EngineConfig config = {}) {
-  config.max_running_requests = 64;
-  config.max_queued_requests = 10000;
+  config.schedule.max_running_requests = 64;
+  config.schedule.max_queued_requests = 10000;
   TestEngine made =
       make_test_engine({.config = config, .script = std::move(script), .step_delay = step_delay});
   TestBackend result{.engine = std::move(made.engine)};

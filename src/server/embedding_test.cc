@@ -26,22 +26,21 @@ class EmbeddingServer : public ::testing::Test {
   void start(const std::string& model, bool is_embedding = false, bool with_tokenizer = false,
              const std::string& chat_template = "") {
     config_.chat_template = chat_template;
-    start({.model_path = model,
-           .skip_tokenizer_init = !with_tokenizer,
-           .is_embedding = is_embedding,
-           .max_total_tokens = 1024,
-           .device = "cpu",
-           .num_threads = 2});
+    start({.model = {.model_path = model,
+                     .skip_tokenizer_init = !with_tokenizer,
+                     .is_embedding = is_embedding},
+           .compute = {.device = "cpu", .num_threads = 2},
+           .cache = {.max_total_tokens = 1024}});
   }
   // The model that ships with random weights and a head for classes.
   void start_classifier(std::string_view labels) {
-    start({.model_path = "share/default_model",
-           .load_format = LoadFormat::kDummy,
-           .json_model_override_args = fmt::format(
-               R"({{"architectures":["LlamaForSequenceClassification"],"id2label":{}}})", labels),
-           .max_total_tokens = 1024,
-           .device = "cpu",
-           .num_threads = 2});
+    start({.model = {.model_path = "share/default_model",
+                     .load_format = LoadFormat::kDummy,
+                     .json_model_override_args = fmt::format(
+                         R"({{"architectures":["LlamaForSequenceClassification"],"id2label":{}}})",
+                         labels)},
+           .compute = {.device = "cpu", .num_threads = 2},
+           .cache = {.max_total_tokens = 1024}});
   }
   void start(const EngineConfig& engine_config) {
     auto engine = Engine::create(engine_config);

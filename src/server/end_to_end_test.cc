@@ -156,7 +156,7 @@ TEST_F(EndToEnd, ASessionIsItsTenantsAlone) {
 }
 
 TEST_F(EndToEnd, TheCachesEventsAreStreamed) {
-  start({.config = {.num_cache_events = 100}});
+  start({.config = {.cache = {.num_cache_events = 100}}});
   const std::string body = R"({"text":"abc","sampling_params":{"max_new_tokens":2}})";
   EXPECT_EQ(post("/generate", body).status, 200);
   ASSERT_TRUE(becomes_idle());
@@ -184,7 +184,7 @@ TEST_F(EndToEnd, TheCachesEventsAreStreamed) {
 }
 
 TEST_F(EndToEnd, TheCachesEventsAsAStream) {
-  start({.config = {.num_cache_events = 100}});
+  start({.config = {.cache = {.num_cache_events = 100}}});
   const std::string body = R"({"text":"abc","sampling_params":{"max_new_tokens":2}})";
   std::string received;
   std::thread reader([&] {
@@ -254,7 +254,7 @@ TEST_F(EndToEnd, PrioritiesAreAnErrorWhereTheyAreOff) {
   EXPECT_EQ(refused.status, 400);
   EXPECT_THAT(refused.body, HasSubstr("priorities are off: start with --schedule-policy priority"));
   server_.reset();
-  start({.config = {.schedule_policy = "priority"}});
+  start({.config = {.schedule = {.schedule_policy = "priority"}}});
   EXPECT_EQ(post("/generate", body).status, 200);
 }
 
@@ -270,7 +270,7 @@ TEST_F(EndToEnd, TheCacheShowsInTheHeaders) {
 
 TEST_F(EndToEnd, LogprobListsHaveTheLengthsThatTheyPromise) {
   TestEngineOptions options;
-  options.config.chunked_prefill_size = 7;
+  options.config.schedule.chunked_prefill_size = 7;
   start(std::move(options));
   Rng rng(11);
   for (int round = 0; round < 60; ++round) {
@@ -451,8 +451,8 @@ TEST_F(EndToEnd, AClientThatLeavesFreesItsPlace) {
 TEST_F(EndToEnd, AFullQueueAnswers503) {
   TestEngineOptions options;
   options.step_delay = 5ms;
-  options.config.max_running_requests = 1;
-  options.config.max_queued_requests = 1;
+  options.config.schedule.max_running_requests = 1;
+  options.config.schedule.max_queued_requests = 1;
   start(std::move(options));
   std::vector<net::TestSocket> sockets;
   const std::string body =
@@ -474,10 +474,10 @@ TEST_F(EndToEnd, AFullQueueAnswers503) {
 TEST_F(EndToEnd, AFullQueueGivesWayToAHigherPriority) {
   TestEngineOptions options;
   options.step_delay = 5ms;
-  options.config.max_running_requests = 1;
-  options.config.max_queued_requests = 1;
-  options.config.schedule_policy = "priority";
-  options.config.disable_priority_preemption = true;
+  options.config.schedule.max_running_requests = 1;
+  options.config.schedule.max_queued_requests = 1;
+  options.config.schedule.schedule_policy = "priority";
+  options.config.schedule.disable_priority_preemption = true;
   start(std::move(options));
   const auto body = [](int priority, int tokens, bool stream) {
     return fmt::format(
@@ -506,9 +506,9 @@ TEST_F(EndToEnd, AFullQueueGivesWayToAHigherPriority) {
 TEST_F(EndToEnd, FiveHundredStreams) {
   constexpr int kStreams = 500, kTokens = 24;
   TestEngineOptions options;
-  options.config.max_running_requests = kStreams;
-  options.config.max_queued_requests = 2 * kStreams;
-  options.config.max_total_tokens = 100000;
+  options.config.schedule.max_running_requests = kStreams;
+  options.config.schedule.max_queued_requests = 2 * kStreams;
+  options.config.cache.max_total_tokens = 100000;
   start(std::move(options));
   std::vector<net::TestSocket> sockets;
   sockets.reserve(kStreams);

@@ -68,7 +68,7 @@ void stream(const ContextPtr& context, const ResponsePtr& response, uint64_t nex
   for (const CacheEvent& event : read->events) {
     std::string data;
     JsonWriter w(data);
-    write_event(w, event, context->engine.config().page_size);
+    write_event(w, event, context->engine.config().cache.page_size);
     net::append_sse(out, data);
   }
   if (!out.empty()) response->write(std::move(out));
@@ -94,7 +94,7 @@ void handle_kv_events(const ContextPtr& context, HttpRequest&& request, Response
   JsonWriter w(out);
   w.begin_object().key("events").begin_array();
   for (const CacheEvent& event : read->events)
-    write_event(w, event, context->engine.config().page_size);
+    write_event(w, event, context->engine.config().cache.page_size);
   w.end_array().member("next", read->next).member("missed", read->num_missed).end_object();
   response->send(HttpResponse::json(200, std::move(out)));
 }

@@ -170,7 +170,7 @@ Result<std::string> read_picture(std::string_view source, const MediaAccess& acc
 std::shared_ptr<const MediaAccess> media_access(const Context& context) {
   const ServerConfig& config = context.config;
   return std::make_shared<const MediaAccess>(
-      MediaAccess{.limits = {.bytes_max = context.engine.config().max_image_bytes,
+      MediaAccess{.limits = {.bytes_max = context.engine.config().images.max_image_bytes,
                              .local_folder = config.allowed_local_media_path},
                   .domains = config.allowed_media_domains,
                   .private_addresses = config.allow_private_media_addresses,

@@ -56,8 +56,9 @@ void write_private_settings(JsonWriter& w, const Context& context, bool admin) {
     w.key(key);
     admin ? static_cast<void>(w.value(text)) : static_cast<void>(w.null());
   };
-  path("model_path", e.model_path.string());
-  path("tokenizer_path", (e.tokenizer_path.empty() ? e.model_path : e.tokenizer_path).string());
+  path("model_path", e.model.model_path.string());
+  path("tokenizer_path",
+       (e.model.tokenizer_path.empty() ? e.model.model_path : e.model.tokenizer_path).string());
   path("chat_template", context.config.chat_template);
   path("api_keys_file", context.config.api_keys_file);
   path("ssl_certfile", context.config.tls.certificate);
@@ -67,91 +68,106 @@ void write_private_settings(JsonWriter& w, const Context& context, bool admin) {
   path("otlp_traces_endpoint", context.config.otlp_traces_endpoint);
   path("storage_path", context.config.storage_path);
   path("allowed_local_media_path", context.config.allowed_local_media_path);
-  path("hicache_storage_path", e.hicache_storage_path);
+  path("hicache_storage_path", e.tiers.hicache_storage_path);
   w.key("lora_paths");
   if (admin) {
     w.begin_array();
-    for (const std::string& stated : e.lora_paths) w.value(stated);
+    for (const std::string& stated : e.lora.lora_paths) w.value(stated);
     w.end_array();
   } else {
     w.null();
   }
   for (const auto& [name, value] : context.config.private_paths) path(name, value);
   w.key("random_seed");
-  admin ? static_cast<void>(w.value(e.random_seed)) : static_cast<void>(w.null());
+  admin ? static_cast<void>(w.value(e.sampling.random_seed)) : static_cast<void>(w.null());
+}
+
+void write_grammar_settings(JsonWriter& w, const GrammarSettings& grammar) {
+  w.member("grammar_backend", grammar.grammar_backend)
+      .member("grammar_threads", grammar.grammar_threads);
+  w.member("grammar_mask_threads", grammar.grammar_mask_threads);
+  w.member("grammar_compile_seconds", grammar.grammar_compile_seconds);
+  w.member("grammar_cache_bytes", grammar.grammar_cache_bytes);
+  w.member("constrained_json_disable_any_whitespace",
+           grammar.constrained_json_disable_any_whitespace);
+  w.member("disable_jump_forward", grammar.disable_jump_forward)
+      .member("disable_drafts", grammar.disable_draft_tokens);
 }
 
 void write_engine_settings(JsonWriter& w, const EngineConfig& e) {
-  w.member("skip_tokenizer_init", e.skip_tokenizer_init);
-  w.member("load_format", e.load_format == LoadFormat::kDummy ? "dummy" : "auto");
-  w.member("dtype", e.dtype).member("kv_cache_dtype", e.kv_cache_dtype);
+  w.member("skip_tokenizer_init", e.model.skip_tokenizer_init);
+  w.member("load_format", e.model.load_format == LoadFormat::kDummy ? "dummy" : "auto");
+  w.member("dtype", e.model.dtype).member("kv_cache_dtype", e.cache.kv_cache_dtype);
   write_text_or_null(w, "quantization",
-                     e.dtype == "q8_0" || e.dtype == "q4_k" || e.dtype == "fp8" || e.dtype == "int4"
-                         ? e.dtype
+                     e.model.dtype == "q8_0" || e.model.dtype == "q4_k" || e.model.dtype == "fp8" ||
+                             e.model.dtype == "int4"
+                         ? e.model.dtype
                          : "");
-  w.member("is_embedding", e.is_embedding);
-  w.member("json_model_override_args", e.json_model_override_args);
-  w.member("context_length", e.context_length).member("mem_fraction_static", e.mem_fraction_static);
-  w.member("max_total_tokens", e.max_total_tokens);
-  w.member("max_running_requests", e.max_running_requests);
-  w.member("max_queued_requests", e.max_queued_requests);
-  w.member("chunked_prefill_size", e.chunked_prefill_size);
-  w.member("max_prefill_tokens", e.max_prefill_tokens).member("page_size", e.page_size);
-  w.member("schedule_policy", e.schedule_policy);
-  w.member("enable_priority_scheduling", e.schedule_policy == "priority");
-  w.member("fair_share", e.fair_share).member("radix_eviction_policy", e.radix_eviction_policy);
-  w.member("swa_full_tokens_ratio", e.swa_full_tokens_ratio);
-  w.member("swa_max_total_num_tokens", e.max_window_tokens);
-  w.member("disable_hybrid_swa_memory", e.disable_hybrid_swa_memory);
-  w.member("schedule_bypass_bound", e.schedule_bypass_bound);
-  w.member("schedule_max_overtakes", e.schedule_bypass_bound);  // its former name
-  w.member("priority_scheduling_preemption_threshold", e.priority_scheduling_preemption_threshold);
-  w.member("disable_priority_preemption", e.disable_priority_preemption);
-  w.member("max_inter_token_latency_ms", e.max_inter_token_latency_ms);
-  w.member("schedule_conservativeness", e.schedule_conservativeness);
-  w.member("disable_radix_cache", e.disable_radix_cache);
-  w.member("enable_hierarchical_cache", e.enable_hierarchical_cache);
-  w.member("hicache_size", e.hicache_size_gb).member("hicache_ratio", e.hicache_ratio);
-  w.member("hicache_write_policy", e.hicache_write_policy);
-  write_text_or_null(w, "hicache_storage_backend",
-                     e.hicache_storage_backend == "none" ? "" : e.hicache_storage_backend);
-  w.member("hicache_disk_size", e.hicache_disk_size_gb);
-  w.member("disable_overlap_schedule", e.disable_overlap_schedule);
-  w.member("device", e.device)
-      .member("base_gpu_id", e.base_gpu_id)
-      .member("disable_cuda_graph", e.disable_cuda_graph);
-  w.member("disable_cascade_attention", e.disable_cascade_attention);
-  w.member("enable_deterministic_inference", e.enable_deterministic_inference);
-  w.member("logprobs_mode", e.logprobs_mode);
-  w.member("grammar_backend", e.grammar_backend).member("grammar_threads", e.grammar_threads);
-  w.member("grammar_mask_threads", e.grammar_mask_threads);
-  w.member("grammar_compile_seconds", e.grammar_compile_seconds);
-  w.member("grammar_cache_bytes", e.grammar_cache_bytes);
-  w.member("max_session_bytes", e.max_session_bytes);
-  w.member("constrained_json_disable_any_whitespace", e.constrained_json_disable_any_whitespace);
-  w.member("disable_jump_forward", e.disable_jump_forward)
-      .member("disable_drafts", e.disable_draft_tokens);
-  w.member("speculative_algorithm", e.speculative_algorithm)
-      .member("speculative_num_draft_tokens", e.speculative_num_draft_tokens)
-      .member("speculative_ngram_capacity", e.speculative_ngram_capacity);
-  w.member("sampling_defaults", e.sampling_defaults);
-  w.member("tp_size", e.tp_size)
-      .member("num_threads", e.num_threads)
-      .member("tokenizer_worker_num", e.tokenizer_threads);
+  w.member("is_embedding", e.model.is_embedding);
+  w.member("json_model_override_args", e.model.json_model_override_args);
+  w.member("context_length", e.model.context_length)
+      .member("mem_fraction_static", e.cache.mem_fraction_static);
+  w.member("max_total_tokens", e.cache.max_total_tokens);
+  w.member("max_running_requests", e.schedule.max_running_requests);
+  w.member("max_queued_requests", e.schedule.max_queued_requests);
+  w.member("chunked_prefill_size", e.schedule.chunked_prefill_size);
+  w.member("max_prefill_tokens", e.schedule.max_prefill_tokens)
+      .member("page_size", e.cache.page_size);
+  w.member("schedule_policy", e.schedule.schedule_policy);
+  w.member("enable_priority_scheduling", e.schedule.schedule_policy == "priority");
+  w.member("fair_share", e.schedule.fair_share)
+      .member("radix_eviction_policy", e.cache.radix_eviction_policy);
+  w.member("swa_full_tokens_ratio", e.cache.swa_full_tokens_ratio);
+  w.member("swa_max_total_num_tokens", e.cache.max_window_tokens);
+  w.member("disable_hybrid_swa_memory", e.cache.disable_hybrid_swa_memory);
+  w.member("schedule_bypass_bound", e.schedule.schedule_bypass_bound);
+  w.member("schedule_max_overtakes", e.schedule.schedule_bypass_bound);  // its former name
+  w.member("priority_scheduling_preemption_threshold",
+           e.schedule.priority_scheduling_preemption_threshold);
+  w.member("disable_priority_preemption", e.schedule.disable_priority_preemption);
+  w.member("max_inter_token_latency_ms", e.schedule.max_inter_token_latency_ms);
+  w.member("schedule_conservativeness", e.schedule.schedule_conservativeness);
+  w.member("disable_radix_cache", e.cache.disable_radix_cache);
+  w.member("enable_hierarchical_cache", e.tiers.enable_hierarchical_cache);
+  w.member("hicache_size", e.tiers.hicache_size_gb).member("hicache_ratio", e.tiers.hicache_ratio);
+  w.member("hicache_write_policy", e.tiers.hicache_write_policy);
+  write_text_or_null(
+      w, "hicache_storage_backend",
+      e.tiers.hicache_storage_backend == "none" ? "" : e.tiers.hicache_storage_backend);
+  w.member("hicache_disk_size", e.tiers.hicache_disk_size_gb);
+  w.member("disable_overlap_schedule", e.compute.disable_overlap_schedule);
+  w.member("device", e.compute.device)
+      .member("base_gpu_id", e.compute.base_gpu_id)
+      .member("disable_cuda_graph", e.compute.disable_cuda_graph);
+  w.member("disable_cascade_attention", e.compute.disable_cascade_attention);
+  w.member("enable_deterministic_inference", e.compute.enable_deterministic_inference);
+  w.member("logprobs_mode", e.sampling.logprobs_mode);
+  w.member("max_session_bytes", e.cache.max_session_bytes);
+  write_grammar_settings(w, e.grammar);
+  w.member("speculative_algorithm", e.speculation.speculative_algorithm)
+      .member("speculative_num_draft_tokens", e.speculation.speculative_num_draft_tokens)
+      .member("speculative_ngram_capacity", e.speculation.speculative_ngram_capacity);
+  w.member("sampling_defaults", e.sampling.sampling_defaults);
+  w.member("tp_size", e.compute.tp_size)
+      .member("num_threads", e.compute.num_threads)
+      .member("tokenizer_worker_num", e.model.tokenizer_threads);
 }
 
 void write_picture_settings(JsonWriter& w, const EngineConfig& e) {
-  w.member("image_threads", e.image_threads).member("image_cache_bytes", e.image_cache_bytes);
-  w.member("max_images_per_request", e.max_images_per_request)
-      .member("max_image_bytes", e.max_image_bytes)
-      .member("max_image_pixels", e.max_image_pixels);
+  w.member("image_threads", e.images.image_threads)
+      .member("image_cache_bytes", e.images.image_cache_bytes);
+  w.member("max_images_per_request", e.images.max_images_per_request)
+      .member("max_image_bytes", e.images.max_image_bytes)
+      .member("max_image_pixels", e.images.max_image_pixels);
 }
 
 void write_adapter_settings(JsonWriter& w, const Engine& engine) {
   const EngineConfig& e = engine.config();
-  w.member("enable_lora", e.enable_lora).member("max_loras_per_batch", e.max_loras_per_batch);
-  w.member("max_lora_rank", e.max_lora_rank).member("max_loaded_loras", e.max_loaded_loras);
-  w.member("max_lora_bytes", e.max_lora_bytes);
+  w.member("enable_lora", e.lora.enable_lora)
+      .member("max_loras_per_batch", e.lora.max_loras_per_batch);
+  w.member("max_lora_rank", e.lora.max_lora_rank)
+      .member("max_loaded_loras", e.lora.max_loaded_loras);
+  w.member("max_lora_bytes", e.lora.max_lora_bytes);
   w.key("lora_adapters").begin_array();
   for (const LoadedAdapter& each : engine.adapters()) {
     w.begin_object().member("lora_name", each.name).member("rank", each.info.rank);
@@ -164,7 +180,7 @@ void write_adapter_settings(JsonWriter& w, const Engine& engine) {
 // As SGLang has it: the setting's own JSON, as a text. A publisher's addresses have the ports that
 // were chosen, so that a router finds it by them.
 void write_kv_events_setting(JsonWriter& w, const Context& context) {
-  const int32_t num_events = context.engine.config().num_cache_events;
+  const int32_t num_events = context.engine.config().cache.num_cache_events;
   std::string setting;
   if (num_events > 0) {
     JsonWriter s(setting);
@@ -345,9 +361,10 @@ void handle_model_info(const ContextPtr& context, HttpRequest&&, ResponsePtr res
   const ModelInfo& info = context->engine.model_info();
   std::string out;
   JsonWriter w(out);
-  w.begin_object().member("model_path", config.model_path.string());
-  w.member("tokenizer_path",
-           (config.tokenizer_path.empty() ? config.model_path : config.tokenizer_path).string());
+  w.begin_object().member("model_path", config.model.model_path.string());
+  w.member("tokenizer_path", (config.model.tokenizer_path.empty() ? config.model.model_path
+                                                                  : config.model.tokenizer_path)
+                                 .string());
   w.member("is_generation", !info.pooled.has_value()).key("preferred_sampling_params").null();
   w.member("weight_version", context->config.weight_version);
   w.member("has_image_understanding", info.images.has_value())
@@ -382,7 +399,7 @@ void handle_server_info(const ContextPtr& context, HttpRequest&& request, Respon
   w.member("weight", s.weight_bytes / 1e9).member("kvcache", s.kv_bytes / 1e9);
   w.member("token_capacity", s.kv_tokens_total).member("graph", s.graph_bytes / 1e9);
   w.member("scratch", s.scratch_bytes / 1e9).end_object();
-  w.member("effective_max_running_requests_per_dp", engine.config().max_running_requests);
+  w.member("effective_max_running_requests_per_dp", engine.config().schedule.max_running_requests);
   w.key("avg_spec_accept_length").null();
   w.member("num_running_reqs", s.num_running).member("num_waiting_reqs", s.num_waiting);
   w.member("cache_hit_rate", s.cache_hit_rate());

@@ -135,7 +135,7 @@ bool KvEventPublisher::publish() {
   next_event_ = read->next;
   const double now =
       std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
-  std::string batch = encode_kv_events(read->events, engine_.config().page_size, now);
+  std::string batch = encode_kv_events(read->events, engine_.config().cache.page_size, now);
   const std::string number = big_endian(next_number_);
   const std::array<std::string_view, 3> frames = {config_.topic, number, batch};
   // Without a subscriber a message is dropped; then, or where it fails, a replay has it.
@@ -150,7 +150,7 @@ void KvEventPublisher::keep(uint64_t number, std::string batch) {
   if (!replay_) return;
   kept_bytes_ += batch.size();
   kept_.push_back({number, std::move(batch)});
-  const auto kept_max = static_cast<size_t>(engine_.config().num_cache_events);
+  const auto kept_max = static_cast<size_t>(engine_.config().cache.num_cache_events);
   while (kept_.size() > kept_max || kept_bytes_ > kKeptBytesMax) {
     kept_bytes_ -= kept_.front().batch.size();
     kept_.pop_front();

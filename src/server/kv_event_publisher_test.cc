@@ -54,7 +54,7 @@ TEST(KvEventPublisher, EventsAreArraysAsVllmHasThem) {
 class Publishing : public testing::Test {
  protected:
   void SetUp() override {
-    parts_ = make_test_engine({.config = {.num_cache_events = 3}});
+    parts_ = make_test_engine({.config = {.cache = {.num_cache_events = 3}}});
     auto started = KvEventPublisher::start(
         {.endpoint = "tcp://127.0.0.1:*", .replay_endpoint = "tcp://127.0.0.1:*", .topic = "kv"},
         *parts_.engine);

@@ -109,10 +109,9 @@ void handle_load_lora(const ContextPtr& context, HttpRequest&& request, Response
 void handle_unload_lora(const ContextPtr& context, HttpRequest&& request, ResponsePtr response) {
   UnloadLoraBody body;
   if (!read_body(request, unload_lora_fields(), response, body)) return;
-  run_call(context, response,
-           [context, body] {
-             return with_field(context->engine.unload_adapter(body.name), "lora_name");
-           });
+  run_call(context, response, [context, body] {
+    return with_field(context->engine.unload_adapter(body.name), "lora_name");
+  });
 }
 
 }  // namespace
@@ -125,7 +124,7 @@ std::string adapter_of_model(const Context& context, std::string_view model) {
   // Ollama's clients write MODEL:latest for MODEL.
   const bool of_served =
       !behind.empty() && behind != "latest" && model.substr(0, colon) == context.model_name;
-  if (!context.engine.config().enable_lora) return std::string(of_served ? behind : "");
+  if (!context.engine.config().lora.enable_lora) return std::string(of_served ? behind : "");
   const std::vector<LoadedAdapter> adapters = context.engine.adapters();
   const auto is_loaded = [&](std::string_view name) {
     return std::ranges::any_of(adapters,

@@ -214,12 +214,12 @@ void add_memory(Figures& f, const MemoryAccount& account) {
 }
 
 void add_adapters(Figures& f, const Engine& engine) {
-  if (!engine.config().enable_lora) return;
+  if (!engine.config().lora.enable_lora) return;
   int64_t bytes = 0;
   for (const LoadedAdapter& adapter : engine.adapters()) bytes += adapter.info.size_bytes;
   f.gauge("espalier:lora_adapter_bytes", "Memory that LoRA adapters hold.", bytes);
   f.gauge("espalier:lora_adapter_bytes_limit", "Memory that they may hold.",
-          engine.config().max_lora_bytes);
+          engine.config().lora.max_lora_bytes);
 }
 
 // Under the names of SGLang's middleware.
@@ -264,8 +264,9 @@ void add_load(Figures& f, const Engine& engine, const EngineStats& s) {
           s.cache_hit_rate());
   f.gauge("sglang:gen_throughput", "Output tokens a second.", s.gen_throughput);
   f.gauge("sglang:context_len", "Tokens that prompt and answer share.", engine.context_length());
-  f.gauge("sglang:page_size", "Tokens of a page.", engine.config().page_size);
-  f.gauge("sglang:num_pages", "Pages of the pool.", s.kv_tokens_total / engine.config().page_size);
+  f.gauge("sglang:page_size", "Tokens of a page.", engine.config().cache.page_size);
+  f.gauge("sglang:num_pages", "Pages of the pool.",
+          s.kv_tokens_total / engine.config().cache.page_size);
   f.gauge("sglang:num_streaming_sessions", "Sessions that are open.", s.num_sessions);
 }
 
@@ -428,7 +429,7 @@ std::string Metrics::scrape(const Engine& engine, const Http& http) const {
   if (!http.num_refused.empty())
     f.counters("espalier:rate_limited_total", "Calls refused by the limits of their key.", "tenant",
                http.num_refused);
-  const int32_t page_size = engine.config().page_size;
+  const int32_t page_size = engine.config().cache.page_size;
   f.add_vllm_names({.block_size = page_size, .num_blocks = s.kv_tokens_total / page_size});
   return f.text();
 }

@@ -51,15 +51,15 @@ class NativeGeneration final : public Generation {
   // Where cached tokens came from, with SGLang's names; null where they are on the device alone.
   void write_cached_tokens(JsonWriter& w, const RequestStats& s) const {
     const EngineConfig& config = context().engine.config();
-    if (!config.enable_hierarchical_cache) {
+    if (!config.tiers.enable_hierarchical_cache) {
       w.null();
       return;
     }
     w.begin_object();
     w.member("device", s.cached_tokens - s.cached_tokens_host - s.cached_tokens_storage);
     w.member("host", s.cached_tokens_host).member("storage", s.cached_tokens_storage);
-    if (config.hicache_storage_backend != "none")
-      w.member("storage_backend", config.hicache_storage_backend);
+    if (config.tiers.hicache_storage_backend != "none")
+      w.member("storage_backend", config.tiers.hicache_storage_backend);
     w.end_object();
   }
 

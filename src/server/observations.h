@@ -16,7 +16,7 @@ namespace espalier::server {
 // Thread-safe, as its parts are. The engine outlives it.
 struct Observations {
   Observations(const std::string& model_name, Engine& engine)
-      : metrics(model_name, engine.config().schedule_policy == "priority"),
+      : metrics(model_name, engine.config().schedule.schedule_policy == "priority"),
         tree(make_tree_watch(engine)),
         gpus(watch_gpus(engine.config())) {}
 

@@ -86,7 +86,7 @@ Result<std::unique_ptr<server::Tenants>> read_tenants(const ServerConfig& config
 
 std::string name_of_model(const ServerConfig& config, const Engine& engine) {
   if (!config.served_model_name.empty()) return config.served_model_name;
-  std::filesystem::path path = engine.config().model_path;
+  std::filesystem::path path = engine.config().model.model_path;
   if (!path.has_filename()) path = path.parent_path();  // "models/llama/"
   return path.empty() ? "default" : path.filename().string();
 }
@@ -134,7 +134,7 @@ void call_route(const ContextPtr& context, server::LineCall call, ResponsePtr re
 // Clients' requests go before the lines of batches. Where tenants have shares of their own, what
 // others have waiting does not count, so that no tenant stops another's batches.
 bool is_busy(const Context& context, const std::string& owner) {
-  const bool has_share = context.engine.config().fair_share == "tenant";
+  const bool has_share = context.engine.config().schedule.fair_share == "tenant";
   const server::TenantPtr tenant =
       has_share && context.tenants != nullptr ? context.tenants->named(owner) : nullptr;
   return tenant != nullptr ? tenant->num_waiting() > 0 : context.engine.stats().num_waiting > 0;
@@ -145,9 +145,9 @@ Status open_batches(const ContextPtr& context) {
   if (c.storage_path.empty()) return {};
   const EngineConfig& e = context->engine.config();
   server::BatchSettings settings;
-  settings.max_calls =
-      c.max_batch_requests != 0 ? c.max_batch_requests : std::max(1, e.max_running_requests / 2);
-  if (e.schedule_policy == "priority") settings.priority = kBatchPriority;
+  settings.max_calls = c.max_batch_requests != 0 ? c.max_batch_requests
+                                                 : std::max(1, e.schedule.max_running_requests / 2);
+  if (e.schedule.schedule_policy == "priority") settings.priority = kBatchPriority;
   server::BatchTarget target{
       .call =
           [weak = std::weak_ptr(context)](server::LineCall call, ResponsePtr response) {
@@ -236,8 +236,8 @@ Result<std::unique_ptr<Server>> Server::create(ServerConfig config, Engine& engi
   context.created_unix = std::chrono::duration_cast<std::chrono::seconds>(
                              std::chrono::system_clock::now().time_since_epoch())
                              .count();
-  auto chat = server::ChatFormat::load(context.config.chat_template, engine.config().model_path,
-                                       engine.tokenizer());
+  auto chat = server::ChatFormat::load(context.config.chat_template,
+                                       engine.config().model.model_path, engine.tokenizer());
   if (chat) {
     context.chat = std::move(*chat);
   } else if (!context.config.chat_template.empty()) {

@@ -36,8 +36,8 @@ const std::string* stop_at_end(const std::string& text, const std::vector<std::s
 }  // namespace
 
 ScriptedEngine::ScriptedEngine() : tokenizer_(make_byte_tokenizer(true)) {
-  config_.model_path = "/models/scripted-1b/";
-  config_.max_running_requests = 8;
+  config_.model.model_path = "/models/scripted-1b/";
+  config_.schedule.max_running_requests = 8;
   info_.architecture = "LlamaForCausalLM";
   info_.model_type = "llama";
   info_.vocab_size = kByteVocabSize;

@@ -37,11 +37,11 @@ class ScriptedEngine final : public Engine {
   };
   void set_script(Script script);
   // REQUIRES: no server runs over the engine yet.
-  void set_fair_share(std::string name) { config_.fair_share = std::move(name); }
-  void set_schedule_policy(std::string name) { config_.schedule_policy = std::move(name); }
+  void set_fair_share(std::string name) { config_.schedule.fair_share = std::move(name); }
+  void set_schedule_policy(std::string name) { config_.schedule.schedule_policy = std::move(name); }
   // REQUIRES: no server runs over the engine yet.
   void set_adapters(std::vector<LoadedAdapter> adapters) {
-    config_.enable_lora = true;
+    config_.lora.enable_lora = true;
     adapters_ = std::move(adapters);
   }
   std::vector<LoadedAdapter> adapters() const override { return adapters_; }

@@ -248,9 +248,9 @@ TEST(Usefulness, TheModelThatShips) {
   const int64_t wanted = real_data::count_from_environment(
       "ESPALIER_MODEL_SCHEMAS", real_data::count_from_environment("ESPALIER_GENERATE_SCHEMAS", 24));
   constexpr int kAtOnce = 64, kFreeTokens = 40, kTokensMax = 256;
-  EngineConfig config{.model_path = "share/default_model"};
-  config.max_total_tokens = kAtOnce * 320;
-  config.max_running_requests = kAtOnce;
+  EngineConfig config{.model = {.model_path = "share/default_model"}};
+  config.cache.max_total_tokens = kAtOnce * 320;
+  config.schedule.max_running_requests = kAtOnce;
   const auto engine = Engine::create(config);
   ASSERT_TRUE(engine) << engine.error().to_string();
   const std::map<TokenId, float> closing = towards_closing((*engine)->tokenizer()->vocab());

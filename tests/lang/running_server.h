@@ -21,8 +21,8 @@ struct RunningServer {
 inline RunningServer run_server(Script script = {}, Duration step_delay = {}) {
   RunningServer running;
   EngineConfig config;
-  config.max_running_requests = 64;
-  config.max_queued_requests = 10000;
+  config.schedule.max_running_requests = 64;
+  config.schedule.max_queued_requests = 10000;
   running.engine =
       make_test_engine({.config = config, .script = std::move(script), .step_delay = step_delay})
           .engine;

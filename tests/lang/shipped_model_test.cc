@@ -11,7 +11,7 @@ namespace {
 
 std::shared_ptr<Backend> shipped() {
   static const std::shared_ptr<Backend> backend = [] {
-    auto made = engine_backend(EngineConfig{.model_path = "share/default_model"});
+    auto made = engine_backend(EngineConfig{.model = {.model_path = "share/default_model"}});
     EXPECT_TRUE(made) << made.error().to_string();
     return made ? *made : nullptr;
   }();

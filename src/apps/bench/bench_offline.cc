@@ -114,18 +114,18 @@ int run_bench_offline(const std::vector<std::string>& args) {
                          longest, context, 0.99 * context / longest),
         kExitUsage);
   if (runner.max_concurrency == 0)
-    runner.max_concurrency = std::max(1, (*engine)->config().max_running_requests);
+    runner.max_concurrency = std::max(1, (*engine)->config().schedule.max_running_requests);
 
   const RunResult result = run_workload(workload, runner, [&]() -> std::unique_ptr<Sender> {
     return std::make_unique<EngineSender>(**engine, static_cast<float>(temperature));
   });
   BenchReport sum = summarize(result.records, result.seconds);
   const EngineStats stats = (*engine)->stats();
-  sum.settings = {{"model", config.engine.model_path.filename().string()},
+  sum.settings = {{"model", config.engine.model.model_path.filename().string()},
                   {"workload", workload_options.kind},
                   {"input_len", fmt::format("{}", workload_options.input_len)},
                   {"output_len", fmt::format("{}", workload_options.output_len)},
-                  {"threads", fmt::format("{}", (*engine)->config().num_threads)},
+                  {"threads", fmt::format("{}", (*engine)->config().compute.num_threads)},
                   {"average_batch",
                    fmt::format("{:.2f}", stats.num_steps_total == 0
                                              ? 0.0

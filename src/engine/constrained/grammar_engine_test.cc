@@ -23,7 +23,7 @@ using Type = FinishReason::Type;
 TEST(GrammarEngine, OutputIsOfTheGrammarAndEndsWithIt) {
   for (bool overlap : {true, false}) {
     EngineConfig config;
-    config.disable_overlap_schedule = !overlap;
+    config.compute.disable_overlap_schedule = !overlap;
     auto [engine, device] = make_test_engine({.config = config});
     const auto answer = engine->generate(
         {.text = "number:", .sampling = {.max_new_tokens = 100, .regex = "[0-9]{3}-[a-z]{2}!"}});
@@ -64,7 +64,7 @@ TEST(GrammarEngine, AnswersEndWithinTheirBudget) {
       "required":["name","items","ok"],"additionalProperties":false})";
   for (bool overlap : {true, false}) {
     EngineConfig config;
-    config.disable_overlap_schedule = !overlap;
+    config.compute.disable_overlap_schedule = !overlap;
     auto [engine, device] = make_test_engine({.config = config});
     GenerateRequest request{
         .text = "x",
@@ -93,7 +93,7 @@ TEST(GrammarEngine, AnswersEndWithinTheirBudget) {
 
 TEST(GrammarEngine, ACrowdWithAndWithoutGrammarsInLittleMemory) {
   EngineConfig config;
-  config.max_total_tokens = 400;  // far less than all need: retraction and waiting
+  config.cache.max_total_tokens = 400;  // far less than all need: retraction and waiting
   auto [engine, device] = make_test_engine({.config = config});
   std::list<Collector> collectors;
   constexpr int kRequests = 60;
@@ -254,7 +254,7 @@ TEST(GrammarEngine, CompilesForItselfAndReportsWhatItIs) {
   EXPECT_EQ(engine->stats().num_grammar_cache_hits_total, 1);
 
   EngineConfig config;
-  config.grammar_backend = "none";
+  config.grammar.grammar_backend = "none";
   auto without = make_test_engine({.config = config});
   const auto refused = without.engine->generate({.text = "x", .sampling = {.regex = "a"}});
   ASSERT_FALSE(refused);
@@ -263,8 +263,8 @@ TEST(GrammarEngine, CompilesForItselfAndReportsWhatItIs) {
 
 TEST(GrammarEngine, AnAbortEndsTheCompilationThatNobodyWaitsFor) {
   EngineConfig config;
-  config.grammar_threads = 1;
-  config.grammar_compile_seconds = 60;
+  config.grammar.grammar_threads = 1;
+  config.grammar.grammar_compile_seconds = 60;
   auto [engine, device] = make_test_engine({.config = config});
   // Each takes half a second, one after the other: all but perhaps the first surely still wait when
   // they are aborted, the last first.
@@ -390,9 +390,9 @@ TEST(GrammarEngine, WhateverElseIsAskedJumpForwardAndOverlapChangeNothing) {
   int64_t stops = 0, lengths = 0, forced = 0, num_accepted = 0, drafted = 0;
   for (const bool overlap : {true, false}) {
     for (const bool jump : {true, false}) {
-      EngineConfig config{.max_total_tokens = 1500};
-      config.logprobs_mode = "raw";  // where a forced token is as likely as a sampled one
-      config.disable_overlap_schedule = !overlap;
+      EngineConfig config{.cache = {.max_total_tokens = 1500}};
+      config.sampling.logprobs_mode = "raw";  // where a forced token is as likely as a sampled one
+      config.compute.disable_overlap_schedule = !overlap;
       auto [engine, device] = make_test_engine({.config = config});
       AskedOnes all = ask_drawn(*engine, 20, 150, jump);
       int i = 0;
@@ -449,7 +449,7 @@ TEST(GrammarEngine, WhoeverFillsTheMasksAnswersAreTheSame) {
   std::vector<GenerateResult> first;
   for (const int32_t threads : {1, 4}) {
     EngineConfig config;
-    config.grammar_mask_threads = threads;
+    config.grammar.grammar_mask_threads = threads;
     auto [engine, device] = make_test_engine({.config = config});
     AskedOnes all = ask_drawn(*engine, 33, 150, true);
     size_t at = 0;
@@ -477,8 +477,9 @@ TEST(GrammarEngine, WhoeverFillsTheMasksAnswersAreTheSame) {
 TEST(GrammarEngine, WhateverElseIsAskedTheModelThatShipsKeepsToIt) {
   std::vector<std::vector<TokenId>> first;
   for (const bool overlap : {true, false}) {
-    EngineConfig config{.model_path = "share/default_model", .max_total_tokens = 4096};
-    config.disable_overlap_schedule = !overlap;
+    EngineConfig config{.model = {.model_path = "share/default_model"},
+                        .cache = {.max_total_tokens = 4096}};
+    config.compute.disable_overlap_schedule = !overlap;
     auto engine = Engine::create(config);
     ASSERT_TRUE(engine) << engine.error().to_string();
     Rng rng(21);

@@ -18,7 +18,7 @@ Status exhausted_grammar() {
 
 GrammarProposer::GrammarProposer(const EngineConfig& config, const RequestTable& requests,
                                  StepMasks& masks)
-    : overlap_(!config.disable_overlap_schedule), requests_(requests), masks_(masks) {}
+    : overlap_(!config.compute.disable_overlap_schedule), requests_(requests), masks_(masks) {}
 
 void GrammarProposer::start(LiveRequest& request,
                             const std::shared_ptr<grammar::CompiledGrammar>& grammar) {

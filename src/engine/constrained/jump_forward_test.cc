@@ -219,10 +219,10 @@ TEST(JumpForward, AnswersAreTheSameWithAndWithout) {
     for (const bool jump : {true, false}) {
       for (const int32_t pool : {20000, 500}) {
         EngineConfig config;
-        config.disable_overlap_schedule = !overlap;
-        config.disable_jump_forward = !jump;
-        config.max_total_tokens = pool;
-        config.chunked_prefill_size = pool == 500 ? 5 : 0;
+        config.compute.disable_overlap_schedule = !overlap;
+        config.grammar.disable_jump_forward = !jump;
+        config.cache.max_total_tokens = pool;
+        config.schedule.chunked_prefill_size = pool == 500 ? 5 : 0;
         auto [engine, device] = make_test_engine({.config = config});
         std::list<Collector> collectors;
         for (int i = 0; i < 24; ++i) {
@@ -288,7 +288,7 @@ TEST(JumpForward, FewerStepsAndASwitchForEachRequest) {
 // Raw log-probabilities come with the forward behind them: the last token is sampled.
 TEST(JumpForward, RawLogProbabilitiesAreComputed) {
   EngineConfig config;
-  config.logprobs_mode = "raw";
+  config.sampling.logprobs_mode = "raw";
   auto [engine, device] = make_test_engine({.config = config});
   for (const auto& [regex, forced] : {std::pair("abcd[0-9]ef", 5), std::pair("abcd", 3)}) {
     const auto answer = engine->generate(
@@ -363,8 +363,9 @@ TEST(JumpForward, TokensAreCanonicalAndThoseOfARunWithoutIt) {
       R"re( \{"winner": "[A-Za-z]{2,16}", "loser": "[A-Za-z]{2,16}", )re"
       R"re("sport": "(tennis|football|chess|judo)", "city": "[A-Za-z ]{2,20}"\})re";
   for (const bool overlap : {true, false}) {
-    EngineConfig config{.model_path = "share/default_model", .max_total_tokens = 4096};
-    config.disable_overlap_schedule = !overlap;
+    EngineConfig config{.model = {.model_path = "share/default_model"},
+                        .cache = {.max_total_tokens = 4096}};
+    config.compute.disable_overlap_schedule = !overlap;
     auto engine = Engine::create(config);
     ASSERT_TRUE(engine) << engine.error().to_string();
     const auto answer = [&](std::string text, SamplingParams params, bool jump) {
@@ -414,8 +415,9 @@ TEST(JumpForward, DraftTokensSaveForwardsAndChangeNoAnswer) {
   std::map<std::string, std::vector<TokenId>> answers;
   int64_t entries[2] = {}, num_accepted = 0;
   for (const bool speculates : {true, false}) {
-    EngineConfig config{.model_path = "share/default_model", .max_total_tokens = 8192};
-    config.disable_draft_tokens = !speculates;
+    EngineConfig config{.model = {.model_path = "share/default_model"},
+                        .cache = {.max_total_tokens = 8192}};
+    config.grammar.disable_draft_tokens = !speculates;
     auto engine = Engine::create(config);
     ASSERT_TRUE(engine) << engine.error().to_string();
     for (int round = 0; round < 5; ++round) {
@@ -463,11 +465,11 @@ TEST(JumpForward, LogProbabilitiesAreThoseOfEachTokensForward) {
     return a.logprob == b.logprob && a.top == b.top && a.wanted == b.wanted;
   };
   for (const bool overlap : {true, false}) {
-    EngineConfig config{.model_path = "share/default_model"};
-    config.max_total_tokens = 2048;
-    config.logprobs_mode = "raw";
-    config.chunked_prefill_size = overlap ? 0 : 7;
-    config.disable_overlap_schedule = !overlap;
+    EngineConfig config{.model = {.model_path = "share/default_model"}};
+    config.cache.max_total_tokens = 2048;
+    config.sampling.logprobs_mode = "raw";
+    config.schedule.chunked_prefill_size = overlap ? 0 : 7;
+    config.compute.disable_overlap_schedule = !overlap;
     auto engine = Engine::create(config);
     ASSERT_TRUE(engine) << engine.error().to_string();
     const auto request_of = [](std::vector<TokenId> ids, int32_t start) {

@@ -128,7 +128,7 @@ TEST(RandomSchemas, AnswersOfAnEngineAreValidInstances) {
   std::vector<std::vector<TokenId>> expected;
   for (const bool jump : {false, true}) {
     EngineConfig config;
-    config.disable_jump_forward = !jump;
+    config.grammar.disable_jump_forward = !jump;
     auto [engine, device] = make_test_engine({.config = config});
     std::list<Collector> collectors;
     for (int i = 0; i < num_schemas(); ++i) {

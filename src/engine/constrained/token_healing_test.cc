@@ -102,7 +102,8 @@ TEST_F(TokenHealing, MasksEqualTryingEachToken) {
 }
 
 TEST_F(TokenHealing, AnswersGoOnFromThePromptsText) {
-  auto made = Engine::create({.model_path = "share/default_model", .max_total_tokens = 4096});
+  auto made = Engine::create(
+      {.model = {.model_path = "share/default_model"}, .cache = {.max_total_tokens = 4096}});
   ASSERT_TRUE(made) << made.error().to_string();
   Engine& engine = **made;
   int healed = 0;

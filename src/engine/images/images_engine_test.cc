@@ -152,7 +152,7 @@ TEST(ImagesEngine, PromptLogprobsEqualTransformers) {
 }
 
 TEST(ImagesEngine, BitsDoNotDependOnTheCompany) {
-  auto alone = load_golden(kSeeing, {.disable_radix_cache = true});
+  auto alone = load_golden(kSeeing, {.cache = {.disable_radix_cache = true}});
   ASSERT_NE(alone, nullptr);
   const std::vector<Answer> wanted = answers(*alone);
   const auto check = [&](const std::string& how, EngineConfig config) {
@@ -165,16 +165,20 @@ TEST(ImagesEngine, BitsDoNotDependOnTheCompany) {
   };
   check("defaults", {});
   for (const int32_t chunk : {1, 5, 16, 17})
-    check("chunks of " + std::to_string(chunk), {.chunked_prefill_size = chunk});
-  check("pages of 5", {.chunked_prefill_size = 7, .page_size = 5, .num_threads = 2});
-  check("draft tokens", {.speculative_algorithm = "NGRAM"});
+    check("chunks of " + std::to_string(chunk), {.schedule = {.chunked_prefill_size = chunk}});
+  check("pages of 5", {.compute = {.num_threads = 2},
+                       .cache = {.page_size = 5},
+                       .schedule = {.chunked_prefill_size = 7}});
+  check("draft tokens", {.speculation = {.speculative_algorithm = "NGRAM"}});
   check("a tiny pool",
-        {.max_total_tokens = 150, .chunked_prefill_size = 16, .schedule_conservativeness = 0.05});
+        {.cache = {.max_total_tokens = 150},
+         .schedule = {.chunked_prefill_size = 16, .schedule_conservativeness = 0.05}});
 }
 
 TEST(ImagesEngine, RanksGiveOneAnswer) {
-  auto one = load_golden(kSeeing, {.tp_size = 2});
-  auto other = load_golden(kSeeing, {.chunked_prefill_size = 5, .num_threads = 4, .tp_size = 2});
+  auto one = load_golden(kSeeing, {.compute = {.tp_size = 2}});
+  auto other = load_golden(kSeeing, {.compute = {.num_threads = 4, .tp_size = 2},
+                                     .schedule = {.chunked_prefill_size = 5}});
   ASSERT_TRUE(one != nullptr && other != nullptr);
   expect_equal(answers(*other), answers(*one), "two ranks");
 }
@@ -229,7 +233,7 @@ TEST(ImagesEngine, SamplesShareThePrompt) {
 // Rows that are kept give way, and those in use do not.
 TEST(ImagesEngine, RowsStayWithinTheirBound) {
   constexpr int64_t kRowBytes = kRows * 32 * 4;
-  auto engine = load_golden(kSeeing, {.image_cache_bytes = 2 * kRowBytes});
+  auto engine = load_golden(kSeeing, {.images = {.image_cache_bytes = 2 * kRowBytes}});
   ASSERT_NE(engine, nullptr);
   GenerateRequest request = seen_request();
   request.input_ids = {1, kPlaceholder, 2};
@@ -247,7 +251,8 @@ TEST(ImagesEngine, RowsStayWithinTheirBound) {
 }
 
 TEST(ImagesEngine, WhatCannotBeServedIsRefused) {
-  auto engine = load_golden(kSeeing, {.max_images_per_request = 2, .max_image_pixels = 5000});
+  auto engine =
+      load_golden(kSeeing, {.images = {.max_images_per_request = 2, .max_image_pixels = 5000}});
   ASSERT_NE(engine, nullptr);
   const auto refusal = [&](Engine& by, const auto& change) {
     GenerateRequest request = seen_request();

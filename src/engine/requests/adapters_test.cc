@@ -40,8 +40,8 @@ class Adapters : public testing::Test {
   std::filesystem::path path(int i) const { return folder_ / ("adapter" + std::to_string(i)); }
   std::string stated(const std::string& name, int i) const { return name + "=" + path(i).string(); }
   std::unique_ptr<Engine> start(EngineConfig config = {}) {
-    if (config.lora_paths.empty())
-      config.lora_paths = {stated("a", 1), stated("b", 2), stated("c", 3)};
+    if (config.lora.lora_paths.empty())
+      config.lora.lora_paths = {stated("a", 1), stated("b", 2), stated("c", 3)};
     return load_golden(kModel, config);
   }
   static GenerateRequest request(const std::string& lora, int32_t max_new_tokens = 24) {
@@ -68,7 +68,8 @@ TEST_F(Adapters, AnswersAreThoseOfEachAloneInAnyCompany) {
     for (size_t i = 0; i + 1 < alone.size(); ++i) EXPECT_NE(alone[i], alone.back()) << name;
   }
   for (const int32_t per_batch : {8, 2, 1}) {
-    auto engine = start({.num_threads = 2, .max_loras_per_batch = per_batch});
+    auto engine =
+        start({.compute = {.num_threads = 2}, .lora = {.max_loras_per_batch = per_batch}});
     ASSERT_NE(engine, nullptr);
     for (int round = 0; round < 2; ++round) {  // the second one finds its prefixes cached
       std::vector<std::future<std::vector<TokenId>>> answers;
@@ -99,8 +100,10 @@ TEST_F(Adapters, AnswersWithDraftTokensAreThoseWithout) {
     for (auto& one : running) out.push_back(one.get());
     return out;
   };
-  auto plain = start({.speculative_algorithm = "none", .num_threads = 2});
-  auto drafting = start({.speculative_algorithm = "NGRAM", .num_threads = 2});
+  auto plain =
+      start({.compute = {.num_threads = 2}, .speculation = {.speculative_algorithm = "none"}});
+  auto drafting =
+      start({.compute = {.num_threads = 2}, .speculation = {.speculative_algorithm = "NGRAM"}});
   ASSERT_TRUE(plain && drafting);
   const auto want = answers(*plain);
   // How long a step takes decides whether draft tokens pay, so a round may have none.
@@ -129,7 +132,7 @@ TEST_F(Adapters, NamespacesOfAdaptersAreOutOfReach) {
 }
 
 TEST_F(Adapters, AreLoadedAndUnloadedWhileItRuns) {
-  auto engine = start({.lora_paths = {path(1).string()}, .max_loaded_loras = 2});
+  auto engine = start({.lora = {.lora_paths = {path(1).string()}, .max_loaded_loras = 2}});
   ASSERT_NE(engine, nullptr);
   const auto first = ids_of(*engine, "adapter1");
   const auto info = engine->load_adapter("x", path(2));
@@ -158,14 +161,14 @@ TEST_F(Adapters, AreLoadedAndUnloadedWhileItRuns) {
 }
 
 TEST_F(Adapters, TheirBytesTogetherAreBounded) {
-  auto engine = start({.lora_paths = {stated("a", 1)}});
+  auto engine = start({.lora = {.lora_paths = {stated("a", 1)}}});
   ASSERT_NE(engine, nullptr);
-  EXPECT_GE(engine->config().max_lora_bytes, int64_t{64} << 20);
+  EXPECT_GE(engine->config().lora.max_lora_bytes, int64_t{64} << 20);
   const int64_t used = engine->adapters()[0].info.size_bytes;
   const auto file =
       static_cast<int64_t>(std::filesystem::file_size(path(2) / "adapter_model.safetensors"));
-  auto tight = start({.lora_paths = {stated("a", 1)},
-                      .max_lora_bytes = std::max(used, file) + std::min(used, file) / 2});
+  auto tight = start({.lora = {.lora_paths = {stated("a", 1)},
+                               .max_lora_bytes = std::max(used, file) + std::min(used, file) / 2}});
   ASSERT_NE(tight, nullptr);
   const auto refused = tight->load_adapter("b", path(2));
   ASSERT_FALSE(refused);
@@ -195,16 +198,14 @@ TEST_F(Adapters, WhatDoesNotFitIsRefused) {
   ASSERT_NE(plain, nullptr);
   EXPECT_THAT(plain->generate(request("a")).error().to_string(), HasSubstr("set --enable-lora"));
   EXPECT_EQ(plain->load_adapter("a", path(1)).error().code(), StatusCode::kFailedPrecondition);
-  auto engine = start({.max_lora_rank = 8});
+  auto engine = start({.lora = {.max_lora_rank = 8}});
   ASSERT_NE(engine, nullptr);
   EXPECT_THAT(engine->load_adapter("a:b", path(1)).error().to_string(), HasSubstr("no colon"));
   EXPECT_EQ(engine->load_adapter("d", folder_ / "none").error().code(), StatusCode::kNotFound);
   EXPECT_EQ(engine->adapters().size(), 3u);  // what failed has left no trace
-  const EngineConfig bad{.model_path = kModels / kModel,
-                         .skip_tokenizer_init = true,
-                         .device = "cpu",
-                         .lora_paths = {stated("a", 1)},
-                         .max_lora_rank = 2};
+  const EngineConfig bad{.model = {.model_path = kModels / kModel, .skip_tokenizer_init = true},
+                         .compute = {.device = "cpu"},
+                         .lora = {.lora_paths = {stated("a", 1)}, .max_lora_rank = 2}};
   const auto none = Engine::create(bad);
   ASSERT_FALSE(none);
   EXPECT_THAT(none.error().to_string(), HasSubstr("the rank 4 is above the 2 of --max-lora-rank"));

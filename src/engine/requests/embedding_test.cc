@@ -20,11 +20,9 @@ const std::filesystem::path kPooled = "tests/golden/pooled";
 const std::filesystem::path kLlama = "tests/golden/models/llama_tied_llama3";
 
 EngineConfig config_of(const std::filesystem::path& path) {
-  return {.model_path = path,
-          .skip_tokenizer_init = true,
-          .max_total_tokens = 512,
-          .device = "cpu",
-          .num_threads = 2,
+  return {.model = {.model_path = path, .skip_tokenizer_init = true},
+          .compute = {.device = "cpu", .num_threads = 2},
+          .cache = {.max_total_tokens = 512},
           .check_invariants = true};
 }
 
@@ -43,10 +41,10 @@ TEST_P(PooledEngine, MakesTheVectorsOfTransformersInAnyCompany) {
     for (const int32_t page_size : {1, 8}) {
       for (const bool cached : {true, false}) {
         EngineConfig config = config_of(golden.folder);
-        config.dtype = "float32";
-        config.chunked_prefill_size = chunk;
-        config.page_size = page_size;
-        config.disable_radix_cache = !cached;
+        config.model.dtype = "float32";
+        config.schedule.chunked_prefill_size = chunk;
+        config.cache.page_size = page_size;
+        config.cache.disable_radix_cache = !cached;
         const auto engine = start(config);
         ASSERT_TRUE(engine);
         for (int round = 0; round < 2; ++round) {  // the second from the cache
@@ -126,7 +124,7 @@ TEST(Embedding, ModelsAreAskedForWhatTheyMake) {
   EXPECT_THAT(classes->encode({.input_ids = {500}}).error().message(), HasSubstr("token 500"));
 
   EngineConfig config = config_of(kLlama);
-  config.is_embedding = true;
+  config.model.is_embedding = true;
   const auto explicit_kind = start(config);
   EXPECT_EQ(explicit_kind->encode({.input_ids = {5, 6}})->embedding.size(), 64u);
 }

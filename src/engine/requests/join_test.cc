@@ -65,12 +65,12 @@ TEST(Join, RefusesWhatItCannot) {
             StatusCode::kFailedPrecondition);
   EXPECT_EQ(code({.prefix = prefix, .branches = {a, a}}), StatusCode::kOk);
 
-  const TestEngine pages = make_test_engine({.config = {.page_size = 4}});
+  const TestEngine pages = make_test_engine({.config = {.cache = {.page_size = 4}}});
   EXPECT_FALSE(pages.engine->can_join_branches());
   EXPECT_EQ(join(*pages.engine, {.prefix = prefix, .branches = {a, b}}).error().code(),
             StatusCode::kUnimplemented);
 
-  const TestEngine small = make_test_engine({.config = {.max_total_tokens = 60}});
+  const TestEngine small = make_test_engine({.config = {.cache = {.max_total_tokens = 60}}});
   const Ids long_a(20, 'a'), long_b(20, 'b');
   for (const Ids& branch : {long_a, long_b}) compute(*small.engine, prefix + branch);
   EXPECT_EQ(join(*small.engine, {.prefix = prefix, .branches = {long_a, long_b}}).error().code(),
@@ -84,7 +84,7 @@ TEST(Join, BesideRunningRequests) {
   constexpr uint64_t kSeed = 31;
   SCOPED_TRACE(fmt::format("seed {}", kSeed));
   Rng rng(kSeed);
-  const TestEngine test = make_test_engine({.config = {.max_total_tokens = 2000}});
+  const TestEngine test = make_test_engine({.config = {.cache = {.max_total_tokens = 2000}}});
   for (int round = 0; round < 20; ++round) {
     const Ids other = random_ids(rng, 1, 20), prefix = random_ids(rng, 1, 30);
     Collector running;

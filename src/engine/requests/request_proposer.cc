@@ -7,13 +7,13 @@ namespace espalier {
 
 RequestProposer::RequestProposer(const EngineConfig& config, const RequestTable& requests,
                                  StepMasks& masks)
-    : overlap_(!config.disable_overlap_schedule),
+    : overlap_(!config.compute.disable_overlap_schedule),
       requests_(requests),
       grammars_(config, requests, masks) {
-  if (config.speculative_algorithm == "none") return;
+  if (config.speculation.speculative_algorithm == "none") return;
   speculator_ = std::make_unique<Speculator>(
-      Speculator::Config{.draft_tokens_max = config.speculative_num_draft_tokens,
-                         .history_tokens = config.speculative_ngram_capacity});
+      Speculator::Config{.draft_tokens_max = config.speculation.speculative_num_draft_tokens,
+                         .history_tokens = config.speculation.speculative_ngram_capacity});
 }
 
 void RequestProposer::start(SampleState& sample, int32_t max_new_tokens) {

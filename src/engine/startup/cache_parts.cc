@@ -10,9 +10,10 @@ namespace espalier {
 Result<CacheParts> make_cache_parts(const EngineConfig& config, const Engine::Parts& parts) {
   CacheParts made{.clock = std::make_unique<SteadyClock>()};
   PageNameScope name_scope;
-  if (config.num_cache_events > 0)
-    made.events = std::make_unique<CacheEventLog>(static_cast<size_t>(config.num_cache_events));
-  if (made.events != nullptr || config.enable_hierarchical_cache) {
+  if (config.cache.num_cache_events > 0)
+    made.events =
+        std::make_unique<CacheEventLog>(static_cast<size_t>(config.cache.num_cache_events));
+  if (made.events != nullptr || config.tiers.enable_hierarchical_cache) {
     ESP_ASSIGN_OR_RETURN(name_scope, page_name_scope(config, parts.info));
   }
   const MakeTiers make_tiers = parts.make_tiers ? parts.make_tiers : start_tiers;
@@ -20,15 +21,16 @@ Result<CacheParts> make_cache_parts(const EngineConfig& config, const Engine::Pa
                        make_tiers(config, parts.info, name_scope, *parts.executor, *made.clock));
   ESP_ASSIGN_OR_RETURN(
       made.cache,
-      parts.make_cache({.num_pages = config.max_total_tokens / config.page_size,
-                        .page_size = config.page_size,
-                        .disable_radix_cache = config.disable_radix_cache,
-                        .eviction_policy = *parse_eviction_policy(config.radix_eviction_policy),
-                        .events = made.events.get(),
-                        .observer = made.tiers.get(),
-                        .name_scope = std::move(name_scope),
-                        .sliding_window = config.window_tokens_read,
-                        .num_window_pages = config.max_window_tokens / config.page_size}));
+      parts.make_cache(
+          {.num_pages = config.cache.max_total_tokens / config.cache.page_size,
+           .page_size = config.cache.page_size,
+           .disable_radix_cache = config.cache.disable_radix_cache,
+           .eviction_policy = *parse_eviction_policy(config.cache.radix_eviction_policy),
+           .events = made.events.get(),
+           .observer = made.tiers.get(),
+           .name_scope = std::move(name_scope),
+           .sliding_window = config.cache.window_tokens_read,
+           .num_window_pages = config.cache.max_window_tokens / config.cache.page_size}));
   return made;
 }
 

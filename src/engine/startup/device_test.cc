@@ -55,15 +55,13 @@ TEST_F(NoGpu, CudaIsRefusedAndSaysWhatToDo) {
 }
 
 TEST_F(NoGpu, AnEngineStartsAllTheSameWhereItMayChoose) {
-  EngineConfig config{.model_path = kModels / "qwen2_f32",
-                      .skip_tokenizer_init = true,
-                      .max_total_tokens = 1000,
-                      .device = "auto",
-                      .num_threads = 1};
+  EngineConfig config{.model = {.model_path = kModels / "qwen2_f32", .skip_tokenizer_init = true},
+                      .compute = {.device = "auto", .num_threads = 1},
+                      .cache = {.max_total_tokens = 1000}};
   const auto engine = Engine::create(config);
   ASSERT_TRUE(engine) << engine.error().to_string();
-  EXPECT_EQ((*engine)->config().device, "cpu");
-  config.device = "cuda";
+  EXPECT_EQ((*engine)->config().compute.device, "cpu");
+  config.compute.device = "cuda";
   const auto refused = Engine::create(config);
   ASSERT_FALSE(refused);
   EXPECT_EQ(refused.error().code(), StatusCode::kUnavailable);

@@ -44,7 +44,7 @@ void GpuWatch::run(const std::function<Read()>& open) {
 }
 
 std::unique_ptr<GpuWatch> watch_gpus(const EngineConfig& config) {
-  if (config.device != "cuda") return nullptr;
+  if (config.compute.device != "cuda") return nullptr;
   return std::make_unique<GpuWatch>([]() -> GpuWatch::Read {
     auto opened = cuda::Nvml::open();
     if (!opened) {

@@ -54,7 +54,7 @@ TEST(GpuWatch, WhereThereIsNothingToReadTheThreadEnds) {
   GpuWatch watch([] { return GpuWatch::Read(); });
   EXPECT_TRUE(watch.figures().empty());
   EngineConfig config;
-  config.device = "cpu";
+  config.compute.device = "cpu";
   EXPECT_EQ(watch_gpus(config), nullptr);
 }
 

@@ -62,12 +62,12 @@ Status update_file(Sha256& hash, const fs::path& path) {
 
 Result<std::string> model_fingerprint(const EngineConfig& config) {
   Sha256 hash;
-  update_text(hash, config.dtype);
-  update_text(hash, config.json_model_override_args);
-  const bool dummy = config.load_format == LoadFormat::kDummy;
-  update_text(hash, dummy ? fmt::format("dummy {}", config.random_seed) : "files");
-  if (!config.model_path.empty())
-    for (const fs::path& path : files_of(config.model_path))
+  update_text(hash, config.model.dtype);
+  update_text(hash, config.model.json_model_override_args);
+  const bool dummy = config.model.load_format == LoadFormat::kDummy;
+  update_text(hash, dummy ? fmt::format("dummy {}", config.sampling.random_seed) : "files");
+  if (!config.model.model_path.empty())
+    for (const fs::path& path : files_of(config.model.model_path))
       ESP_RETURN_IF_ERROR(update_file(hash, path));
   std::string text;
   for (const uint8_t byte : hash.finish()) text += fmt::format("{:02x}", byte);

@@ -27,7 +27,7 @@ class ModelFolder {
     std::ofstream(path_ / "model.safetensors") << weights;
   }
   ~ModelFolder() { fs::remove_all(path_); }
-  EngineConfig config() const { return {.model_path = path_}; }
+  EngineConfig config() const { return {.model = {.model_path = path_}}; }
 
  private:
   fs::path path_;
@@ -49,15 +49,15 @@ TEST(ModelFingerprint, DiffersWithFilesAndSettings) {
   for (const ModelFolder* other : {&end, &longer, &small})
     EXPECT_NE(text, model_fingerprint(other->config()).value());
   EngineConfig config = a.config();
-  config.json_model_override_args = "{\"rope_theta\": 5}";
+  config.model.json_model_override_args = "{\"rope_theta\": 5}";
   EXPECT_NE(text, model_fingerprint(config).value());
   config = a.config();
-  config.dtype = "float32";
+  config.model.dtype = "float32";
   EXPECT_NE(text, model_fingerprint(config).value());
 }
 
 TEST(ModelFingerprint, AnUnreadableModelIsAnError) {
-  EXPECT_FALSE(model_fingerprint({.model_path = "/nowhere/model.gguf"}).has_value());
+  EXPECT_FALSE(model_fingerprint({.model = {.model_path = "/nowhere/model.gguf"}}).has_value());
 }
 
 }  // namespace

@@ -12,8 +12,9 @@ namespace espalier {
 namespace {
 
 CpuExecutorConfig executor_config(const EngineConfig& c) {
-  const int32_t prefill = std::min(c.chunked_prefill_size, c.max_prefill_tokens);
-  return {.max_slots = c.max_running_requests, .max_tokens = prefill + c.max_running_requests};
+  const int32_t prefill = std::min(c.schedule.chunked_prefill_size, c.schedule.max_prefill_tokens);
+  return {.max_slots = c.schedule.max_running_requests,
+          .max_tokens = prefill + c.schedule.max_running_requests};
 }
 
 Result<KvPool> make_kv_pool(const EngineConfig& config, const ModelInfo& info) {
@@ -34,13 +35,13 @@ Status load_encoder(int32_t num_threads, ModelLoadOptions options, StartedExecut
 
 Result<StartedExecutor> start_cpu_executor(const EngineConfig& config, const SystemInfo& system) {
   const int32_t cpus = std::max(1, system.num_cpus);
-  if (config.num_threads > cpus)
+  if (config.compute.num_threads > cpus)
     log_warning("{} threads were requested, but only {} can run at once on this system; using {}",
-                config.num_threads, cpus, cpus);
-  auto pool = std::make_unique<WorkPool>(std::min(config.num_threads, cpus));
+                config.compute.num_threads, cpus, cpus);
+  auto pool = std::make_unique<WorkPool>(std::min(config.compute.num_threads, cpus));
   ModelLoadOptions options = model_load_options(config);
   options.pool = pool.get();
-  options.tp_size = config.tp_size;
+  options.tp_size = config.compute.tp_size;
   ESP_ASSIGN_OR_RETURN(auto model, load_model(options));
   StartedExecutor out{.info = model->info()};
   SystemInfo left = system;

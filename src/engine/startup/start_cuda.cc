@@ -22,18 +22,19 @@ void log_memory(const MemoryPlan& plan, const EngineConfig& config) {
       "device memory weights_gib={:.2f} scratch_gib={:.2f} steps_gib={:.2f} graphs_gib={:.2f} "
       "kv_gib={:.2f} max_total_tokens={}",
       gib(plan.weights), gib(plan.scratch), gib(plan.steps), gib(plan.graphs), gib(plan.kv),
-      config.max_total_tokens);
+      config.cache.max_total_tokens);
 }
 
 CudaExecutorConfig executor_config(const EngineConfig& sizes) {
-  const int32_t chunk = std::min(sizes.chunked_prefill_size, sizes.max_prefill_tokens);
-  return {.max_slots = sizes.max_running_requests,
-          .max_tokens = chunk + sizes.max_running_requests,
-          .context_length = sizes.context_length,
-          .page_size = sizes.page_size,
-          .graphs = !sizes.disable_cuda_graph,
-          .cascade = !sizes.disable_cascade_attention,
-          .deterministic = sizes.enable_deterministic_inference,
+  const int32_t chunk =
+      std::min(sizes.schedule.chunked_prefill_size, sizes.schedule.max_prefill_tokens);
+  return {.max_slots = sizes.schedule.max_running_requests,
+          .max_tokens = chunk + sizes.schedule.max_running_requests,
+          .context_length = sizes.model.context_length,
+          .page_size = sizes.cache.page_size,
+          .graphs = !sizes.compute.disable_cuda_graph,
+          .cascade = !sizes.compute.disable_cascade_attention,
+          .deterministic = sizes.compute.enable_deterministic_inference,
           // Requests in flight get their errors first.
           .on_device_lost = end_process_soon};
 }
@@ -48,8 +49,8 @@ Status fill_memory(AnyExecutor& executor, const EngineConfig& config, const Engi
   SystemInfo left = system;
   left.available_bytes = budget + local.weight_bytes;
   EngineConfig user = config;
-  user.random_seed = sizes.random_seed;
-  user.max_running_requests = sizes.max_running_requests;
+  user.sampling.random_seed = sizes.sampling.random_seed;
+  user.schedule.max_running_requests = sizes.schedule.max_running_requests;
   ESP_ASSIGN_OR_RETURN(out.config, resolve(user, local, left));
   ESP_RETURN_IF_ERROR(executor.allocate_kv(kv_pool_config(out.config, local, type)));
   log_memory(executor.memory_plan(), out.config);
@@ -77,7 +78,7 @@ Result<StartedExecutor> start_one(const EngineConfig& config, const SystemInfo& 
 Result<StartedExecutor> start_ranks(const EngineConfig& config, const SystemInfo& system) {
   const ModelLoadOptions options = model_load_options(config);
   ESP_ASSIGN_OR_RETURN(const ModelPlan plan, plan_model(options));
-  std::vector<int32_t> devices(static_cast<size_t>(config.tp_size));
+  std::vector<int32_t> devices(static_cast<size_t>(config.compute.tp_size));
   std::iota(devices.begin(), devices.end(), cuda::current_device());
   ESP_ASSIGN_OR_RETURN(auto ranks, CudaRanks::begin_load(plan, options, devices));
   StartedExecutor out{.info = ranks->info()};
@@ -93,18 +94,18 @@ Result<StartedExecutor> start_ranks(const EngineConfig& config, const SystemInfo
 }  // namespace
 
 Result<StartedExecutor> start_cuda_executor(const EngineConfig& config, const SystemInfo& system) {
-  if (config.dtype == "q8_0" || config.dtype == "q4_k") {
+  if (config.model.dtype == "q8_0" || config.model.dtype == "q4_k") {
     return fail(error(StatusCode::kUnimplemented,
                       "quantization is {}, which a GPU does not do yet; leave it out, or use "
                       "--device cpu",
-                      config.dtype));
+                      config.model.dtype));
   }
-  if (config.enable_lora) {
+  if (config.lora.enable_lora) {
     return fail(error(StatusCode::kUnimplemented,
                       "adapters are computed on the CPU alone for now; leave --enable-lora and "
                       "--lora-paths out, or use --device cpu"));
   }
-  return config.tp_size > 1 ? start_ranks(config, system) : start_one(config, system);
+  return config.compute.tp_size > 1 ? start_ranks(config, system) : start_one(config, system);
 }
 
 }  // namespace espalier

@@ -72,13 +72,13 @@ struct TestEngine {
 
 inline TestEngine make_test_engine(TestEngineOptions options = {}) {
   EngineConfig& config = options.config;
-  if (config.max_total_tokens == 0) config.max_total_tokens = 20000;
-  if (config.random_seed == 0) config.random_seed = 1;
-  config.skip_tokenizer_init = !options.tokenizer;
+  if (config.cache.max_total_tokens == 0) config.cache.max_total_tokens = 20000;
+  if (config.sampling.random_seed == 0) config.sampling.random_seed = 1;
+  config.model.skip_tokenizer_init = !options.tokenizer;
   config.check_invariants = true;
   auto executor = std::make_unique<NullExecutor>(NullExecutorConfig{
       .vocab_size = kByteVocabSize,
-      .page_size = config.page_size,
+      .page_size = config.cache.page_size,
       .step_delay = options.step_delay,
       .next_token = [script = std::move(options.script)](uint64_t history) -> Result<TokenId> {
         return script.next(history);

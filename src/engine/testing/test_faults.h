@@ -58,8 +58,9 @@ class DamagedModel {
 // beside them, and those that get their pages afterwards, have the answers of the sound model.
 inline void expect_not_finite_ends_one_request(const std::string& device, int32_t page_size) {
   constexpr TokenId kBad = 9;
-  const EngineConfig config{
-      .dtype = "float32", .max_total_tokens = 960, .page_size = page_size, .device = device};
+  const EngineConfig config{.model = {.dtype = "float32"},
+                            .compute = {.device = device},
+                            .cache = {.max_total_tokens = 960, .page_size = page_size}};
   const std::string model = "llama_untied_bias";
   const DamagedModel damaged(model, "model.embed_tokens.weight", size_t{kBad} * 32);
   std::vector<GenerateRequest> requests;
@@ -83,9 +84,9 @@ inline void expect_not_finite_ends_one_request(const std::string& device, int32_
     }
   }
   EngineConfig of_damaged = config;
-  of_damaged.model_path = damaged.folder();
-  of_damaged.skip_tokenizer_init = of_damaged.check_invariants = true;
-  of_damaged.num_threads = 2;
+  of_damaged.model.model_path = damaged.folder();
+  of_damaged.model.skip_tokenizer_init = of_damaged.check_invariants = true;
+  of_damaged.compute.num_threads = 2;
   const auto engine = Engine::create(of_damaged);
   ASSERT_TRUE(engine) << engine.error().to_string();
   constexpr int kRounds = 3;

@@ -39,7 +39,8 @@ inline Ids random_ids(Rng& rng, int64_t least, int64_t most) {
 // Over a model: what follows sees the branches at the same positions in whatever order they are
 // joined, so only the order of sums differs; computed as one text the order matters.
 inline void expect_branches_in_no_order(const std::string& model, const std::string& device) {
-  const auto engine = load_golden(model, {.dtype = "float32", .device = device});
+  const auto engine =
+      load_golden(model, {.model = {.dtype = "float32"}, .compute = {.device = device}});
   ASSERT_NE(engine, nullptr);
   ASSERT_TRUE(engine->can_join_branches());
   Rng rng(7);

@@ -19,13 +19,13 @@ inline const std::filesystem::path kModels = "tests/golden/models";
 inline constexpr int32_t kVocab = 120;  // ids that every model here knows
 
 inline std::unique_ptr<Engine> load_golden(const std::string& model, EngineConfig config) {
-  config.model_path = kModels / model;
-  config.skip_tokenizer_init = true;
+  config.model.model_path = kModels / model;
+  config.model.skip_tokenizer_init = true;
   config.check_invariants = true;
-  config.random_seed = 5;
-  if (config.device == "auto") config.device = "cpu";
-  if (config.max_total_tokens == 0) config.max_total_tokens = 4000;
-  if (config.num_threads == 0) config.num_threads = 1;
+  config.sampling.random_seed = 5;
+  if (config.compute.device == "auto") config.compute.device = "cpu";
+  if (config.cache.max_total_tokens == 0) config.cache.max_total_tokens = 4000;
+  if (config.compute.num_threads == 0) config.compute.num_threads = 1;
   auto engine = Engine::create(config);
   EXPECT_TRUE(engine) << engine.error().to_string();
   return engine ? std::move(*engine) : nullptr;

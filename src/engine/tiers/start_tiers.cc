@@ -21,12 +21,12 @@ int64_t bytes_of_gb(double gb) { return static_cast<int64_t>(gb * kGigabyte); }
 std::string scope_text(const EngineConfig& config, const PageNameScope& names) {
   const auto isa = kernels::resolve_cpu_isa({});
   return fmt::format("model {}\nlayout {}\ncomputed by {} {} tp_size={}\n", names.model_fingerprint,
-                     names.kv_layout, config.device, isa ? kernels::cpu_isa_name(*isa) : "",
-                     config.tp_size);
+                     names.kv_layout, config.compute.device, isa ? kernels::cpu_isa_name(*isa) : "",
+                     config.compute.tp_size);
 }
 
 Result<std::filesystem::path> storage_path(const EngineConfig& config) {
-  if (!config.hicache_storage_path.empty()) return config.hicache_storage_path;
+  if (!config.tiers.hicache_storage_path.empty()) return config.tiers.hicache_storage_path;
   const char* const cache = std::getenv("XDG_CACHE_HOME");
   if (cache != nullptr && *cache != '\0') return std::filesystem::path(cache) / "espalier" / "kv";
   const char* const home = std::getenv("HOME");
@@ -40,20 +40,20 @@ Result<std::filesystem::path> storage_path(const EngineConfig& config) {
 Result<std::unique_ptr<PageStore>> open_storage(const EngineConfig& config,
                                                 const PageNameScope& name_scope,
                                                 int64_t page_bytes) {
-  if (config.hicache_storage_backend == "none") return nullptr;
+  if (config.tiers.hicache_storage_backend == "none") return nullptr;
   ESP_ASSIGN_OR_RETURN(auto folder, storage_path(config));
   return DiskPageStore::open({.folder = std::move(folder),
                               .scope = scope_text(config, name_scope),
                               .page_bytes = page_bytes,
-                              .size_bytes = bytes_of_gb(config.hicache_disk_size_gb)});
+                              .size_bytes = bytes_of_gb(config.tiers.hicache_disk_size_gb)});
 }
 
 Result<std::unique_ptr<PageStore>> open_host(const EngineConfig& config, const ModelInfo& info,
                                              int64_t page_bytes) {
-  int64_t size = bytes_of_gb(config.hicache_size_gb);
-  if (size == 0 && config.hicache_ratio > 0) {
+  int64_t size = bytes_of_gb(config.tiers.hicache_size_gb);
+  if (size == 0 && config.tiers.hicache_ratio > 0) {
     ESP_ASSIGN_OR_RETURN(const KvType type, resolve_kv_type(config, info));
-    size = static_cast<int64_t>(config.hicache_ratio *
+    size = static_cast<int64_t>(config.tiers.hicache_ratio *
                                 static_cast<double>(kv_bytes(config, info, type)));
   }
   if (size == 0) return nullptr;
@@ -63,22 +63,24 @@ Result<std::unique_ptr<PageStore>> open_host(const EngineConfig& config, const M
 }  // namespace
 
 Status check_tier_settings(const EngineConfig& c) {
-  if (c.hicache_storage_backend != "none" && c.hicache_storage_backend != "file")
+  if (c.tiers.hicache_storage_backend != "none" && c.tiers.hicache_storage_backend != "file")
     return invalid_argument("hicache_storage_backend is '{}', but must be none or file",
-                            c.hicache_storage_backend);
-  if (const auto policy = parse_tier_write_policy(c.hicache_write_policy); !policy)
+                            c.tiers.hicache_storage_backend);
+  if (const auto policy = parse_tier_write_policy(c.tiers.hicache_write_policy); !policy)
     return policy.error();
-  if (!(c.hicache_size_gb >= 0) || !(c.hicache_ratio >= 0) || !(c.hicache_disk_size_gb > 0))
+  if (!(c.tiers.hicache_size_gb >= 0) || !(c.tiers.hicache_ratio >= 0) ||
+      !(c.tiers.hicache_disk_size_gb > 0))
     return invalid_argument(
         "hicache_size is {} GB, hicache_ratio {} and hicache_disk_size {} GB, but the first two "
         "must not be negative and the last must be above 0",
-        c.hicache_size_gb, c.hicache_ratio, c.hicache_disk_size_gb);
-  if (!c.enable_hierarchical_cache) return {};
-  if (c.disable_radix_cache)
+        c.tiers.hicache_size_gb, c.tiers.hicache_ratio, c.tiers.hicache_disk_size_gb);
+  if (!c.tiers.enable_hierarchical_cache) return {};
+  if (c.cache.disable_radix_cache)
     return invalid_argument(
         "enable_hierarchical_cache and disable_radix_cache contradict each other: tiers keep what "
         "the radix cache gives up; leave one of them out");
-  if (c.hicache_storage_backend == "none" && c.hicache_size_gb == 0 && c.hicache_ratio == 0)
+  if (c.tiers.hicache_storage_backend == "none" && c.tiers.hicache_size_gb == 0 &&
+      c.tiers.hicache_ratio == 0)
     return invalid_argument(
         "enable_hierarchical_cache needs a tier: set hicache_storage_backend to file "
         "(--hicache-storage-backend file), or give the host's memory a size (--hicache-size)");
@@ -88,9 +90,9 @@ Status check_tier_settings(const EngineConfig& c) {
 Result<std::unique_ptr<KvTiers>> start_tiers(const EngineConfig& config, const ModelInfo& info,
                                              const PageNameScope& name_scope, Executor& executor,
                                              const Clock& clock) {
-  if (!config.enable_hierarchical_cache) return nullptr;
+  if (!config.tiers.enable_hierarchical_cache) return nullptr;
   PageCopier* const copier = executor.page_copier();
-  if (copier == nullptr || config.max_window_tokens > 0)
+  if (copier == nullptr || config.cache.max_window_tokens > 0)
     return fail(error(
         StatusCode::kUnimplemented,
         "enable_hierarchical_cache: the pages of this device or model cannot be kept elsewhere; it "
@@ -101,11 +103,11 @@ Result<std::unique_ptr<KvTiers>> start_tiers(const EngineConfig& config, const M
   ESP_ASSIGN_OR_RETURN(parts.host, open_host(config, info, page_bytes));
   ESP_ASSIGN_OR_RETURN(parts.storage, open_storage(config, name_scope, page_bytes));
   ESP_ASSIGN_OR_RETURN(const TierWritePolicy policy,
-                       parse_tier_write_policy(config.hicache_write_policy));
+                       parse_tier_write_policy(config.tiers.hicache_write_policy));
   return std::make_unique<KvTiers>(
       KvTiersConfig{.policy = policy,
-                    .page_size = config.page_size,
-                    .num_device_pages = config.max_total_tokens / config.page_size,
+                    .page_size = config.cache.page_size,
+                    .num_device_pages = config.cache.max_total_tokens / config.cache.page_size,
                     .name_scope = name_scope},
       std::move(parts));
 }

@@ -27,22 +27,22 @@ class TiersEngineTest : public testing::Test {
 
   EngineConfig config() const {
     EngineConfig c;
-    c.max_total_tokens = 400;
-    c.page_size = 4;
-    c.enable_hierarchical_cache = true;
-    c.hicache_storage_backend = "file";
-    c.hicache_storage_path = folder_;
-    c.hicache_disk_size_gb = 0.02;
+    c.cache.max_total_tokens = 400;
+    c.cache.page_size = 4;
+    c.tiers.enable_hierarchical_cache = true;
+    c.tiers.hicache_storage_backend = "file";
+    c.tiers.hicache_storage_path = folder_;
+    c.tiers.hicache_disk_size_gb = 0.02;
     return c;
   }
   void start(const EngineConfig& config, MakeTiers make_tiers = nullptr) {
     engine_.reset();
     auto executor = std::make_unique<NullExecutor>(
-        NullExecutorConfig{.vocab_size = kByteVocabSize, .page_size = config.page_size});
+        NullExecutorConfig{.vocab_size = kByteVocabSize, .page_size = config.cache.page_size});
     device_ = executor.get();
     EngineConfig c = config;
-    c.skip_tokenizer_init = c.check_invariants = true;
-    c.random_seed = 1;
+    c.model.skip_tokenizer_init = c.check_invariants = true;
+    c.sampling.random_seed = 1;
     Engine::Parts parts{.executor = std::move(executor),
                         .info = {.vocab_size = kByteVocabSize, .context_length = 380},
                         .make_tiers = std::move(make_tiers)};
@@ -112,11 +112,12 @@ TEST_F(TiersEngineTest, TenantsAndModelsShareNothing) {
   EXPECT_EQ(ask(tokens).cached_tokens, 0);
   EXPECT_EQ(ask(tokens, "tenant").cached_tokens, 100);
   EngineConfig other = config();
-  other.json_model_override_args = R"({"rope_theta": 1})";  // another model, as fingerprints go
+  other.model.json_model_override_args =
+      R"({"rope_theta": 1})";  // another model, as fingerprints go
   restart(other);
   EXPECT_EQ(ask(tokens, "tenant").cached_tokens, 0);
   EngineConfig pages = config();
-  pages.page_size = 2;
+  pages.cache.page_size = 2;
   restart(pages);
   EXPECT_EQ(ask(tokens, "tenant").cached_tokens, 0);
 }
@@ -125,8 +126,8 @@ TEST_F(TiersEngineTest, PrefixesThatTheDeviceEvictsComeBack) {
   for (const char* policy : {"write_through", "write_through_selective", "write_back"}) {
     SCOPED_TRACE(policy);
     EngineConfig c = config();
-    c.hicache_write_policy = policy;
-    c.hicache_size_gb = 0.001;
+    c.tiers.hicache_write_policy = policy;
+    c.tiers.hicache_size_gb = 0.001;
     start(c);
     for (int round = 0; round < 3; ++round)
       for (TokenId first = 0; first < 5; ++first) {  // twice as many tokens as the device has
@@ -157,8 +158,8 @@ TEST_F(TiersEngineTest, OthersRunWhileOneIsLoading) {
     store = slow.get();
     parts.storage = std::move(slow);
     return std::make_unique<KvTiers>(
-        KvTiersConfig{.page_size = c.page_size,
-                      .num_device_pages = c.max_total_tokens / c.page_size,
+        KvTiersConfig{.page_size = c.cache.page_size,
+                      .num_device_pages = c.cache.max_total_tokens / c.cache.page_size,
                       .name_scope = scope},
         std::move(parts));
   };
@@ -186,30 +187,33 @@ TEST_F(TiersEngineTest, RefusesSettingsThatContradictEachOther) {
   const auto problem = [&](auto change) {
     EngineConfig c = config();
     change(c);
-    c.skip_tokenizer_init = true;
+    c.model.skip_tokenizer_init = true;
     auto engine = Engine::create(
         c, Engine::Parts{.executor = std::make_unique<NullExecutor>(NullExecutorConfig{
-                             .vocab_size = kByteVocabSize, .page_size = c.page_size}),
+                             .vocab_size = kByteVocabSize, .page_size = c.cache.page_size}),
                          .info = {.vocab_size = kByteVocabSize, .context_length = 380}});
     return engine ? std::string() : engine.error().message();
   };
   EXPECT_EQ(problem([](EngineConfig&) {}), "");
   EXPECT_NE(problem([](EngineConfig& c) {
-              c.hicache_storage_backend = "none";
+              c.tiers.hicache_storage_backend = "none";
             }).find("--hicache-storage-backend file"),
             std::string::npos);
-  EXPECT_NE(problem([](EngineConfig& c) { c.disable_radix_cache = true; }).find("contradict"),
-            std::string::npos);
-  EXPECT_NE(problem([](EngineConfig& c) { c.hicache_write_policy = "never"; }).find("write_back"),
-            std::string::npos);
-  EXPECT_NE(problem([](EngineConfig& c) { c.hicache_storage_backend = "s3"; }).find("none or file"),
+  EXPECT_NE(problem([](EngineConfig& c) { c.cache.disable_radix_cache = true; }).find("contradict"),
             std::string::npos);
   EXPECT_NE(
-      problem([](EngineConfig& c) { c.hicache_disk_size_gb = 1e-9; }).find("--hicache-disk-size"),
+      problem([](EngineConfig& c) { c.tiers.hicache_write_policy = "never"; }).find("write_back"),
       std::string::npos);
+  EXPECT_NE(
+      problem([](EngineConfig& c) { c.tiers.hicache_storage_backend = "s3"; }).find("none or file"),
+      std::string::npos);
+  EXPECT_NE(problem([](EngineConfig& c) {
+              c.tiers.hicache_disk_size_gb = 1e-9;
+            }).find("--hicache-disk-size"),
+            std::string::npos);
   EXPECT_NE(problem([this](EngineConfig& c) {
               std::ofstream(folder_ / "file") << "no folder";
-              c.hicache_storage_path = folder_ / "file";
+              c.tiers.hicache_storage_path = folder_ / "file";
             }).find("--hicache-storage-path"),
             std::string::npos);
 }

@@ -95,7 +95,7 @@ class EngineBackend final : public Backend {
   RoleFrame role_frame(Role role, std::optional<Role> previous) const override {
     return frames_.frame(role, previous);
   }
-  bool can_prefetch() const override { return !engine()->config().disable_radix_cache; }
+  bool can_prefetch() const override { return !engine()->config().cache.disable_radix_cache; }
   bool can_join() const override { return engine()->can_join_branches(); }
 
   void generate(GenerateCall call, CallEvents events) override;
@@ -175,17 +175,18 @@ void EngineBackend::prefetch(std::string id, const Prompt& prompt,
 Result<std::string> EngineBackend::server_info() {
   const ModelInfo& info = engine()->model_info();
   const EngineStats stats = engine()->stats();
-  return json::serialize(json::object{{"model_path", engine()->config().model_path.string()},
-                                      {"architecture", info.architecture},
-                                      {"num_parameters", info.num_parameters},
-                                      {"context_length", engine()->context_length()},
-                                      {"max_total_num_tokens", engine()->config().max_total_tokens},
-                                      {"num_running", stats.num_running},
-                                      {"num_waiting", stats.num_waiting},
-                                      {"prompt_tokens_total", stats.prompt_tokens_total},
-                                      {"cached_tokens_total", stats.cached_tokens_total},
-                                      {"generation_tokens_total", stats.generation_tokens_total},
-                                      {"gen_throughput", stats.gen_throughput}});
+  return json::serialize(
+      json::object{{"model_path", engine()->config().model.model_path.string()},
+                   {"architecture", info.architecture},
+                   {"num_parameters", info.num_parameters},
+                   {"context_length", engine()->context_length()},
+                   {"max_total_num_tokens", engine()->config().cache.max_total_tokens},
+                   {"num_running", stats.num_running},
+                   {"num_waiting", stats.num_waiting},
+                   {"prompt_tokens_total", stats.prompt_tokens_total},
+                   {"cached_tokens_total", stats.cached_tokens_total},
+                   {"generation_tokens_total", stats.generation_tokens_total},
+                   {"gen_throughput", stats.gen_throughput}});
 }
 
 void EngineBackend::submit(GenerateRequest request, std::shared_ptr<Gathered> gathered) {
@@ -309,7 +310,8 @@ Result<std::shared_ptr<Backend>> engine_backend(std::shared_ptr<Engine> engine, 
 }
 
 Result<std::shared_ptr<Backend>> engine_backend(std::shared_ptr<Engine> engine) {
-  ChatFrames frames = ChatFrames::for_folder(engine->config().model_path, engine->tokenizer());
+  ChatFrames frames =
+      ChatFrames::for_folder(engine->config().model.model_path, engine->tokenizer());
   return engine_backend(std::move(engine), std::move(frames));
 }
 

@@ -9,8 +9,9 @@ namespace espalier::lang {
 
 EngineRequests::EngineRequests(std::shared_ptr<Engine> engine)
     : engine_(std::move(engine)),
-      queue_(std::make_shared<SubmissionQueue>(int64_t{engine_->config().max_running_requests} +
-                                               engine_->config().max_queued_requests)) {}
+      queue_(std::make_shared<SubmissionQueue>(
+          int64_t{engine_->config().schedule.max_running_requests} +
+          engine_->config().schedule.max_queued_requests)) {}
 
 EngineRequests::~EngineRequests() {
   cancel("");

@@ -531,8 +531,8 @@ TEST_F(Interpreter, ManyProgramsRunAtOnceOnFewThreads) {
 }
 
 TEST_F(Interpreter, MoreCallsThanTheEngineTakesWaitForTheirTurn) {
-  TestEngine small =
-      make_test_engine({.config = {.max_running_requests = 2, .max_queued_requests = 3}});
+  TestEngine small = make_test_engine(
+      {.config = {.schedule = {.max_running_requests = 2, .max_queued_requests = 3}}});
   const std::shared_ptr<Engine> engine = std::move(small.engine);
   backend_ = *engine_backend(engine, ChatFrames());
   State s = start(options());

@@ -47,7 +47,7 @@ void handle_props(const ContextPtr& context, HttpRequest&&, ResponsePtr response
   w.begin_object().key("default_generation_settings").begin_object().key("params");
   write_generation_settings(w, LlamaCppRequest{});
   w.member("n_ctx", engine.context_length()).end_object();
-  w.member("total_slots", engine.config().max_running_requests);
+  w.member("total_slots", engine.config().schedule.max_running_requests);
   w.member("model_alias", context->model_name);
   w.member("model_path", context->model_name);  // the host's folders are not shown
   write_modalities(w);
@@ -67,7 +67,7 @@ void handle_props(const ContextPtr& context, HttpRequest&&, ResponsePtr response
 // are another client's.
 void handle_slots(const ContextPtr& context, HttpRequest&& request, ResponsePtr response) {
   const int32_t running = context->engine.stats().num_running;
-  const int32_t total = std::max(context->engine.config().max_running_requests, running);
+  const int32_t total = std::max(context->engine.config().schedule.max_running_requests, running);
   if (running == total && request.query_param("fail_on_no_slot"))
     return send(response, fail(error(StatusCode::kUnavailable, "no slot available")));
   std::string out;

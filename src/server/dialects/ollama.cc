@@ -479,12 +479,12 @@ std::string size_text(int64_t parameters) {
 void write_details(JsonWriter& w, const Context& context) {
   const ModelInfo& info = context.engine.model_info();
   const EngineConfig& config = context.engine.config();
-  const bool gguf = config.model_path.extension() == ".gguf";
+  const bool gguf = config.model.model_path.extension() == ".gguf";
   w.key("details").begin_object().member("parent_model", "");
   w.member("format", gguf ? "gguf" : "safetensors").member("family", info.model_type);
   w.key("families").begin_array().value(info.model_type).end_array();
   w.member("parameter_size", size_text(info.num_parameters));
-  w.member("quantization_level", config.dtype).end_object();
+  w.member("quantization_level", config.model.dtype).end_object();
 }
 
 void write_ollama_model(JsonWriter& w, const Context& context, bool running) {
@@ -571,7 +571,7 @@ bool is_served(const Context& context, const std::string& model) {
     while (path.size() > 1 && path.ends_with('/')) path.pop_back();
     return std::filesystem::path(path).lexically_normal();
   };
-  const std::string path = context.engine.config().model_path.string();
+  const std::string path = context.engine.config().model.model_path.string();
   return !path.empty() && normal(model) == normal(path);
 }
 
