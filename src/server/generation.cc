@@ -163,11 +163,11 @@ Status Generation::prepare(GenerationItem& item) {
     }
     EncodeOptions options;
     options.add_special_tokens = request.add_special_tokens;
-    const int64_t held = body_.bytes();
-    ESP_RETURN_IF_ERROR(hold_memory(body_, held + std::ssize(request.text) * kTokenizerBytesPerByte,
-                                    "the prompt's tokens"));
+    const int64_t charged = body_.bytes();
+    ESP_RETURN_IF_ERROR(hold_memory(
+        body_, charged + std::ssize(request.text) * kTokenizerBytesPerByte, "the prompt's tokens"));
     request.input_ids = tokenizer->encode(request.text, options);
-    (void)body_.resize(held);
+    (void)body_.resize(charged);
   }
   if (request.session) {
     ESP_ASSIGN_OR_RETURN(item.prompt_ids,

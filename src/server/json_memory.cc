@@ -70,7 +70,7 @@ Status hold_memory(MemoryCharge& charge, int64_t num_bytes, std::string_view wha
 }
 
 JsonChargeScope::JsonChargeScope(MemoryCharge& charge)
-    : charge_(charge), held_(charge.bytes()), outer_(std::exchange(innermost, this)) {}
+    : charge_(charge), before_(charge.bytes()), outer_(std::exchange(innermost, this)) {}
 
 JsonChargeScope::~JsonChargeScope() {
   settle();
@@ -80,13 +80,13 @@ JsonChargeScope::~JsonChargeScope() {
 // A charge that was given away meanwhile holds nothing and stays so.
 void JsonChargeScope::settle() {
   if (innermost == nullptr) return;
-  (void)innermost->charge_.resize(std::min(innermost->charge_.bytes(), innermost->held_));
+  (void)innermost->charge_.resize(std::min(innermost->charge_.bytes(), innermost->before_));
 }
 
 Status JsonChargeScope::charge(int64_t num_bytes, std::string_view what) {
   if (innermost == nullptr) return {};
   MemoryCharge& charge = innermost->charge_;
-  return hold_memory(charge, std::max(charge.bytes(), innermost->held_ + num_bytes), what);
+  return hold_memory(charge, std::max(charge.bytes(), innermost->before_ + num_bytes), what);
 }
 
 }  // namespace espalier::server

@@ -40,7 +40,7 @@ class JsonChargeScope {
 
  private:
   MemoryCharge& charge_;
-  const int64_t held_;  // before the scope
+  const int64_t before_;  // before the scope
   JsonChargeScope* const outer_;
 };
 

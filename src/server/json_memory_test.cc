@@ -22,15 +22,15 @@ class CountingMemory final : public boost::json::memory_resource {
   int64_t peak = 0;
 
  private:
-  static int64_t held(size_t num_bytes) {
+  static int64_t charged(size_t num_bytes) {
     return static_cast<int64_t>((num_bytes + 8 + 15) / 16 * 16);
   }
   void* do_allocate(size_t num_bytes, size_t) override {
-    peak = std::max(peak, used_ += held(num_bytes));
+    peak = std::max(peak, used_ += charged(num_bytes));
     return ::operator new(num_bytes);
   }
   void do_deallocate(void* memory, size_t num_bytes, size_t) override {
-    used_ -= held(num_bytes);
+    used_ -= charged(num_bytes);
     ::operator delete(memory);
   }
   bool do_is_equal(const boost::container::pmr::memory_resource& other) const noexcept override {

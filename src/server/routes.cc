@@ -89,10 +89,10 @@ void handle(const ContextPtr& context, const Route& route, net::HttpRequest&& re
   const size_t size = request.body.size();
   if (size <= Context::kInlineBytes)
     return route.handler(context, std::move(request), std::move(response));
-  auto held = std::make_shared<net::HttpRequest>(std::move(request));  // the task is copyable
-  context->run_sized(size, response, [context, &route, size, held, response] {
-    const JsonChargeScope scope(held->body_charge);
-    route.handler(context, std::move(*held), response);
+  auto kept = std::make_shared<net::HttpRequest>(std::move(request));  // the task is copyable
+  context->run_sized(size, response, [context, &route, size, kept, response] {
+    const JsonChargeScope scope(kept->body_charge);
+    route.handler(context, std::move(*kept), response);
     // The heap keeps what millions of small values leave; the system gets it back.
     if (size >= kTrimmedBodyBytes) ::malloc_trim(0);
   });

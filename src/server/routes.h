@@ -33,7 +33,7 @@ struct Route {
 };
 
 // Calls the route's handler: here, or on a worker where the body is large, with its JSON charged to
-// the account of bodies. Until the handler has returned the body's own charge is held.
+// the account of bodies. Until the handler has returned the body's own charge stays.
 void handle(const ContextPtr& context, const Route& route, net::HttpRequest&& request,
             net::ResponsePtr response);
 
