@@ -151,12 +151,13 @@ TEST_F(UpstreamTest, StreamsPartByPart) {
 }
 
 TEST_F(UpstreamTest, CancellingIsSeenByTheServer) {
-  std::promise<void> gone;
+  std::promise<void> arrived, gone;
   Router router;
   ASSERT_TRUE(router
                   .add("POST", "/echo",
                        [&](HttpRequest&&, ResponsePtr response) {
                          response->on_disconnect([&, response] { gone.set_value(); });
+                         arrived.set_value();
                          response->start_stream(200, {});
                          response->write("x");
                        })
@@ -164,6 +165,8 @@ TEST_F(UpstreamTest, CancellingIsSeenByTheServer) {
   const auto server = *HttpServer::start({}, std::move(router));
   std::shared_ptr<UpstreamCall> call;
   const auto collector = begin(server->port(), "", &call);
+  // A call that is cancelled before it is sent never reaches the server.
+  ASSERT_EQ(arrived.get_future().wait_for(20s), std::future_status::ready);
   io_.post([&] { call->cancel(); });
   EXPECT_EQ(gone.get_future().wait_for(20s), std::future_status::ready);
   EXPECT_TRUE(collector->seen.failure.ok());

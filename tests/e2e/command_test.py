@@ -452,7 +452,7 @@ class CommandTest(unittest.TestCase):
 
     def test_the_events_setting_is_read(self):
         self.assert_usage_error(run("serve", "--kv-events-config", "yes"), "JSON object")
-        self.assert_usage_error(run("serve", "--kv-events-config", '{"publisher": "zmq"}'),
+        self.assert_usage_error(run("serve", "--kv-events-config", '{"publisher": "kafka"}'),
                                 "must be \"http\"")
         self.assert_usage_error(run("serve", "--kv-events-config", '{"buffer_steps": 0}'),
                                 "buffer_steps is 0")
