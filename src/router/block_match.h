@@ -11,8 +11,8 @@
 namespace espalier::router {
 
 struct BlockMatch {
-  // The workers that hold so many tokens of the prompt's begin, or more; from few to many tokens,
-  // each step with fewer workers than the one before.
+  // The workers whose caches hold at least the first `num_tokens` tokens of the prompt. Steps go
+  // from the shortest prefix to the longest, and each has fewer workers than the one before.
   struct Step {
     uint32_t num_tokens = 0;
     WorkerSet workers;
@@ -22,14 +22,14 @@ struct BlockMatch {
   bool at_leafs_end = false;
 };
 
-// A block counts as a worker's where one of the trees has it so; small ones count in steps of
-// tokens_per_node(). `slots`: the workers whose blocks
-// have this size.
+// A worker holds a block where one of the trees has the worker at that block's node. Matches of
+// blocks under 16 tokens are counted in steps of tokens_per_node().
 class BlockMatcher {
  public:
   BlockMatcher(const PromptTokens& prompt, std::span<const BlockTree* const> trees)
       : prompt_(prompt), trees_(trees) {}
 
+  // `slots`: the workers whose blocks have this size, in tokens.
   void add(uint32_t block_size, std::span<const WorkerSlot> slots);
   BlockMatch take();
 

@@ -109,14 +109,14 @@ void CacheMirror::store(Cache& cache, WorkerSlot worker, const KvEvent& event) {
         block_hash(at.hash, tokens, event.extras.empty() ? "" : std::string_view(event.extras[i]));
     at.num_tokens += event.block_size;
     const bool has_node = at.num_tokens % tokens_per_node(event.block_size) == 0;
+    const uint64_t name = event.hashes[i];
+    if (const auto named = cache.blocks.find(name);
+        named != cache.blocks.end() && named->second.hash != at.hash)
+      remove(cache, worker, name);  // which may have been the parent's name
     if (has_node) {
       if (parent_node != 0 && tree_.find(parent_node) == nullptr) return;  // evicted before this
       at.node = at.hash;
     }
-    const uint64_t name = event.hashes[i];
-    if (const auto named = cache.blocks.find(name);
-        named != cache.blocks.end() && named->second.hash != at.hash)
-      remove(cache, worker, name);
     if (cache.blocks.try_emplace(name, at).second && has_node &&
         !tree_.insert(parent_node, at.node, worker))
       ++cache.counts[at.node];

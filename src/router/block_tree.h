@@ -19,9 +19,9 @@ namespace espalier::router {
 // it from others of the same tokens. Two prompts share n blocks where their n-th hashes are equal.
 uint64_t block_hash(uint64_t parent, std::span<const int32_t> tokens, std::string_view extra);
 
-// Blocks of less than 16 tokens have a node in the tree where that many, or nearly, are complete:
-// so many tokens are from one node to the next. Caches give up their last blocks first, so what is
-// before such a block is held where that is.
+// Tokens of a prompt from one node of the tree to the next. Blocks of 16 tokens or more have a node
+// each; of smaller ones every (16 / block_size)-th has a node. A cache evicts a prompt's last
+// blocks first, so a worker that holds a node's block also holds the blocks since the node before.
 constexpr uint32_t tokens_per_node(uint32_t block_size) {
   return block_size >= 16 ? block_size : 16 / block_size * block_size;
 }

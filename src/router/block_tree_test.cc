@@ -221,5 +221,56 @@ TEST(BlockMatch, SeveralTreesCountAsOneAndLeavesEndConversations) {
   EXPECT_EQ(expected.num_nodes(), 0u);
 }
 
+// Events come from other processes, so they may contradict themselves: a name may stand twice in
+// an event, or be its own parent.
+TEST(CacheMirror, ANameThatItsOwnEventUsesAgainIsRenamed) {
+  const KvEvent stored{.type = KvEvent::Type::kStored,
+                       .hashes = {7, 7},
+                       .tokens = pieces({1, 2}),
+                       .block_size = kPiece};
+  const KvEvent own_parent{.type = KvEvent::Type::kStored,
+                           .hashes = {7},
+                           .parent = 7,
+                           .has_parent = true,
+                           .tokens = pieces({3}),
+                           .block_size = kPiece};
+  CacheMirror mirror;
+  mirror.apply(0, stored);
+  mirror.check_invariants();
+  mirror.apply(
+      1,
+      {.type = KvEvent::Type::kStored, .hashes = {7}, .tokens = pieces({1}), .block_size = kPiece});
+  mirror.apply(1, own_parent);
+  mirror.check_invariants();
+  mirror.clear(0);
+  mirror.clear(1);
+  EXPECT_EQ(mirror.tree().num_nodes(), 0u);
+}
+
+TEST(CacheMirror, DrawnEventsThatContradictEachOtherKeepTheInvariants) {
+  for (uint64_t seed = 0; seed < 30; ++seed) {
+    SCOPED_TRACE(seed);
+    Rng rng(seed);
+    CacheMirror mirror;
+    for (int i = 0; i < 500; ++i) {
+      KvEvent event{.type = rng.below(4) > 0 ? KvEvent::Type::kStored : KvEvent::Type::kRemoved,
+                    .parent = 1 + rng.below(8),
+                    .has_parent = rng.below(3) > 0,
+                    .block_size = seed % 2 == 0 ? kPiece : kPiece / 2};
+      for (uint64_t n = rng.below(5); n > 0; --n) {
+        event.hashes.push_back(1 + rng.below(8));
+        event.tokens.insert(event.tokens.end(), event.block_size,
+                            static_cast<int32_t>(rng.below(3)));
+      }
+      const auto worker = static_cast<WorkerSlot>(rng.below(3));
+      if (rng.below(100) == 0) mirror.clear(worker);
+      mirror.apply(worker, event);
+      mirror.check_invariants();
+    }
+    for (WorkerSlot worker = 0; worker < 3; ++worker) mirror.forget(worker);
+    EXPECT_EQ(mirror.tree().num_nodes(), 0u);
+  }
+}
+
 }  // namespace
 }  // namespace espalier::router

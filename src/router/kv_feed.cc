@@ -7,6 +7,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/big_endian.h"
 #include "base/log.h"
 #include "base/thread.h"
 #include "net/client.h"
@@ -50,15 +51,7 @@ std::string reachable(const std::string& endpoint, const std::string& host) {
 
 std::optional<uint64_t> read_number(std::string_view bytes) {
   if (bytes.size() != sizeof(uint64_t)) return std::nullopt;
-  uint64_t number = 0;
-  for (const char byte : bytes) number = number << 8 | static_cast<uint8_t>(byte);
-  return number;
-}
-
-std::string number_bytes(uint64_t number) {
-  std::string out;
-  for (int shift = 56; shift >= 0; shift -= 8) out += static_cast<char>(number >> shift & 0xff);
-  return out;
+  return read_big_endian(bytes);
 }
 
 }  // namespace
@@ -159,7 +152,8 @@ class KvFeed::Source {
     return true;
   }
   void ask(uint64_t from) {
-    const std::string number = number_bytes(from);
+    std::string number;
+    append_big_endian(number, from);
     const std::array<std::string_view, 2> frames = {"", number};
     // Where there is nobody to ask, the wait for an answer ends after a while.
     if (!replay_ || !replay_->send(frames).ok())

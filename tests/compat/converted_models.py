@@ -19,8 +19,9 @@ from harness import ROOT, Server, run
 SOURCE = os.environ.get("ESPALIER_MODEL_PATH") or os.path.join(ROOT, "share", "default_model")
 TEXT_TOKENS = 400
 ANSWER_TOKENS = 48
-# In nats. transformers computes in F32 as Espalier is told to; llama.cpp keeps keys and values in F16; and both engines
-# round activations to 8 bits beside quantised weights, each in its own way (real_model.py says more of that).
+# The largest difference of two log-probabilities, in nats. transformers computes in F32, and Espalier is told to as
+# well. llama.cpp stores keys and values in F16. For quantised weights both engines round activations to 8 bits, and
+# they round differently (real_model.py has the details).
 NEAR = {"transformers": 2e-3, "F32": 0.05, "Q8_0": 0.5}
 SAMPLING = ("temperature", "top_p", "min_p", "top_k", "repetition_penalty")
 
