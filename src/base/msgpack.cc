@@ -3,13 +3,21 @@
 #include <bit>
 #include <limits>
 
+#include "base/big_endian.h"
+
 namespace espalier {
 
 using MsgpackType = MsgpackToken::Type;
 
 void MsgpackWriter::put(uint8_t lead, uint64_t value, size_t size) {
   out_ += static_cast<char>(lead);
-  for (size_t i = size; i-- > 0;) out_ += static_cast<char>(value >> (8 * i) & 0xff);
+  append_big_endian(out_, value, size);
+}
+
+void MsgpackWriter::put_size(uint8_t lead, size_t size) {
+  if (size <= std::numeric_limits<uint8_t>::max()) return put(lead, size, 1);
+  if (size <= std::numeric_limits<uint16_t>::max()) return put(lead + 1, size, 2);
+  put(lead + 2, size, 4);
 }
 
 void MsgpackWriter::unsigned_integer(uint64_t value) {
@@ -36,25 +44,14 @@ void MsgpackWriter::text(std::string_view value) {
   const size_t n = value.size();
   if (n < 32) {
     put(static_cast<uint8_t>(0xa0 | n), 0, 0);
-  } else if (n <= 0xff) {
-    put(0xd9, n, 1);
-  } else if (n <= 0xffff) {
-    put(0xda, n, 2);
   } else {
-    put(0xdb, n, 4);
+    put_size(0xd9, n);
   }
   out_ += value;
 }
 
 void MsgpackWriter::bytes(std::string_view value) {
-  const size_t n = value.size();
-  if (n <= 0xff) {
-    put(0xc4, n, 1);
-  } else if (n <= 0xffff) {
-    put(0xc5, n, 2);
-  } else {
-    put(0xc6, n, 4);
-  }
+  put_size(0xc4, value.size());
   out_ += value;
 }
 
@@ -66,8 +63,7 @@ void MsgpackWriter::array(size_t size) {
 
 bool MsgpackReader::take(size_t size, uint64_t& value) {
   if (left_.size() < size) return false;
-  value = 0;
-  for (size_t i = 0; i < size; ++i) value = value << 8 | static_cast<uint8_t>(left_[i]);
+  value = read_big_endian(left_.substr(0, size));
   left_.remove_prefix(size);
   return true;
 }

@@ -27,6 +27,8 @@ class MsgpackWriter {
  private:
   // The lead byte, then the low `size` bytes of `value`, big-endian.
   void put(uint8_t lead, uint64_t value, size_t size);
+  // Behind the lead byte of sizes of 1 byte, or the next or next but one for 2 and 4 bytes.
+  void put_size(uint8_t lead, size_t size);
   std::string& out_;
 };
 

@@ -4,6 +4,7 @@
 #include <chrono>
 #include <utility>
 
+#include "base/big_endian.h"
 #include "base/log.h"
 #include "base/msgpack.h"
 #include "base/thread.h"
@@ -59,7 +60,7 @@ void write_kv_event(MsgpackWriter& w, const CacheEvent& event, int32_t page_size
 
 std::string big_endian(uint64_t number) {
   std::string out;
-  for (int shift = 56; shift >= 0; shift -= 8) out += static_cast<char>(number >> shift & 0xff);
+  append_big_endian(out, number);
   return out;
 }
 
@@ -161,8 +162,7 @@ void KvEventPublisher::answer_replays() {
   for (std::vector<std::string> asked = replay_->receive(); !asked.empty();
        asked = replay_->receive()) {
     if (asked.size() != 3 || asked[2].size() != sizeof(uint64_t)) continue;  // nothing to answer
-    uint64_t from = 0;
-    for (const char byte : asked[2]) from = from << 8 | static_cast<uint8_t>(byte);
+    const uint64_t from = read_big_endian(asked[2]);
     for (const Kept& kept : kept_) {
       if (kept.number < from) continue;
       const std::string number = big_endian(kept.number);
