@@ -110,7 +110,10 @@ def run_suite(server, seed, count):
 def formats():
     text = run("serve", "--tool-call-parser", "?").stderr
     names = text[text.index("one of") + len("one of"):] if "one of" in text else ""
-    return [name.strip(" '.\n") for name in names.replace(" or ", ", ").split(",") if name.strip(" '.\n")]
+    names = [name.strip(" '.\n") for name in names.replace(" or ", ", ").split(",") if name.strip(" '.\n")]
+    # A server refuses this one for models whose tokenizer has no response_template, and these have none.
+    names.remove("response_template")
+    return names
 
 
 def main():
