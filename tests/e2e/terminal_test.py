@@ -361,8 +361,8 @@ class Chat(unittest.TestCase):
     def test_an_interrupt_ends_the_answer_alone(self):
         with Terminal("chat", "--ignore-eos", env=self.env) as chat:
             chat.wait("> ")
-            chat.send("Tell me a long story.\r")
-            chat.wait("story.*[a-z]{3,} [a-z]{2,}")
+            chat.send("1, 2, 3?\r")  # no echo of it, however often the line is drawn, looks like an answer
+            chat.wait("[a-z]{3,} [a-z]{2,}")
             chat.send("\x03")
             chat.wait("tok/s")
             chat.wait("> ")
