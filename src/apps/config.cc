@@ -421,6 +421,9 @@ void add_answer_rows(SettingTable& table, ServerConfig& server) {
   shown_default(admin_key, "api-key");
   table.text("api-keys-file", server.api_keys_file, "FILE",
              "keys with names and limits a minute (JSON); SIGHUP reads it again");
+  refuse_empty_key(table.text("router-api-key", server.router_api_key, "KEY",
+                              "of a router alone (its worker-api-key): tenants that it states by "
+                              "headers count as those of api-keys-file"));
   add_tls_rows(table, server.tls);
   shown_default(table.list("cors-origins", server.cors_origins, "ORIGIN",
                            "whose pages may read answers; * is everyone, and each use adds one"),

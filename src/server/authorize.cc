@@ -1,11 +1,10 @@
 #include "server/authorize.h"
 
-#include <strings.h>
-
 #include <algorithm>
 
 #include "server/cache_namespace.h"
 #include "server/errors.h"
+#include "tenants/api_key.h"
 
 namespace espalier::server {
 
@@ -13,25 +12,8 @@ using net::HttpRequest;
 
 namespace {
 
-// Takes the same time however much of the key is right.
-bool same_key(std::string_view a, std::string_view b) {
-  unsigned difference = a.size() == b.size() ? 0 : 1;
-  for (size_t i = 0; i < a.size(); ++i) {
-    difference |= static_cast<unsigned char>(a[i]) ^
-                  static_cast<unsigned char>(b.empty() ? 0 : b[i % b.size()]);
-  }
-  return difference == 0;
-}
-
-// The key of "Authorization: Bearer KEY", or of "x-api-key: KEY" as Anthropic's clients send it;
-// empty: there is none.
 std::string_view key_of(const HttpRequest& request) {
-  constexpr std::string_view kScheme = "Bearer ";  // in any case (RFC 9110, 11.1)
-  const std::string* header = request.header("Authorization");
-  if (header != nullptr && ::strncasecmp(header->c_str(), kScheme.data(), kScheme.size()) == 0)
-    return std::string_view(*header).substr(kScheme.size());
-  const std::string* key = request.header("x-api-key");
-  return key != nullptr ? std::string_view(*key) : std::string_view();
+  return api_key_of(request.header("Authorization"), request.header("x-api-key"));
 }
 
 enum class Verdict { kAllowed, kUnauthorized, kForbidden };
@@ -45,7 +27,7 @@ Verdict authorize(const ServerConfig& config, const Tenants* tenants, Access acc
   if (access == Access::kOpen || (key.empty() && tenants == nullptr)) return Verdict::kAllowed;
   const std::string_view given = key_of(request);
   if (given.empty()) return Verdict::kUnauthorized;
-  if (tenants != nullptr && tenants->find(given) != nullptr)
+  if (tenants != nullptr && (tenants->is_router(given) || tenants->find(given) != nullptr))
     return for_admin ? Verdict::kForbidden : Verdict::kAllowed;
   // The administrator's key opens everything.
   if ((!key.empty() && same_key(given, key)) ||
@@ -98,9 +80,13 @@ bool is_loopback(std::string_view host) {
   return host == "localhost" || host == "::1" || host.starts_with("127.");
 }
 
-TenantPtr tenant_of(const Tenants* tenants, const HttpRequest& request) {
+TenantPtr tenant_of(Tenants* tenants, const HttpRequest& request) {
   if (tenants == nullptr) return nullptr;
-  return request.tenant.empty() ? tenants->find(key_of(request)) : tenants->named(request.tenant);
+  if (!request.tenant.empty()) return tenants->named(request.tenant);
+  const std::string_view key = key_of(request);
+  if (!tenants->is_router(key)) return tenants->find(key);
+  return tenants->stated(request.header(kTenantHeader), request.header(kTenantWeightHeader),
+                         request.header(kTenantPriorityHeader));
 }
 
 std::string owned_id(const Tenants* tenants, const Tenant* tenant, std::string_view id) {

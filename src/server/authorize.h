@@ -8,7 +8,7 @@
 #include "net/http.h"
 #include "server/routes.h"
 #include "server/server.h"
-#include "server/tenants.h"
+#include "tenants/tenants.h"
 
 namespace espalier::server {
 
@@ -24,8 +24,9 @@ bool is_admin(const ServerConfig& config, const Tenants* tenants, const net::Htt
 // Whether an address, as --host states it, is reached from this computer alone.
 bool is_loopback(std::string_view host);
 
-// The tenant whose key a request brings, or whose the process makes it; null: none.
-TenantPtr tenant_of(const Tenants* tenants, const net::HttpRequest& request);
+// The tenant whose key a request brings, that a router states with its own, or whose the process
+// makes it; null: none.
+TenantPtr tenant_of(Tenants* tenants, const net::HttpRequest& request);
 
 // The engine's name of what a client names `id`: with tenants each one's ids are its own. tenant:
 // null for a key that is no tenant's.

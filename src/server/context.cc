@@ -10,7 +10,7 @@
 #include "server/dialects/response_store.h"
 #include "server/errors.h"
 #include "server/observations.h"
-#include "server/tenants.h"
+#include "tenants/tenants.h"
 
 namespace espalier::server {
 

@@ -20,14 +20,14 @@
 
 namespace espalier {
 class Speller;
-}
+class Tenants;
+}  // namespace espalier
 
 namespace espalier::server {
 class BackgroundResponses;
 struct Batches;
 struct Observations;
 class ResponseStore;
-class Tenants;
 }  // namespace espalier::server
 
 namespace espalier::server {

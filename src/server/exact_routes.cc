@@ -55,7 +55,7 @@ Status check(const ExactBody& body) {
 }
 
 void add_rate_limits(Tenant& tenant, HttpResponse& response) {
-  for (auto& header : tenant.headers(std::chrono::steady_clock::now()))
+  for (auto& header : tenant.rate_limit_headers(std::chrono::steady_clock::now()))
     response.headers.push_back(std::move(header));
 }
 

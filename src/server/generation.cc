@@ -389,7 +389,7 @@ void Generation::abort_open() {
 
 void Generation::add_rate_limits(net::Headers& headers) const {
   if (caller_.tenant == nullptr) return;
-  for (auto& header : caller_.tenant->headers(std::chrono::steady_clock::now()))
+  for (auto& header : caller_.tenant->rate_limit_headers(std::chrono::steady_clock::now()))
     headers.push_back(std::move(header));
 }
 

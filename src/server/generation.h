@@ -17,8 +17,8 @@
 #include "server/errors.h"
 #include "server/json_writer.h"
 #include "server/request_log.h"
-#include "server/tenants.h"
 #include "server/tracing/request_span.h"
+#include "tenants/tenants.h"
 
 namespace espalier::server {
 
@@ -70,7 +70,8 @@ class Generation : public std::enable_shared_from_this<Generation> {
              bool stream);
   virtual ~Generation();
 
-  // Before begin(). `body`: what the parsed request takes, charged until its first token or its end.
+  // Before begin(). `body`: what the parsed request takes, charged until its first token or its
+  // end.
   void set_caller(Caller caller, MemoryCharge body);
   // Submits every prompt. All further life is the engine's events.
   void begin();

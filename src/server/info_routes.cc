@@ -421,7 +421,7 @@ void handle_metrics(const ContextPtr& context, HttpRequest&&, ResponsePtr respon
   }
   if (context->tenants != nullptr)
     for (const TenantPtr& tenant : context->tenants->all())
-      http.num_refused.emplace_back(tenant->name(), tenant->num_refused());
+      http.num_refused.emplace_back(tenant->name(), tenant->counts().refused);
   if (context->observed->gpus != nullptr) http.gpus = context->observed->gpus->figures();
   http.routes = context->observed->http->read();
   http.num_routing_keys = context->observed->http->num_routing_keys();

@@ -18,7 +18,7 @@
 #include "server/kv_event_publisher.h"
 #include "server/observations.h"
 #include "server/routes.h"
-#include "server/tenants.h"
+#include "tenants/tenants.h"
 #include "text/parse/tool_call_parser.h"
 
 namespace espalier {
@@ -34,7 +34,7 @@ namespace {
 // A server without a key answers every client: pages of other origins only where it is bound
 // to loopback, and there only under names that are its own.
 void set_reach(const ServerConfig& c, net::HttpServerConfig& http) {
-  const bool open = c.api_key.empty() && c.api_keys_file.empty(),
+  const bool open = c.api_key.empty() && c.api_keys_file.empty() && c.router_api_key.empty(),
              local = server::is_loopback(c.host);
   http.cors_origins = c.cors_origins;
   if (c.cors_origins.empty() && (!open || local)) http.cors_origins = {"*"};
@@ -76,10 +76,10 @@ Result<net::BoundAddress> bind(const ServerConfig& config) {
   return bound;
 }
 
-// Null without --api-keys-file.
-Result<std::unique_ptr<server::Tenants>> read_tenants(const ServerConfig& config) {
-  if (config.api_keys_file.empty()) return nullptr;
-  auto read = server::Tenants::read(config.api_keys_file);
+// Null without --api-keys-file and --router-api-key.
+Result<std::unique_ptr<Tenants>> read_tenants(const ServerConfig& config) {
+  if (config.api_keys_file.empty() && config.router_api_key.empty()) return nullptr;
+  auto read = Tenants::read(config.api_keys_file, config.router_api_key);
   if (!read) return fail(read.error().with_context("--api-keys-file"));
   return read;
 }
@@ -113,7 +113,7 @@ constexpr int32_t kBatchPriority = -1000;
 
 // A batch's line runs as a request of its tenant's to the same route would.
 void call_route(const ContextPtr& context, server::LineCall call, ResponsePtr response) {
-  const server::Tenants* const tenants = context->tenants.get();
+  const Tenants* const tenants = context->tenants.get();
   if (tenants != nullptr && !call.owner.empty() && tenants->named(call.owner) == nullptr)
     return response->send(server::error_response(
         server::Dialect::kOpenAi,
@@ -135,7 +135,7 @@ void call_route(const ContextPtr& context, server::LineCall call, ResponsePtr re
 // others have waiting does not count, so that no tenant stops another's batches.
 bool is_busy(const Context& context, const std::string& owner) {
   const bool has_share = context.engine.config().schedule.fair_share == "tenant";
-  const server::TenantPtr tenant =
+  const TenantPtr tenant =
       has_share && context.tenants != nullptr ? context.tenants->named(owner) : nullptr;
   return tenant != nullptr ? tenant->num_waiting() > 0 : context.engine.stats().num_waiting > 0;
 }
@@ -314,9 +314,9 @@ int Server::port() const { return impl_->http != nullptr ? impl_->http->port() :
 
 Status Server::reload() {
   const ServerConfig& c = impl_->context->config;
-  server::Tenants* const tenants = impl_->context->tenants.get();
+  Tenants* const tenants = impl_->context->tenants.get();
   ESP_ASSIGN_OR_RETURN(auto tls, net::read_tls(c.tls));
-  if (tenants != nullptr) {
+  if (tenants != nullptr && !c.api_keys_file.empty()) {
     ESP_RETURN_IF_ERROR(tenants->reload().with_context("--api-keys-file"));
     log_info("the keys of {} were read again: {} tenants", c.api_keys_file, tenants->all().size());
   }

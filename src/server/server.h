@@ -37,6 +37,7 @@ struct ServerConfig {
   std::string api_key;             // --api-key; empty: open
   std::string admin_api_key;       // --admin-api-key; empty: api_key
   std::string api_keys_file;       // --api-keys-file: keys with names and limits; empty: none
+  std::string router_api_key;      // --router-api-key: of a router that states tenants; empty: none
   // --ssl-certfile, --ssl-keyfile, --ssl-keyfile-password, --ssl-ca-certs: https alone is served
   // with this certificate; clients must show one where --ssl-ca-certs is stated. None: plain HTTP.
   net::TlsFiles tls;

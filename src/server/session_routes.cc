@@ -59,7 +59,7 @@ Status read_body(const Fields<T>& fields, const HttpRequest& request, T& out) {
 }
 
 std::string engine_name(const Context& context, const HttpRequest& request, std::string_view id) {
-  const Tenants* const tenants = context.tenants.get();
+  Tenants* const tenants = context.tenants.get();
   return owned_id(tenants, tenant_of(tenants, request).get(), id);
 }
 
