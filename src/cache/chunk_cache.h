@@ -9,7 +9,7 @@ class ChunkCache final : public PrefixCache {
  public:
   explicit ChunkCache(const PrefixCacheConfig& config) : PrefixCache(config) {}
 
-  bool reuses() const override { return false; }
+  const RadixTree* radix_tree() const override { return nullptr; }
   int32_t match(std::string_view, std::span<const TokenId>) const override { return 0; }
   uint64_t version() const override { return 0; }
   SequencePages begin(std::string_view cache_namespace, std::span<const TokenId> tokens,

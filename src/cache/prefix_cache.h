@@ -35,6 +35,7 @@ class CacheEventLog;
 class PageObserver;
 class PrefixCache;
 class RadixNode;
+class RadixTree;
 
 // The page table of one sequence: first pages that the cache owns, protected by this handle's lock,
 // then pages of its own. Move-only; the destructor releases both.
@@ -53,6 +54,7 @@ class SequencePages {
   int32_t num_pages() const { return static_cast<int32_t>(table_.size()); }
   int32_t num_shared_pages() const { return num_shared_; }
   bool holds() const { return cache_ != nullptr; }
+  const RadixNode* lock() const { return lock_; }  // null where nothing is shared
 
   // [num_pages()]: the window page of each page of the table. Entries of pages that the window has
   // passed are undefined and never read. Empty without window pages.
@@ -148,8 +150,8 @@ class PrefixCache {
     return (num_tokens + page_size_ - 1) / page_size_;
   }
 
-  // Whether a later sequence can reuse the pages of an earlier one.
-  virtual bool reuses() const = 0;
+  // The tree of the prefixes that later sequences can reuse; null where nothing is reused.
+  virtual const RadixTree* radix_tree() const = 0;
   bool has_window() const { return window_ != nullptr; }
 
   // How many leading tokens begin() would find, in whole pages. Changes nothing, not even the order

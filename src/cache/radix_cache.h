@@ -17,7 +17,7 @@ class RadixCache : public PrefixCache {
  public:
   explicit RadixCache(const PrefixCacheConfig& config);  // REQUIRES what make_prefix_cache checks
 
-  bool reuses() const override { return true; }
+  const RadixTree* radix_tree() const override { return &tree_; }
   int32_t match(std::string_view cache_namespace, std::span<const TokenId> tokens) const override;
   int32_t match_bound(std::string_view cache_namespace,
                       std::span<const TokenId> tokens) const override;

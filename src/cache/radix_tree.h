@@ -65,6 +65,8 @@ class RadixTree {
                   std::vector<Page>* pages = nullptr, int32_t priority = 0);
   void unlock(RadixNode* node);
   static int32_t num_tokens_to(const RadixNode* node);  // from the root to the node's end
+  // The child whose run has the same first page as `tokens`, at least a page; null: there is none.
+  RadixNode* child_of(const RadixNode* node, std::span<const Token> tokens) const;
   // On the node's path: these become evictable with unlock().
   int32_t num_pages_locked_once(const RadixNode* node) const;
 
@@ -122,7 +124,6 @@ class RadixTree {
   };
   Walk walk(std::string_view name_space, std::span<const Token> tokens) const;
 
-  RadixNode* child_of(const RadixNode* node, std::span<const Token> tokens) const;
   void delete_node(RadixNode* node);
   RadixNode* split(RadixNode* node, int32_t num_tokens);
   RadixNode* add_leaf(RadixNode* parent, std::span<const Token> tokens,

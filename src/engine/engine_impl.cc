@@ -419,7 +419,7 @@ Result<GrammarReport> EngineImpl::compile_grammar(const SamplingParams& params,
 
 bool EngineImpl::can_join_branches() const {
   const PrefixCache& cache = *cache_parts_.cache;
-  return cache.reuses() && cache.page_size() == 1 && !cache.has_window();
+  return cache.radix_tree() != nullptr && cache.page_size() == 1 && !cache.has_window();
 }
 
 void EngineImpl::join_branches(JoinRequest request, JoinDone done) {

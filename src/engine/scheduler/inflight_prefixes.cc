@@ -10,7 +10,7 @@ InflightPrefixes::InflightPrefixes(const SchedulerConfig& config, const PrefixCa
       tree_({.page_size = cache.page_size(), .has_pages = false}) {}
 
 void InflightPrefixes::add(Sequence& sequence) {
-  if (!cache_.reuses()) return;
+  if (cache_.radix_tree() == nullptr) return;
   const int32_t length = sequence.prefill_end - sequence.prefill_end % tree_.page_size();
   const std::span<const TokenId> run = sequence.first_tokens(length);
   RadixNode* node = tree_.lock(sequence.spec.cache_namespace, run);

@@ -237,7 +237,8 @@ void KvBudget::advance(Sequence& sequence) {
 // Only the policies that order by prefix admit a continuation first, so only with them retention
 // helps.
 void KvBudget::retain(const Sequence& sequence) {
-  if (config_.retention_steps == 0 || !orders_by_prefix(config_.policy) || !cache_.reuses()) return;
+  if (config_.retention_steps == 0 || !orders_by_prefix(config_.policy)) return;
+  if (cache_.radix_tree() == nullptr) return;
   const int32_t num_pages = cache_.num_exclusive_pages(sequence.kv.pages);
   retained_.push_back(
       {steps_.launched() + static_cast<uint64_t>(config_.retention_steps), num_pages});

@@ -94,7 +94,7 @@ WaitingShare& WaitQueue::share_of(const Sequence& sequence) {
   const SchedulePolicy policy = config_.policy;
   if (policy == SchedulePolicy::kDfsWeight)
     share.tree = std::make_unique<WaitingTree>(WaitingTree::Order::kDepthFirst, cache_);
-  if (policy == SchedulePolicy::kLpm && cache_.reuses())
+  if (policy == SchedulePolicy::kLpm && cache_.radix_tree() != nullptr)
     share.tree = std::make_unique<WaitingTree>(WaitingTree::Order::kLongestMatch, cache_);
   return share;
 }
