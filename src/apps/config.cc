@@ -277,14 +277,16 @@ void add_grammar_rows(SettingTable& table, EngineConfig& engine) {
                "sample every token, those that a grammar leaves no choice for too");
   table.toggle("disable-drafts", engine.grammar.disable_draft_tokens,
                "propose no draft tokens from earlier answers of the same grammar");
-  table.choice("speculative-algorithm", engine.speculation.speculative_algorithm, {"none", "NGRAM"},
+  table.choice("speculative-algorithm", engine.speculation.speculative_algorithm,
+               {"none", "NGRAM", "RADIX", "COMBINED"},
                "draft tokens for requests without a grammar, verified by the model's own samples: "
-               "NGRAM takes them from the request's text and from recent answers, where that is "
-               "measured to pay; changes no answer; on the CPU");
+               "NGRAM takes them from the request's text and from recent answers, RADIX from what "
+               "other requests said behind the same prefix, COMBINED from whichever was right of "
+               "late; where that is measured to pay; changes no answer; on the CPU");
   table.integer("speculative-num-draft-tokens", engine.speculation.speculative_num_draft_tokens, 1,
                 16, "draft tokens of one request in one step, at most");
   table.integer("speculative-ngram-capacity", engine.speculation.speculative_ngram_capacity, 32,
-                1 << 26, "tokens of recent answers that NGRAM searches");
+                1 << 26, "tokens of recent answers that NGRAM and COMBINED search");
   table.integer("grammar-threads", engine.grammar.grammar_threads, 1, 256,
                 "threads that compile grammars");
   table.number("grammar-compile-seconds", engine.grammar.grammar_compile_seconds, 0.001, 3600,

@@ -189,7 +189,7 @@ constexpr Group kGroups[] = {
      "enable-draft-weights-cpu-backup enable-linear-replayssm-spec "
      "speculative-enable-w4a4-mxfp4-megamoe"},
     {Rule::kRefused, kValue, "",
-     "draft models are not supported; --speculative-algorithm NGRAM needs none",
+     "draft models are not supported; --speculative-algorithm COMBINED needs none",
      "decoupled-spec-bind-endpoint decoupled-spec-connect-endpoints "
      "decoupled-spec-rank"},
     {Rule::kOnlyValue, kValue, "null", "draft models are not supported; leave it out",

@@ -159,10 +159,15 @@ Result<int32_t> resolve_total_tokens(const EngineConfig& user, const EngineConfi
 }
 
 Status check_speculation(const EngineConfig& c) {
-  if (c.speculation.speculative_algorithm != "none" &&
-      c.speculation.speculative_algorithm != "NGRAM")
-    return invalid_argument("speculative_algorithm is '{}', but must be none or NGRAM",
-                            c.speculation.speculative_algorithm);
+  constexpr std::string_view kAlgorithms[] = {"none", "NGRAM", "RADIX", "COMBINED"};
+  if (std::ranges::find(kAlgorithms, c.speculation.speculative_algorithm) == std::end(kAlgorithms))
+    return invalid_argument(
+        "speculative_algorithm is '{}', but must be none, NGRAM, RADIX or COMBINED",
+        c.speculation.speculative_algorithm);
+  if (c.speculation.speculative_algorithm == "RADIX" && c.cache.disable_radix_cache)
+    return invalid_argument(
+        "speculative_algorithm is RADIX, which reads the radix cache: leave disable_radix_cache "
+        "out, or set NGRAM");
   if (c.speculation.speculative_num_draft_tokens < 1 ||
       c.speculation.speculative_num_draft_tokens > 16)
     return invalid_argument("speculative_num_draft_tokens is {}, but must be 1 to 16",

@@ -125,8 +125,9 @@ struct GrammarSettings {
 };
 
 struct SpeculationSettings {
-  // none, or NGRAM: draft tokens for requests without a grammar, from their own text and from
-  // recent answers of their namespace. Changes no answer.
+  // none; or draft tokens for requests without a grammar: NGRAM from their own text and recent
+  // answers of their namespace, RADIX from what other requests said behind the same prefix,
+  // COMBINED from whichever of these was right of late. Changes no answer.
   std::string speculative_algorithm = "none";
   int32_t speculative_num_draft_tokens = 8;      // of one request in one step, at most
   int32_t speculative_ngram_capacity = 1 << 18;  // tokens of recent answers that are kept

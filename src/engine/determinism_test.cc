@@ -68,16 +68,17 @@ TEST_P(Determinism, Crowd) {
 // Greedy, sampled with filters, with log-probabilities and with penalties, which have no draft
 // tokens. Warm answers are continued from the history of the cold ones.
 TEST_P(Determinism, DraftTokens) {
-  EngineConfig config{.speculation = {.speculative_algorithm = "NGRAM"}};
-  for (const bool overlap : {true, false}) {
-    config.compute.disable_overlap_schedule = !overlap;
+  EngineConfig config;
+  for (const char* algorithm : {"NGRAM", "RADIX", "COMBINED"}) {
+    config.speculation.speculative_algorithm = algorithm;
+    config.compute.disable_overlap_schedule = *algorithm == 'R';
     auto engine = load_golden(GetParam(), config);
     ASSERT_NE(engine, nullptr);
     for (int round = 0; round < 3; ++round) {
       std::vector<Answer> answers;
       for (const GenerateRequest& request : make_requests())
         answers.push_back(answer_of(*engine->generate(request)));
-      expect_same(answers, alone_, "draft tokens, round " + std::to_string(round));
+      expect_same(answers, alone_, std::string(algorithm) + ", round " + std::to_string(round));
     }
     const EngineStats stats = engine->stats();
     EXPECT_GT(stats.drafted_tokens_total, 0);  // how many pay, the time of steps decides

@@ -31,6 +31,7 @@ class Gathering {
               std::back_inserter(r.input_logprobs));
     r.stats = event.stats;
     r.embedding = std::move(event.embedding);
+    r.entries_by_accepted = std::move(event.entries_by_accepted);
     r.next_logprobs = std::move(event.next_logprobs);
     if (!event.finish) return;
     r.finish = std::move(*event.finish);

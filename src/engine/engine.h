@@ -22,6 +22,7 @@
 #include "models/model.h"
 #include "seams/cache_event.h"
 #include "seams/cache_nodes.h"
+#include "seams/draft_counts.h"
 #include "tensor/work_pool.h"
 #include "text/tokenizer/tokenizer.h"
 
@@ -54,9 +55,10 @@ struct EngineStats {
   double host_seconds_total = 0;  // scheduling work of the steps, waits excluded
   int64_t forced_tokens_total = 0, forwards_saved_total = 0;  // jump-forward: see RequestStats
   int64_t drafted_tokens_total = 0, accepted_draft_tokens_total = 0;
-  int64_t verify_steps_total = 0;                                    // entries with draft tokens
-  int64_t num_masks_total = 0;                                       // of constrained entries
-  double mask_seconds_total = 0;                                     // of the scheduler's thread
+  int64_t verify_steps_total = 0;       // entries with draft tokens
+  std::vector<DraftCounts> by_drafter;  // the same by Drafter, of Engine::stats() alone
+  int64_t num_masks_total = 0;          // of constrained entries
+  double mask_seconds_total = 0;        // of the scheduler's thread
   int64_t num_grammars_total = 0, num_grammar_cache_hits_total = 0;  // requests with a grammar
   int64_t num_grammars_cancelled_total = 0, num_grammars_compiled_total = 0;
   double grammar_compile_seconds_total = 0;
@@ -74,6 +76,12 @@ struct EngineStats {
   int64_t scratch_bytes = 0, graph_bytes = 0;  // of a GPU; graphs: reserved for
   double gen_throughput = 0;                   // output tokens a second over the last few seconds
 
+  // Tokens of an entry that verified draft tokens, its own too; 0 where there was none.
+  double spec_accept_length() const {
+    return verify_steps_total == 0 ? 0.0
+                                   : 1 + static_cast<double>(accepted_draft_tokens_total) /
+                                             static_cast<double>(verify_steps_total);
+  }
   double cache_hit_rate() const {
     return prompt_tokens_total == 0 ? 0.0
                                     : static_cast<double>(cached_tokens_total) /
@@ -89,7 +97,8 @@ struct GenerateResult {
   std::vector<float> embedding;  // of a request with `embed`
   FinishReason finish;
   std::vector<TokenLogprobs> input_logprobs, output_logprobs;
-  std::optional<TokenLogprobs> next_logprobs;  // as TokenEvent's
+  std::optional<TokenLogprobs> next_logprobs;  // as TokenEvent's, as is:
+  std::vector<int32_t> entries_by_accepted;
   RequestStats stats;
 };
 

@@ -94,6 +94,7 @@ struct Tally {
   int64_t seeds = 0, requests = 0, samples = 0, of_sessions = 0, aborts = 0, failures = 0;
   int64_t refusals = 0, retractions = 0, pauses = 0, flushes = 0, cached_tokens = 0, lost = 0;
   int64_t full = 0, evictions = 0;  // of the refusals
+  int64_t drafted = 0, accepted = 0, by_radix = 0;
   int64_t loads = 0, loads_late = 0, loads_in_part = 0, tier_tokens = 0;
 };
 
@@ -116,6 +117,10 @@ class EngineSimulation {
     config.schedule.priority_scheduling_preemption_threshold = 1;
     config.cache.disable_radix_cache = rng_.below(6) == 0;
     config.compute.disable_overlap_schedule = rng_.below(4) == 0;
+    constexpr const char* kDrafters[] = {"none", "NGRAM", "COMBINED", "RADIX"};
+    const size_t num_drafters = std::size(kDrafters) - (config.cache.disable_radix_cache ? 1 : 0);
+    config.speculation.speculative_algorithm = kDrafters[mix64(seed) % num_drafters];
+    config.speculation.speculative_num_draft_tokens = static_cast<int32_t>(1 + seed % 16);
     config.cache.num_cache_events = rng_.below(3) == 0 ? 100 : 0;
     config.model.skip_tokenizer_init = true;
     config.check_invariants = true;
@@ -325,6 +330,10 @@ class EngineSimulation {
     tally_.requests += static_cast<int64_t>(asked_.size());
     tally_.retractions += stats.num_retractions_total;
     tally_.cached_tokens += stats.cached_tokens_total;
+    tally_.drafted += stats.drafted_tokens_total;
+    tally_.accepted += stats.accepted_draft_tokens_total;
+    tally_.by_radix += stats.by_drafter[static_cast<size_t>(Drafter::kRadix)].accepted_tokens;
+    check_drafters(stats);
     tally_.loads += stats.tiers.loads;
     tally_.loads_late += stats.tiers.loads_late;
     tally_.loads_in_part += stats.tiers.loads_in_part;
@@ -335,6 +344,22 @@ class EngineSimulation {
       tally_.aborts += a->aborted ? 1 : 0;
       for (const SampleEvents& h : a->samples) check_sample(*a, h);
     }
+  }
+
+  // The counts by drafter are those of all together.
+  static void check_drafters(const EngineStats& stats) {
+    DraftCounts sum;
+    for (const DraftCounts& counts : stats.by_drafter) {
+      sum.drafted_tokens += counts.drafted_tokens;
+      sum.accepted_tokens += counts.accepted_tokens;
+      int64_t num_entries = 0;
+      for (const int64_t entries : counts.accepted_lengths.entries) num_entries += entries;
+      EXPECT_EQ(num_entries, counts.verify_steps);
+      sum.verify_steps += counts.verify_steps;
+    }
+    EXPECT_EQ(sum.drafted_tokens, stats.drafted_tokens_total);
+    EXPECT_EQ(sum.accepted_tokens, stats.accepted_draft_tokens_total);
+    EXPECT_EQ(sum.verify_steps, stats.verify_steps_total);
   }
 
   void check_sample(const Asked& a, const SampleEvents& sample_events) {
@@ -433,6 +458,7 @@ TEST(EngineSimulation, EveryRequestGetsItsOwnTokensAndOneEnd) {
     total.refusals += t.refusals, total.retractions += t.retractions, total.pauses += t.pauses;
     total.flushes += t.flushes, total.cached_tokens += t.cached_tokens, total.lost += t.lost;
     total.full += t.full, total.evictions += t.evictions;
+    total.drafted += t.drafted, total.accepted += t.accepted, total.by_radix += t.by_radix;
     total.loads += t.loads, total.loads_late += t.loads_late;
     total.loads_in_part += t.loads_in_part, total.tier_tokens += t.tier_tokens;
   };
@@ -445,12 +471,13 @@ TEST(EngineSimulation, EveryRequestGetsItsOwnTokensAndOneEnd) {
       "%lld seeds of whole engines: %lld requests (%lld of sessions), %lld samples; %lld aborts, "
       "%lld failing entries, %lld refusals (%lld by a full queue, %lld evicted from it), %lld "
       "retractions, %lld pauses, %lld flushes; %lld loads (%lld late, %lld in part) of %lld "
-      "tokens; "
+      "tokens; %lld draft tokens (%lld accepted, %lld of the radix tree's); "
       "%lld lost\n",
       n(total.seeds), n(total.requests), n(total.of_sessions), n(total.samples), n(total.aborts),
       n(total.failures), n(total.refusals), n(total.full), n(total.evictions), n(total.retractions),
       n(total.pauses), n(total.flushes), n(total.loads), n(total.loads_late),
-      n(total.loads_in_part), n(total.tier_tokens), n(total.lost));
+      n(total.loads_in_part), n(total.tier_tokens), n(total.drafted), n(total.accepted),
+      n(total.by_radix), n(total.lost));
   if (one != 0) return;
   // It means something.
   const auto count = static_cast<int64_t>(num_seeds);
@@ -459,7 +486,10 @@ TEST(EngineSimulation, EveryRequestGetsItsOwnTokensAndOneEnd) {
   EXPECT_GT(total.cached_tokens, count * 20);
   EXPECT_GT(total.aborts + total.failures, count);
   EXPECT_GT(total.retractions, count / 10);
-  EXPECT_GT(total.loads, count / 4);
+  EXPECT_GT(total.drafted, count);
+  EXPECT_GT(total.accepted, count / 4);
+  EXPECT_GT(total.by_radix, count / 20);
+  EXPECT_GT(total.loads, count / 5);
   EXPECT_GT(total.loads_late, count / 20);
   EXPECT_GT(total.loads_in_part, count / 20);
   EXPECT_GT(total.tier_tokens, count / 2);

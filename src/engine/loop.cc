@@ -45,7 +45,7 @@ EngineLoop::EngineLoop(const EngineConfig& config, const ModelInfo& info, Execut
       cache_(cache),
       tiers_(tiers),
       masks_(tokenizer, requests_.samples(), info.vocab_size, config.grammar.grammar_mask_threads),
-      proposer_(config, requests_, masks_),
+      proposer_(config, requests_, masks_, cache),
       events_({.requests = requests_,
                .registry = registry,
                .sessions = sessions,

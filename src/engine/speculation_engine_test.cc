@@ -3,8 +3,11 @@
 // policy goes by acceptance alone and the counts are the same in every run.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <string>
+#include <vector>
 
+#include "base/rng.h"
 #include "engine/testing/test_engine.h"
 
 namespace espalier {
@@ -49,9 +52,14 @@ TEST(SpeculationEngine, AnswersAreTheSameInFewerSteps) {
   }
 }
 
-TEST(SpeculationEngine, StopStringsAndLengthsEndWithinAcceptedTokens) {
+class SpeculationEngineOf : public testing::TestWithParam<std::string> {};
+INSTANTIATE_TEST_SUITE_P(Drafters, SpeculationEngineOf,
+                         testing::Values("NGRAM", "RADIX", "COMBINED"),
+                         [](const auto& drafter) { return drafter.param; });
+
+TEST_P(SpeculationEngineOf, StopStringsAndLengthsEndWithinAcceptedTokens) {
   Script script;
-  const TestEngine drafting = make_engine("NGRAM", script);
+  const TestEngine drafting = make_engine(GetParam(), script);
   const TestEngine plain = make_engine("none", script);
   for (const char* stop : {"fox", "jumps over", "lazy", "e laz", "g"}) {
     GenerateRequest request = request_of(kPrompt, 64);
@@ -70,10 +78,91 @@ TEST(SpeculationEngine, StopStringsAndLengthsEndWithinAcceptedTokens) {
   EXPECT_GT(drafting.engine->stats().accepted_draft_tokens_total, 300);
 }
 
-TEST(SpeculationEngine, ARequestMayHaveNone) {
+// What one request said behind a prefix is drafted for the next one, from the tree alone.
+TEST(SpeculationEngine, TheTreeKnowsWhatOthersSaid) {
+  for (const bool overlap : {true, false})
+    for (const int32_t page_size : {1, 4}) {
+      const EngineConfig config{.compute = {.disable_overlap_schedule = !overlap},
+                                .cache = {.page_size = page_size}};
+      Script script;
+      const TestEngine drafting = make_engine("RADIX", script, config);
+      const GenerateRequest request = request_of("0123456789", 120);
+      const auto first = drafting.engine->generate(request);
+      ASSERT_TRUE(first);
+      EXPECT_EQ(first->stats.drafted_tokens, 0) << "nobody has said it before";
+      EXPECT_TRUE(first->entries_by_accepted.empty());
+      const int64_t num_steps = drafting.device->num_steps();
+      const auto again = drafting.engine->generate(request);
+      ASSERT_TRUE(again);
+      EXPECT_EQ(again->output_ids, first->output_ids);
+      EXPECT_GT(again->stats.accepted_draft_tokens, 90);
+      EXPECT_LT(drafting.device->num_steps() - num_steps, 30);
+      GenerateRequest elsewhere = request;
+      elsewhere.extra_key = "another";
+      EXPECT_EQ(drafting.engine->generate(elsewhere)->stats.drafted_tokens, 0) << "a namespace";
+
+      int32_t num_entries = 0, num_accepted = 0;
+      for (size_t n = 0; n < again->entries_by_accepted.size(); ++n) {
+        num_entries += again->entries_by_accepted[n];
+        num_accepted += static_cast<int32_t>(n) * again->entries_by_accepted[n];
+      }
+      EXPECT_EQ(num_entries, again->stats.verify_steps);
+      EXPECT_EQ(num_accepted, again->stats.accepted_draft_tokens);
+      const auto by_drafter = drafting.engine->stats().by_drafter;
+      ASSERT_EQ(by_drafter.size(), kNumDrafters);
+      const DraftCounts& radix = by_drafter[static_cast<size_t>(Drafter::kRadix)];
+      EXPECT_EQ(radix.accepted_tokens, again->stats.accepted_draft_tokens);
+      EXPECT_EQ(radix.verify_steps, again->stats.verify_steps);
+      EXPECT_EQ(by_drafter[static_cast<size_t>(Drafter::kNgram)].verify_steps, 0);
+    }
+}
+
+// Requests in turn in a pool that evicts: every one of them finds in the cache what it finds there
+// without draft tokens, under each policy of eviction.
+TEST(SpeculationEngine, TheCacheIsAsWithoutDraftTokens) {
+  for (const char* policy : {"lru", "lfu", "slru"})
+    for (const int32_t page_size : {1, 4}) {
+      EngineConfig config;
+      config.cache.page_size = page_size;
+      config.cache.max_total_tokens = 640;
+      config.cache.radix_eviction_policy = policy;
+      Script script;
+      const TestEngine plain = make_engine("none", script, config);
+      std::vector<TestEngine> drafting;
+      for (const char* algorithm : {"NGRAM", "RADIX", "COMBINED"})
+        drafting.push_back(make_engine(algorithm, script, config));
+      Rng rng(31);
+      std::vector<std::string> prompts;
+      for (int i = 0; i < 12; ++i) {
+        std::string prompt = prompts.empty() ? "" : prompts[rng.below(prompts.size())];
+        prompt.resize(std::min<size_t>(prompt.size(), rng.below(40)));
+        for (int k = 0; k < 20; ++k) prompt.push_back(static_cast<char>('a' + rng.below(26)));
+        prompts.push_back(prompt);
+      }
+      for (int round = 0; round < 80; ++round) {
+        const auto request = request_of(prompts[rng.below(prompts.size())],
+                                        static_cast<int32_t>(rng.between(1, 60)));
+        const auto want = plain.engine->generate(request);
+        ASSERT_TRUE(want);
+        for (const TestEngine& engine : drafting) {
+          const auto got = engine.engine->generate(request);
+          ASSERT_TRUE(got);
+          EXPECT_EQ(got->output_ids, want->output_ids);
+          ASSERT_EQ(got->stats.cached_tokens, want->stats.cached_tokens)
+              << policy << ", pages of " << page_size << ", round " << round;
+        }
+      }
+      for (const TestEngine& engine : drafting)
+        EXPECT_GT(engine.engine->stats().accepted_draft_tokens_total, 500);
+      EXPECT_GT(plain.engine->stats().cached_tokens_total, 500);
+    }
+}
+
+TEST_P(SpeculationEngineOf, ARequestMayHaveNone) {
   Script script;
-  const TestEngine drafting = make_engine("NGRAM", script);
+  const TestEngine drafting = make_engine(GetParam(), script);
   GenerateRequest request = request_of(kPrompt, 40);
+  EXPECT_TRUE(drafting.engine->generate(request));
   request.sampling.draft_tokens = false;
   EXPECT_EQ(drafting.engine->generate(request)->stats.drafted_tokens, 0);
   request.sampling.draft_tokens = true;
@@ -81,9 +170,9 @@ TEST(SpeculationEngine, ARequestMayHaveNone) {
   EXPECT_EQ(drafting.engine->generate(request)->stats.drafted_tokens, 0) << "penalties";
 }
 
-TEST(SpeculationEngine, TextThatDoesNotRepeatCostsNoSteps) {
+TEST_P(SpeculationEngineOf, TextThatDoesNotRepeatCostsNoSteps) {
   Script script;
-  const TestEngine drafting = make_engine("NGRAM", script);
+  const TestEngine drafting = make_engine(GetParam(), script);
   const auto got = drafting.engine->generate(request_of("0123456789", 200));
   ASSERT_TRUE(got);
   EXPECT_EQ(got->output_ids, script.answer(bytes_of("0123456789"), 200));
@@ -98,7 +187,11 @@ TEST(SpeculationEngine, RefusesWhatIsNotKnown) {
     ASSERT_FALSE(made);
     EXPECT_NE(made.error().message().find(why), std::string::npos) << made.error().message();
   };
-  refused({.speculation = {.speculative_algorithm = "EAGLE"}}, "must be none or NGRAM");
+  refused({.speculation = {.speculative_algorithm = "EAGLE"}},
+          "must be none, NGRAM, RADIX or COMBINED");
+  refused(
+      {.cache = {.disable_radix_cache = true}, .speculation = {.speculative_algorithm = "RADIX"}},
+      "reads the radix cache");
   refused({.speculation = {.speculative_num_draft_tokens = 17}}, "must be 1 to 16");
   refused({.speculation = {.speculative_ngram_capacity = 1}}, "must be 32 to");
   refused({.compute = {.device = "cuda"}, .speculation = {.speculative_algorithm = "NGRAM"}},

@@ -9,6 +9,7 @@ void StatsPublisher::publish() {
   const PrefixCacheSizes pages = cache_.sizes();
   const FinishCounts& ends = events_.counts();
   const int32_t page_size = cache_.page_size();
+  const bool has_verified = s.verify_steps != totals_.verify_steps_total;
   totals_.num_running = s.num_running;
   totals_.num_waiting = s.num_waiting;
   totals_.num_finished_total = ends.finished;
@@ -35,6 +36,7 @@ void StatsPublisher::publish() {
     throughput_.add(clock_.now(), count);
   std::lock_guard lock(mutex_);
   published_ = totals_;
+  if (has_verified) published_by_drafter_ = *s.by_drafter;
   published_throughput_ = throughput_;
 }
 
@@ -42,7 +44,9 @@ EngineStats StatsPublisher::snapshot() const {
   std::unique_lock lock(mutex_);
   EngineStats s = published_;
   const ThroughputWindow throughput = published_throughput_;
+  const DraftTotals by_drafter = published_by_drafter_;
   lock.unlock();
+  s.by_drafter.assign(by_drafter.begin(), by_drafter.end());
   s.gen_throughput = throughput.per_second(clock_.now());
   s.num_requests_total = registry_.num_requests_total();
   // Samples whose prompts are being tokenised wait too.

@@ -40,7 +40,8 @@ class StatsPublisher {
   ThroughputWindow throughput_;
 
   mutable std::mutex mutex_;
-  EngineStats published_;  // guarded, as is:
+  EngineStats published_;               // guarded, as are:
+  DraftTotals published_by_drafter_{};  // apart, for it is large and seldom changes
   ThroughputWindow published_throughput_;
 };
 

@@ -70,6 +70,9 @@ struct TokenEvent {
   // token_ids_logprob: of the token that would follow the prompt; its `logprob` is the likeliest's.
   std::optional<TokenLogprobs> next_logprobs;
   std::vector<float> embedding;  // in the terminal event of an embedding request
+  // In the terminal event, where draft tokens were verified: entries by how many they accepted
+  // (AcceptedLengths).
+  std::vector<int32_t> entries_by_accepted;
   std::optional<FinishReason> finish;
   RequestStats stats;
 };

@@ -141,15 +141,15 @@ bool GrammarProposer::forces_after_next(SequenceId id) {
          masks_.jump_forward().forces_behind_all(*sample.matcher, sample.recent, choices);
 }
 
-void GrammarProposer::propose_draft_tokens(SequenceId id, DraftTokens& draft) {
-  SampleState& sample = requests_.sample(id);
+void GrammarProposer::propose_draft_tokens(const DraftSite& site, DraftTokens& draft) {
+  SampleState& sample = requests_.sample(site.id);
   if (uses_history(sample))
     history_->append(sample.request->draft_scope, *sample.matcher, sample.recent, draft);
 }
 
 // The next token and two behind it: one draft token is not worth the wait.
-bool GrammarProposer::draft_tokens_after_next(SequenceId id) {
-  SampleState& sample = requests_.sample(id);
+bool GrammarProposer::draft_tokens_after_next(const DraftSite& site) {
+  SampleState& sample = requests_.sample(site.id);
   return uses_history(sample) &&
          history_->any(sample.request->draft_scope, *sample.matcher, sample.recent, 3);
 }

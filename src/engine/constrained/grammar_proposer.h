@@ -36,8 +36,8 @@ class GrammarProposer final : public TokenProposer {
 
   void propose_forced(SequenceId id, std::vector<TokenId>& forced) override;
   bool forces_after_next(SequenceId id) override;
-  void propose_draft_tokens(SequenceId id, DraftTokens& draft) override;
-  bool draft_tokens_after_next(SequenceId id) override;
+  void propose_draft_tokens(const DraftSite& site, DraftTokens& draft) override;
+  bool draft_tokens_after_next(const DraftSite& site) override;
 
  private:
   bool uses_history(const SampleState& sample) const;

@@ -86,6 +86,11 @@ void EventEmitter::on_pooled(SequenceId id, std::vector<float>&& vector) {
   shape_embedding(sample.event.embedding, *parts_.pooled, sample.request->dimensions);
 }
 
+void EventEmitter::on_verified(SequenceId id, std::span<const int32_t> entries_by_accepted) {
+  parts_.requests.sample(id).event.entries_by_accepted.assign(entries_by_accepted.begin(),
+                                                              entries_by_accepted.end());
+}
+
 void EventEmitter::on_finish(SequenceId id, FinishReason reason, const RequestStats& stats) {
   finish(parts_.requests.sample(id), std::move(reason), stats);
   parts_.requests.remove_sequence(id);

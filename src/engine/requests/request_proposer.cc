@@ -6,14 +6,17 @@
 namespace espalier {
 
 RequestProposer::RequestProposer(const EngineConfig& config, const RequestTable& requests,
-                                 StepMasks& masks)
+                                 StepMasks& masks, const PrefixCache& cache)
     : overlap_(!config.compute.disable_overlap_schedule),
       requests_(requests),
       grammars_(config, requests, masks) {
-  if (config.speculation.speculative_algorithm == "none") return;
-  speculator_ = std::make_unique<Speculator>(
-      Speculator::Config{.draft_tokens_max = config.speculation.speculative_num_draft_tokens,
-                         .history_tokens = config.speculation.speculative_ngram_capacity});
+  const SpeculationSettings& settings = config.speculation;
+  if (settings.speculative_algorithm == "none") return;
+  speculator_ = std::make_unique<Speculator>(Speculator::Config{
+      .draft_tokens_max = settings.speculative_num_draft_tokens,
+      .history_tokens = settings.speculative_ngram_capacity,
+      .uses_ngrams = settings.speculative_algorithm != "RADIX",
+      .tree = settings.speculative_algorithm != "NGRAM" ? cache.radix_tree() : nullptr});
 }
 
 void RequestProposer::start(SampleState& sample, int32_t max_new_tokens) {
@@ -49,18 +52,18 @@ bool RequestProposer::forces_after_next(SequenceId id) {
   return !requests_.sample(id).speculates && grammars_.forces_after_next(id);
 }
 
-void RequestProposer::propose_draft_tokens(SequenceId id, DraftTokens& draft) {
-  SampleState& sample = requests_.sample(id);
+void RequestProposer::propose_draft_tokens(const DraftSite& site, DraftTokens& draft) {
+  SampleState& sample = requests_.sample(site.id);
   if (sample.speculates)
-    speculator_->propose(*sample.speculative, draft);
+    speculator_->propose(*sample.speculative, site, draft);
   else
-    grammars_.propose_draft_tokens(id, draft);
+    grammars_.propose_draft_tokens(site, draft);
 }
 
-bool RequestProposer::draft_tokens_after_next(SequenceId id) {
-  const SampleState& sample = requests_.sample(id);
-  if (!sample.speculates) return grammars_.draft_tokens_after_next(id);
-  return overlap_ && speculator_->pays_to_wait(*sample.speculative);
+bool RequestProposer::draft_tokens_after_next(const DraftSite& site) {
+  SampleState& sample = requests_.sample(site.id);
+  if (!sample.speculates) return grammars_.draft_tokens_after_next(site);
+  return overlap_ && speculator_->pays_to_wait(*sample.speculative, site);
 }
 
 void RequestProposer::observe_step(const ForwardBatch& batch, double seconds) {

@@ -1,8 +1,9 @@
 // The TokenProposer of all requests: a sample with a grammar or text to heal gets what its grammar
-// proposes, any other one draft tokens from its text and recent answers, where these are on.
+// proposes, any other one draft tokens from its text, recent answers and the radix tree, where
+// these are on.
 //
 // Not thread-safe: the loop's thread alone uses it. Owns the grammars' proposer; borrows
-// the table and the masks.
+// the table, the masks and the cache.
 #pragma once
 
 #include <memory>
@@ -18,7 +19,8 @@ namespace espalier {
 
 class RequestProposer final : public TokenProposer {
  public:
-  RequestProposer(const EngineConfig& config, const RequestTable& requests, StepMasks& masks);
+  RequestProposer(const EngineConfig& config, const RequestTable& requests, StepMasks& masks,
+                  const PrefixCache& cache);
 
   GrammarProposer& grammars() { return grammars_; }
 
@@ -30,8 +32,8 @@ class RequestProposer final : public TokenProposer {
 
   void propose_forced(SequenceId id, std::vector<TokenId>& forced) override;
   bool forces_after_next(SequenceId id) override;
-  void propose_draft_tokens(SequenceId id, DraftTokens& draft) override;
-  bool draft_tokens_after_next(SequenceId id) override;
+  void propose_draft_tokens(const DraftSite& site, DraftTokens& draft) override;
+  bool draft_tokens_after_next(const DraftSite& site) override;
   void observe_step(const ForwardBatch& batch, double seconds) override;
 
  private:

@@ -147,6 +147,12 @@ bool BatchBuilder::may_draft(const Sequence& sequence) const {
          !(sequence.spec.has_grammar && sequence.spec.sampling->return_logprob);
 }
 
+namespace {
+DraftSite site_of(const Sequence& sequence) {
+  return {.id = sequence.spec.id, .tokens = sequence.tokens, .pages = sequence.kv.pages};
+}
+}  // namespace
+
 // Draft tokens behind an entry of `num_query_tokens` known tokens.
 void BatchBuilder::propose_draft_tokens(Sequence& sequence, int32_t num_query_tokens) {
   draft_tokens_.clear();
@@ -159,7 +165,7 @@ void BatchBuilder::propose_draft_tokens(Sequence& sequence, int32_t num_query_to
   if (most <= 0) return;
   draft_tokens_.tokens_max = static_cast<int32_t>(most);
   draft_tokens_.samples_max = draft_samples_left_;
-  proposer_.propose_draft_tokens(spec.id, draft_tokens_);
+  proposer_.propose_draft_tokens(site_of(sequence), draft_tokens_);
   const auto count = static_cast<int32_t>(draft_tokens_.tokens.size());
   ESP_CHECK(count <= most && std::ssize(draft_tokens_.samples) <= draft_samples_left_);
   if (count > 0 && !budget_.grow(sequence, begin + count)) return draft_tokens_.clear();
@@ -172,7 +178,7 @@ bool BatchBuilder::waits_for_draft_tokens(Sequence& sequence) {
   if (!may_draft(sequence) || !steps_.in_flight(sequence.last_step) ||
       sequence.num_launched != sequence.num_tokens() || sequence.stale_step >= sequence.last_step)
     return false;
-  sequence.awaiting_commit = proposer_.draft_tokens_after_next(sequence.spec.id);
+  sequence.awaiting_commit = proposer_.draft_tokens_after_next(site_of(sequence));
   return sequence.awaiting_commit;
 }
 
@@ -225,6 +231,7 @@ void BatchBuilder::add_entry(ForwardBatch& batch, Sequence& sequence, int32_t nu
   }
   if (sequence.spec.has_spans && begin < sequence.prompt_len) add_spans(batch, entry, sequence);
   add_draft_tokens(batch, entry);
+  if (entry.num_draft_tokens > 0) sequence.drafting.drafter = draft_tokens_.drafter;
 
   sequence.num_launched = end;
   sequence.last_step = batch.step;

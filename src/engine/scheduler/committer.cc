@@ -106,17 +106,15 @@ void Committer::take_draft_samples(Sequence& sequence, const ForwardBatch& batch
   };
   // Counted before each token is reported, for the last one reports the end with these counts.
   int32_t num_counted = 0;
-  const auto count_accepted = [&](int32_t count) {
-    sequence.stats.accepted_draft_tokens += count - num_counted;
-    counts_.accepted_draft_tokens += count - num_counted;
-    num_counted = count;
+  const auto count = [&](int32_t num_now) {
+    count_accepted(sequence, std::exchange(num_counted, num_now), num_now);
   };
   count_verify_step(sequence, entry.num_draft_tokens);
   TokenLogprobs logprobs(result.logprobs);
   for (TokenId token = result.token; token >= 0;) {
     const bool drafted =
         num_accepted < entry.num_draft_tokens && draft[static_cast<size_t>(num_accepted)] == token;
-    if (drafted) count_accepted(num_accepted + 1);
+    if (drafted) count(num_accepted + 1);
     const TokenOrigin origin = drafted ? TokenOrigin::kDrafted : TokenOrigin::kSampled;
     if (!take_token(sequence, token, origin, std::move(logprobs))) break;
     take_forced(sequence);
@@ -131,7 +129,7 @@ void Committer::take_draft_samples(Sequence& sequence, const ForwardBatch& batch
     ++counts_.forwards_saved;
   }
   all_accepted();
-  count_accepted(num_accepted);
+  count(num_accepted);
   // The entry of the last token samples what follows it, though its keys and values are computed.
   sequence.num_computed = std::min(begin + num_accepted, sequence.num_tokens() - 1);
   sequence.num_launched = sequence.num_computed;
@@ -219,6 +217,22 @@ void Committer::count_verify_step(Sequence& sequence, int32_t num_draft_tokens) 
   ++counts_.verify_steps;
   sequence.stats.drafted_tokens += num_draft_tokens;
   counts_.drafted_tokens += num_draft_tokens;
+  sequence.drafting.accepted_lengths.add();
+  DraftCounts& totals = draft_totals_[static_cast<size_t>(sequence.drafting.drafter)];
+  ++totals.verify_steps;
+  totals.drafted_tokens += num_draft_tokens;
+  totals.accepted_lengths.add();
+}
+
+// Of the entry that was counted last.
+void Committer::count_accepted(Sequence& sequence, int32_t num_before, int32_t num_now) {
+  if (num_now == num_before) return;
+  sequence.stats.accepted_draft_tokens += num_now - num_before;
+  counts_.accepted_draft_tokens += num_now - num_before;
+  sequence.drafting.accepted_lengths.move(num_before, num_now);
+  DraftCounts& totals = draft_totals_[static_cast<size_t>(sequence.drafting.drafter)];
+  totals.accepted_tokens += num_now - num_before;
+  totals.accepted_lengths.move(num_before, num_now);
 }
 
 void Committer::take_forced(Sequence& sequence) {
@@ -264,6 +278,8 @@ void Committer::finish(Sequence& sequence, FinishReason reason) {
   parts_.inflight.remove(sequence);
   if (sequence.state != SequenceState::kFinished)
     parts_.running.leave(sequence, SequenceState::kFinished);
+  if (sequence.stats.verify_steps > 0)
+    parts_.observer.on_verified(sequence.spec.id, sequence.drafting.accepted_lengths.entries);
   parts_.observer.on_finish(sequence.spec.id, std::move(reason), sequence.stats);
 }
 

@@ -64,6 +64,7 @@ class Committer {
   void release(Sequence& sequence);
 
   const TokenCounts& counts() const { return counts_; }
+  const DraftTotals& draft_totals() const { return draft_totals_; }
 
  private:
   void commit_entry(const ForwardBatch& batch, const BatchEntry& entry, const EntryResult& result);
@@ -82,6 +83,7 @@ class Committer {
   void propose_forced(const Sequence& sequence);  // into forced_
   void request_forced_logprobs(Sequence& sequence, int32_t num_in_flight);
   void count_verify_step(Sequence& sequence, int32_t num_draft_tokens);
+  void count_accepted(Sequence& sequence, int32_t num_before, int32_t num_now);
   void count_saved(Sequence& sequence, int32_t num_forwards_saved);
   bool in_flight(const Sequence& sequence) const {
     return parts_.steps.in_flight(sequence.last_step);
@@ -90,6 +92,7 @@ class Committer {
   const Parts parts_;
   TimePoint now_{};  // of the commit being done
   TokenCounts counts_;
+  DraftTotals draft_totals_{};
   std::vector<TokenId> forced_;       // scratch
   std::vector<Sequence*> departing_;  // whose last step is the one being committed
 };

@@ -15,13 +15,13 @@ void InflightPrefixes::add(Sequence& sequence) {
   const std::span<const TokenId> run = sequence.first_tokens(length);
   RadixNode* node = tree_.lock(sequence.spec.cache_namespace, run);
   const auto known = static_cast<size_t>(RadixTree::num_tokens_to(node));
-  sequence.inflight_prefix = tree_.extend(node, run.subspan(known), {}).node;
+  sequence.queue.inflight_prefix = tree_.extend(node, run.subspan(known), {}).node;
 }
 
 void InflightPrefixes::remove(Sequence& sequence) {
-  if (sequence.inflight_prefix == nullptr) return;
-  tree_.unlock(sequence.inflight_prefix);
-  sequence.inflight_prefix = nullptr;
+  if (sequence.queue.inflight_prefix == nullptr) return;
+  tree_.unlock(sequence.queue.inflight_prefix);
+  sequence.queue.inflight_prefix = nullptr;
   tree_.evict(tree_.num_evictable_pages(), nullptr);
 }
 

@@ -100,7 +100,7 @@ class PartsTest : public testing::Test, public SequenceObserver, public TokenPro
   void propose_forced(SequenceId, std::vector<TokenId>& forced) override {
     forced = std::exchange(forced_, {});
   }
-  void propose_draft_tokens(SequenceId, DraftTokens& draft) override {
+  void propose_draft_tokens(const DraftSite&, DraftTokens& draft) override {
     limits_ = {draft.tokens_max, draft.samples_max};
     const auto count = std::min(draft_tokens_.size(), static_cast<size_t>(draft.tokens_max));
     for (size_t i = 0; i < count; ++i) {

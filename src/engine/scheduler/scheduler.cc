@@ -366,6 +366,7 @@ SchedulerStats Scheduler::stats() const {
   stats.drafted_tokens = counts.drafted_tokens;
   stats.verify_steps = counts.verify_steps;
   stats.accepted_draft_tokens = counts.accepted_draft_tokens;
+  stats.by_drafter = &committer_->draft_totals();
   stats.num_running = running_->num_running();
   stats.num_waiting = queue_->size();
   stats.new_token_ratio = budget_->new_token_ratio();
@@ -393,7 +394,7 @@ void Scheduler::check_invariants() const {
       ESP_CHECK(s->state != SequenceState::kLoading || s->kv.loading_end > 0);
     }
     pages.push_back(&s->kv.pages);
-    if (s->inflight_prefix != nullptr) inflight.push_back(s->inflight_prefix);
+    if (s->queue.inflight_prefix != nullptr) inflight.push_back(s->queue.inflight_prefix);
   }
   ESP_CHECK(num_waiting == queue_->size());
   std::vector<PageId> detached;

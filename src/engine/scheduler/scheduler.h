@@ -116,6 +116,10 @@ class SequenceObserver {
   // The vector of a sequence whose spec has `pooled`, right before its end.
   virtual void on_pooled(SequenceId, std::vector<float>&&) {}
 
+  // Of a sequence whose entries verified draft tokens, right before its end: how many of these
+  // entries accepted how many draft tokens (AcceptedLengths).
+  virtual void on_verified(SequenceId, std::span<const int32_t> /*entries_by_accepted*/) {}
+
   // The end: exactly once for every sequence that was added; no event follows it.
   virtual void on_finish(SequenceId id, FinishReason reason, const RequestStats& stats) = 0;
 
@@ -207,6 +211,9 @@ struct SchedulerStats {
   int64_t generated_tokens = 0, steps = 0, entries = 0;
   int64_t forced_tokens = 0, forwards_saved = 0;  // see RequestStats
   int64_t drafted_tokens = 0, accepted_draft_tokens = 0, verify_steps = 0;
+  // The same by drafter: the scheduler's own, which it changes as it commits. It is large, so it is
+  // not copied with the rest.
+  const DraftTotals* by_drafter = nullptr;
 };
 
 // Not thread-safe. The references outlive it, and so do `proposer` (null: nothing is proposed) and

@@ -18,6 +18,7 @@
 #include "cache/prefix_cache.h"
 #include "engine/scheduler/scheduler.h"
 #include "engine/scheduler/sequence_state.h"
+#include "seams/draft_counts.h"
 
 namespace espalier {
 
@@ -32,7 +33,7 @@ struct WaitingRank {
   friend auto operator<=>(const WaitingRank&, const WaitingRank&) = default;
 };
 
-// Written by WaitQueue and WaitingTree alone, but for the two memos of matches.
+// Written by WaitQueue and WaitingTree alone, but for the two memos of matches and the last field.
 struct QueueEntry {
   static constexpr uint64_t kNeverMatched = ~0ull;
 
@@ -48,6 +49,7 @@ struct QueueEntry {
   Sequence* prev_arrived = nullptr;  // without the retracted ones
   int64_t overdue_at = 0;            // it is overdue once so many of its share have left the queue
   bool in_retracted = false;         // it waits in front of all others
+  RadixNode* inflight_prefix = nullptr;  // while it prefills: its run in InflightPrefixes
 };
 
 // Written by KvBudget and RunningSet.
@@ -66,6 +68,12 @@ struct KvPlacement {
 struct LogprobRange {
   int32_t next = 0, end = 0;
   bool empty() const { return next >= end; }
+};
+
+// Of its entries with draft tokens, one at a time.
+struct Drafting {
+  Drafter drafter = Drafter::kGrammar;  // of the last such entry
+  AcceptedLengths<int32_t> accepted_lengths;
 };
 
 struct Preemption {
@@ -97,7 +105,7 @@ struct alignas(64) Sequence {
   std::optional<FinishReason> abort_reason;
   QueueEntry queue;
   Preemption preemption;
-  RadixNode* inflight_prefix = nullptr;  // while it prefills: its run in InflightPrefixes
+  Drafting drafting;
 
   int32_t num_tokens() const { return static_cast<int32_t>(tokens.size()); }
   int32_t num_outputs() const { return num_tokens() - prompt_len; }

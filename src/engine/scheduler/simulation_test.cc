@@ -293,7 +293,8 @@ class Simulation final : public SequenceObserver, public TokenProposer {
     return rng_.below(2) == 0;
   }
   // Draft tokens that are right up to some index, with samples behind some of them.
-  void propose_draft_tokens(SequenceId id, DraftTokens& draft) override {
+  void propose_draft_tokens(const DraftSite& site, DraftTokens& draft) override {
+    const SequenceId id = site.id;
     const Client& client = *clients_.at(id);
     EXPECT_TRUE(client.jumps && client.num_ends == 0);
     EXPECT_FALSE(client.spec.sampling->return_logprob || client.spec.sampling->has_penalties());
@@ -308,7 +309,8 @@ class Simulation final : public SequenceObserver, public TokenProposer {
         draft.samples.push_back(static_cast<int32_t>(i));
     }
   }
-  bool draft_tokens_after_next(SequenceId id) override {
+  bool draft_tokens_after_next(const DraftSite& site) override {
+    const SequenceId id = site.id;
     EXPECT_TRUE(clients_.at(id)->jumps);
     return rng_.below(2) == 0;
   }

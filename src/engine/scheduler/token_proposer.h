@@ -11,11 +11,22 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 #include <vector>
 
+#include "seams/draft_counts.h"
 #include "seams/forward_batch.h"
 
 namespace espalier {
+
+class SequencePages;
+
+// A sequence behind whose known tokens draft tokens are to go.
+struct DraftSite {
+  SequenceId id = 0;
+  std::span<const TokenId> tokens;  // known so far: prompt and output
+  const SequencePages& pages;
+};
 
 // Draft tokens of one entry. The proposer fills `tokens` and `samples` within the two limits.
 struct DraftTokens {
@@ -24,6 +35,7 @@ struct DraftTokens {
   // Indices into `tokens`, rising: a token is sampled behind each of these. The draft token behind
   // any other index is forced by the one before it.
   std::vector<int32_t> samples;
+  Drafter drafter = Drafter::kGrammar;  // of these tokens, for the counts
 
   void clear() {
     tokens.clear();
@@ -51,11 +63,11 @@ class TokenProposer {
 
   // Appends draft tokens behind an entry that samples and whose tokens are all known: at most
   // draft.tokens_max tokens and draft.samples_max samples.
-  virtual void propose_draft_tokens(SequenceId, DraftTokens& /*draft*/) {}
+  virtual void propose_draft_tokens(const DraftSite&, DraftTokens& /*draft*/) {}
 
   // Whether propose_draft_tokens() is likely to find draft tokens behind the token that the entry
   // in flight samples. The scheduler then builds the next entry after the commit of that token.
-  virtual bool draft_tokens_after_next(SequenceId) { return false; }
+  virtual bool draft_tokens_after_next(const DraftSite&) { return false; }
 
   // A step has been committed that took so long on the device.
   virtual void observe_step(const ForwardBatch&, double /*seconds*/) {}

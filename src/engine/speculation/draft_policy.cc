@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <utility>
 
 namespace espalier {
 
@@ -12,8 +13,10 @@ constexpr double kMargin = 1.15;
 constexpr double kAssumedCost = 0.3;
 // What is believed of a source before it has been measured, and how many tokens that weighs.
 constexpr double kPriorRate = 0.6, kPriorWeight = 4;
-// One refused draft in so many is verified with one token, to measure again: below 1 % of the time.
+// One refused draft in so many is verified with one token, to measure its cost again: below 1 % of
+// the time. What is seldom right is not worth a probe.
 constexpr uint32_t kProbePeriod = 128;
+constexpr double kProbedRateLeast = 0.5;
 // With others in the batch a drafting sequence misses the step that is built while its own runs, so
 // it must accept more than the one token that it would have got there.
 constexpr double kAcceptedLeastBesideOthers = 1.3;
@@ -43,9 +46,11 @@ double RecentMedian::value() const {
 }
 
 size_t DraftPolicy::class_of(const Origin& origin) {
-  const size_t match = origin.match_length < 6 ? 0 : origin.match_length < 12 ? 1 : 2;
-  const size_t position = origin.position == 0 ? 0 : origin.position < 4 ? 1 : 2;
-  return (static_cast<size_t>(origin.source) * kMatchClasses + match) * kPositionClasses + position;
+  const size_t match = origin.match_length < 6    ? 0
+                       : origin.match_length < 12 ? 1
+                       : origin.match_length < 24 ? 2
+                                                  : 3;
+  return static_cast<size_t>(origin.source) * kMatchClasses + match;
 }
 
 void DraftPolicy::observe_token(const Origin& origin, AcceptanceRate& own, bool accepted) {
@@ -69,23 +74,23 @@ void DraftPolicy::observe_step(int32_t num_entries, int32_t num_draft_tokens, do
     cost.plain.add(seconds);
   } else if (cost.plain.size() > 0) {
     cost.draft_token.add(std::max(0.0, seconds - cost.plain.value()) / num_draft_tokens);
+    if (cost.draft_token.size() >= kDraftStepsLeast)
+      cost.relative = cost.draft_token.value() / cost.plain.value();
   }
 }
 
 double DraftPolicy::relative_cost(int32_t num_entries) const {
-  const StepCost& cost = costs_[batch_class(num_entries)];
-  if (cost.draft_token.size() < kDraftStepsLeast)
-    return kAssumedCost / std::max(num_entries, 1);
-  return cost.draft_token.value() / cost.plain.value();
+  const double measured = costs_[batch_class(num_entries)].relative;
+  return measured >= 0 ? measured : kAssumedCost / std::max(num_entries, 1);
 }
 
-// `reached`: the probability that the tokens before origin.position are as predicted. A step yields
+// `reached`: the probability that the tokens before the first are as predicted. A step yields
 // num_running tokens without draft tokens.
 DraftPolicy::Plan DraftPolicy::plan(Origin origin, double reached, const AcceptanceRate& own,
                                     int32_t most, int32_t num_running) const {
   const double least = kMargin * relative_cost(num_running) * num_running;
   Plan plan;
-  for (; plan.length < most; ++plan.length, ++origin.position) {
+  for (; plan.length < most; ++plan.length, ++origin.match_length) {
     reached *= acceptance(origin, own);
     if (reached < least) break;
     plan.accepted += reached;
@@ -94,20 +99,31 @@ DraftPolicy::Plan DraftPolicy::plan(Origin origin, double reached, const Accepta
   return plan;
 }
 
+bool DraftPolicy::may_pay(int32_t num_running) const {
+  return kMargin * relative_cost(num_running) * num_running < 1;
+}
+
+bool DraftPolicy::probe_is_due(const Origin& first, const AcceptanceRate& own) {
+  return acceptance(first, own) >= kProbedRateLeast && ++num_refused_ % kProbePeriod == 0;
+}
+
 int32_t DraftPolicy::length(const Origin& first, const AcceptanceRate& own, int32_t most,
                             int32_t num_running) {
+  if (most < 1) return 0;
   const Plan best = plan(first, 1, own, most, num_running);
-  if (best.length > 0 || most < 1) return best.length;
-  return ++num_refused_ % kProbePeriod == 0 ? 1 : 0;
+  if (best.length > 0) return best.length;
+  return std::exchange(probes_, false) || probe_is_due(first, own) ? 1 : 0;
 }
 
 bool DraftPolicy::pays_to_wait(const Origin& first, const AcceptanceRate& own, int32_t most,
-                               int32_t num_running) const {
-  Origin next = first;
-  ++next.position;
-  const Plan best = plan(next, acceptance(first, own), own, most - 1, num_running);
+                               int32_t num_running) {
+  if (most < 1) return false;
+  const Origin next{first.source, first.match_length + 1};
+  const Plan best = plan(next, acceptance(first, own), own, most, num_running);
   const double cost = relative_cost(num_running) * num_running * best.length;
-  return best.length > 0 && best.accepted > cost + kWaitCost;
+  if (best.length > 0 && best.accepted > cost + kWaitCost) return true;
+  if (probe_is_due(first, own)) probes_ = true;
+  return probes_;
 }
 
 }  // namespace espalier

@@ -1,9 +1,12 @@
-// How many draft tokens are worth verifying, from what was measured: the acceptance of draft tokens
-// by source, length of the match and position, and the time of a step with and without them.
+// How many draft tokens are worth verifying, from what was measured: how often the next token was
+// as predicted, by source and length of the match, and the time of a step with and without draft
+// tokens.
 //
 // The rule is marginal: one draft token more is worth its time if the probability that it and all
 // before it are accepted exceeds its share of a step's time, over the tokens that the step yields
-// without it. So no draft is verified where none pays, but for a rare probe that measures again.
+// without it. So no draft is verified where none pays. Predictions are compared with what is
+// sampled whether they were verified or not, so a source that is not used is judged as well; only
+// the cost of a draft token takes a rare probe to measure again.
 // Not thread-safe. Times in seconds.
 #pragma once
 
@@ -14,15 +17,14 @@
 
 namespace espalier {
 
-enum class DraftSource : uint8_t { kOwnText, kHistory };
-inline constexpr size_t kNumDraftSources = 2;
+enum class DraftSource : uint8_t { kOwnText, kHistory, kRadix };
+inline constexpr size_t kNumDraftSources = 3;
 
-// Accepted draft tokens of those that were verified and whose predecessors were accepted. Older
-// ones count less.
+// How often predictions were right. Older ones count less.
 class AcceptanceRate {
  public:
   void add(bool accepted);
-  // The rate with `weight` tokens of rate `prior` in front.
+  // The rate with `weight` predictions of rate `prior` in front.
   double rate(double prior, double weight) const {
     return (accepted_ + prior * weight) / (offered_ + weight);
   }
@@ -32,8 +34,8 @@ class AcceptanceRate {
   double accepted_ = 0, offered_ = 0;
 };
 
-// The median of the latest durations. A step that the system interrupted moves a mean by so much that
-// drafting would stay off for thousands of steps; it does not move the median.
+// The median of the latest durations. A step that the system interrupted moves a mean by so much
+// that drafting would stay off for thousands of steps; it does not move the median.
 class RecentMedian {
  public:
   void add(double seconds);
@@ -48,32 +50,34 @@ class RecentMedian {
 
 class DraftPolicy {
  public:
-  // Of a draft token: where it comes from, the tokens of the match that it continues, and its index
-  // behind the known tokens.
+  // Of a predicted token: where it comes from, and how many tokens before it agree with what it
+  // continues. Behind a draft token that is accepted one token more agrees.
   struct Origin {
     DraftSource source = DraftSource::kOwnText;
     int32_t match_length = 0;
-    int32_t position = 0;
   };
 
   void observe_token(const Origin& origin, AcceptanceRate& own, bool accepted);
   // A step of decode entries alone, of which num_draft_tokens were query tokens.
   void observe_step(int32_t num_entries, int32_t num_draft_tokens, double seconds);
 
-  // The probability that the draft token is accepted if all before it are; `own` is its request's.
+  // The probability that the token is as predicted if all before it are; `own` is of its request
+  // and source.
   double acceptance(const Origin& origin, const AcceptanceRate& own) const;
   // How many of at most `most` draft tokens to verify beside `num_running` sequences, itself
-  // included. `first.position` counts tokens that are drawn before the first can be verified.
+  // included.
   int32_t length(const Origin& first, const AcceptanceRate& own, int32_t most, int32_t num_running);
   // Whether to wait for the token in flight, which `first` predicts, to draft behind it.
   bool pays_to_wait(const Origin& first, const AcceptanceRate& own, int32_t most,
-                    int32_t num_running) const;
+                    int32_t num_running);
+  // False: no draft token pays beside so many sequences, however certain it is.
+  bool may_pay(int32_t num_running) const;
 
   // Of one draft token, over a plain step with so many entries.
   double relative_cost(int32_t num_entries) const;
 
  private:
-  static constexpr size_t kMatchClasses = 3, kPositionClasses = 3, kBatchClasses = 16;
+  static constexpr size_t kMatchClasses = 4, kBatchClasses = 16;
   static size_t class_of(const Origin& origin);
   // The draft tokens that pay, and their expected number of accepted ones.
   struct Plan {
@@ -85,11 +89,14 @@ class DraftPolicy {
 
   struct StepCost {
     RecentMedian plain, draft_token;
+    double relative = -1;  // below 0: it is not known yet
   };
   static size_t batch_class(int32_t num_entries);
-  std::array<AcceptanceRate, kNumDraftSources * kMatchClasses * kPositionClasses> rates_;
+  std::array<AcceptanceRate, kNumDraftSources * kMatchClasses> rates_;
   std::array<StepCost, kBatchClasses> costs_;
+  bool probe_is_due(const Origin& first, const AcceptanceRate& own);
   uint32_t num_refused_ = 0;
+  bool probes_ = false;  // a sequence waits for its token in flight to probe
 };
 
 }  // namespace espalier

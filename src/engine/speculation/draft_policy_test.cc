@@ -12,9 +12,8 @@ void learn_costs(DraftPolicy& policy, int32_t num_entries, double plain, double 
 
 void learn_acceptance(DraftPolicy& policy, AcceptanceRate& own, int accepted_of_ten) {
   for (int i = 0; i < 200; ++i)
-    for (int position = 0; position < 8; ++position)
-      policy.observe_token({.match_length = 8, .position = position}, own,
-                           (i + position) % 10 < accepted_of_ten);
+    for (int ahead = 0; ahead < 24; ++ahead)
+      policy.observe_token({.match_length = 8 + ahead}, own, (i + ahead) % 10 < accepted_of_ten);
 }
 
 const DraftPolicy::Origin kOrigin{.match_length = 8};
@@ -58,7 +57,7 @@ TEST(DraftPolicy, LengthMaximisesTokensASecond) {
       double reached = 1, tokens = 1, best_rate = 1, rate = 1;
       for (int32_t k = 0; k < 8; ++k) {
         DraftPolicy::Origin origin = kOrigin;
-        origin.position = k;
+        origin.match_length += k;
         reached *= policy.acceptance(origin, own);
         tokens += reached;
         const double here = tokens / (1 + (k + 1) * cost);
@@ -78,11 +77,32 @@ TEST(DraftPolicy, TurnsItselfOffWhereNothingIsAccepted) {
   learn_acceptance(policy, own, 0);
   int drafted = 0;
   for (int i = 0; i < 1280; ++i) drafted += policy.length(kOrigin, own, 8, 1);
-  EXPECT_EQ(drafted, 10) << "one probe of one token in 128";
+  EXPECT_EQ(drafted, 0) << "what is never right is not worth a probe";
   EXPECT_FALSE(policy.pays_to_wait(kOrigin, own, 8, 1));
   learn_acceptance(policy, own, 10);
   EXPECT_GE(policy.length(kOrigin, own, 8, 1), 6) << "and on again";
   EXPECT_TRUE(policy.pays_to_wait(kOrigin, own, 8, 1));
+}
+
+// Acceptance is known without verifying, the cost is not: it is measured again now and then.
+TEST(DraftPolicy, ProbesTheCostOfWhatIsRight) {
+  DraftPolicy policy;
+  AcceptanceRate own;
+  learn_costs(policy, 1, 1e-3, 2e-3);
+  learn_acceptance(policy, own, 9);
+  EXPECT_FALSE(policy.may_pay(1));
+  int drafted = 0, waited = 0;
+  for (int i = 0; i < 1280; ++i) drafted += policy.length(kOrigin, own, 8, 1);
+  EXPECT_EQ(drafted, 10) << "one probe of one token in 128";
+  for (int i = 0; i < 1280; ++i)
+    if (policy.pays_to_wait(kOrigin, own, 8, 1)) {
+      ++waited;
+      EXPECT_EQ(policy.length(kOrigin, own, 8, 1), 1) << "what waited probes";
+    }
+  EXPECT_EQ(waited, 10);
+  for (int i = 0; i < 20; ++i) policy.observe_step(1, 1, 1.1e-3);
+  EXPECT_TRUE(policy.may_pay(1));
+  EXPECT_GE(policy.length(kOrigin, own, 8, 1), 4);
 }
 
 TEST(DraftPolicy, ABatchMustGainMore) {

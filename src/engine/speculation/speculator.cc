@@ -2,40 +2,83 @@
 
 #include <algorithm>
 
+#include "cache/prefix_cache.h"
+
 namespace espalier {
 
+namespace {
+
+// Where no draft token can pay, one chance in so many is looked at in any case, so that the policy
+// can measure again.
+constexpr uint32_t kLookPeriod = 16;
+
+constexpr DraftSource source_at(size_t index) { return static_cast<DraftSource>(index); }
+
+constexpr Drafter drafter_of(DraftSource source) {
+  return source == DraftSource::kRadix ? Drafter::kRadix : Drafter::kNgram;
+}
+
+}  // namespace
+
+void Prediction::take(std::span<const TokenId> found, int32_t match_length, int64_t num_outputs,
+                      bool rests) {
+  // What goes on as was predicted before has agreed for longer than a look-up compares.
+  const bool goes_on = size_ > 0 && !found.empty() && found[0] == tokens_[begin_];
+  match_length_ = goes_on ? std::max(match_length, match_length_) : match_length;
+  begin_ = 0;
+  size_ = std::min(found.size(), tokens_.size());
+  std::copy_n(found.begin(), size_, tokens_.begin());
+  next_look_ = num_outputs + 1;
+  if (found.empty() && rests) pause(num_outputs);
+}
+
+void Prediction::observe(TokenId token, int64_t num_outputs, DraftSource source,
+                         DraftPolicy& policy) {
+  const bool right = tokens_[begin_] == token;
+  policy.observe_token({source, match_length_}, acceptance_, right);
+  if (right) {
+    ++begin_;
+    --size_;
+    ++match_length_;
+    pause_ = 0;
+    return;
+  }
+  size_ = 0;
+  if (acceptance_.rate(1, 1) < kSeldomRight) pause(num_outputs);
+}
+
+void Prediction::pause(int64_t num_outputs) {
+  pause_ = std::min(2 * pause_ + 1, kPauseMax);
+  next_look_ = num_outputs + pause_;
+}
+
 Speculator::Speculator(const Config& config)
-    : config_(config), history_(static_cast<size_t>(config.history_tokens)) {}
+    : config_(config),
+      history_(config.uses_ngrams ? static_cast<size_t>(config.history_tokens) : 0) {}
 
 std::unique_ptr<SpeculativeText> Speculator::start(uint64_t scope, std::span<const TokenId> prompt,
                                                    int32_t max_new_tokens) {
   const size_t most = std::min(prompt.size() + static_cast<size_t>(max_new_tokens), kOwnTokensMax);
-  auto text = std::make_unique<SpeculativeText>(scope, most);
-  text->draft.reserve(static_cast<size_t>(config_.draft_tokens_max));
-  for (const TokenId token : prompt.last(std::min(prompt.size(), kOwnTokensMax)))
-    text->own.append(scope, token);
+  auto text = std::make_unique<SpeculativeText>(scope, config_.uses_ngrams ? most : 0);
+  if (config_.uses_ngrams)
+    for (const TokenId token : prompt.last(std::min(prompt.size(), kOwnTokensMax)))
+      text->own.append(scope, token);
   ++num_live_;
   return text;
 }
 
-// A draft token counts as verified if all before it were accepted.
 void Speculator::observe_token(SpeculativeText& text, TokenId token) {
-  if (text.num_compared < text.draft.size()) {
-    DraftPolicy::Origin origin = text.origin;
-    origin.position = static_cast<int32_t>(text.num_compared);
-    const bool accepted = text.draft[text.num_compared++] == token;
-    policy_.observe_token(origin, text.acceptance, accepted);
-    if (accepted) ++counts_[static_cast<size_t>(origin.source)].accepted;
-    if (!accepted) text.draft.clear();
-  }
-  text.own.append(text.scope, token);
   ++text.num_outputs;
+  for (size_t i = 0; i < kNumDraftSources; ++i)
+    if (text.predictions[i].size() > 0)
+      text.predictions[i].observe(token, text.num_outputs, source_at(i), policy_);
+  if (config_.uses_ngrams) text.own.append(text.scope, token);
 }
 
 // With the end of the prompt, behind which the answer begins.
 void Speculator::finish(SpeculativeText& text) {
   --num_live_;
-  if (text.num_outputs == 0) return;
+  if (text.num_outputs == 0 || !config_.uses_ngrams) return;
   int64_t first = std::max<int64_t>(0, text.own.size() - text.num_outputs - NgramIndex::kMatchMax);
   first = std::max(first, text.own.size() - static_cast<int64_t>(text.own.capacity()));
   history_.end_text();
@@ -44,44 +87,78 @@ void Speculator::finish(SpeculativeText& text) {
 
 int32_t Speculator::num_running() const { return std::max({num_live_, num_entries_, 1}); }
 
-// The longer match; of equal ones the request's own.
-Speculator::Found Speculator::find(const SpeculativeText& text) const {
-  const std::span<const TokenId> context = text.own.recent();
-  const NgramIndex::Match own = text.own.find(text.scope, context);
-  const NgramIndex::Match other =
-      own.length < NgramIndex::kMatchMax ? history_.find(text.scope, context) : NgramIndex::Match{};
-  if (own.next >= 0 && own.length >= other.length)
-    return {&text.own, own, {.source = DraftSource::kOwnText, .match_length = own.length}};
-  if (other.next < 0) return {};
-  return {&history_, other, {.source = DraftSource::kHistory, .match_length = other.length}};
+bool Speculator::may_pay() {
+  return policy_.may_pay(num_running()) || ++num_refused_ % kLookPeriod == 0;
 }
 
-// A request's own text that repeats itself goes on behind its end with what was drafted.
-void Speculator::propose(SpeculativeText& text, DraftTokens& draft) {
-  text.draft.clear();
-  text.num_compared = 0;
-  const Found found = find(text);
-  if (found.index == nullptr) return;
-  const int32_t most = std::min({config_.draft_tokens_max, draft.tokens_max, draft.samples_max});
-  const int32_t length = policy_.length(found.origin, text.acceptance, most, num_running());
-  for (int32_t i = 0; i < length; ++i) {
-    const int64_t at = found.match.next + i, beyond = at - found.index->size();
-    const TokenId token = beyond >= 0 && found.index == &text.own
-                              ? text.draft[static_cast<size_t>(beyond)]
-                              : found.index->at(at);
+// A request's own text that repeats itself goes on behind its end with what is predicted.
+void Speculator::look_up_ngrams(const NgramIndex& index, SpeculativeText& text,
+                                Prediction& prediction) const {
+  const NgramIndex::Match match = index.find(text.scope, text.own.recent());
+  std::array<TokenId, Prediction::kTokensMax> found;
+  size_t count = 0;
+  for (int64_t at = match.next; match.next >= 0 && count < found.size(); ++at) {
+    const int64_t beyond = at - index.size();
+    const TokenId token =
+        beyond >= 0 && &index == &text.own ? found[static_cast<size_t>(beyond)] : index.at(at);
     if (token < 0) break;
-    text.draft.push_back(token);
-    draft.tokens.push_back(token);
+    found[count++] = token;
+  }
+  prediction.take(std::span(found).first(count), match.length, text.num_outputs, /*rests=*/false);
+}
+
+void Speculator::look_up(DraftSource source, SpeculativeText& text, const DraftSite& site) {
+  Prediction& prediction = text.predictions[static_cast<size_t>(source)];
+  if (source != DraftSource::kRadix)
+    return look_up_ngrams(source == DraftSource::kOwnText ? text.own : history_, text, prediction);
+  std::array<TokenId, Prediction::kTokensMax> found;
+  const int32_t count =
+      read_continuation(*config_.tree, site.pages.lock(), site.tokens, text.position, found);
+  prediction.take(std::span(found).first(static_cast<size_t>(count)), 0, text.num_outputs,
+                  /*rests=*/true);
+}
+
+// The source that is right most often, of equal ones the one whose match is longer.
+Speculator::Best Speculator::predict(SpeculativeText& text, const DraftSite& site) {
+  Best best;
+  double best_rate = 0;
+  for (size_t i = 0; i < kNumDraftSources; ++i) {
+    if (!uses(source_at(i))) continue;
+    const Prediction& prediction = text.predictions[i];
+    if (prediction.wants(config_.draft_tokens_max + 1, text.num_outputs))
+      look_up(source_at(i), text, site);
+    if (prediction.size() == 0) continue;
+    const DraftPolicy::Origin origin{source_at(i), prediction.match_length()};
+    const double rate = policy_.acceptance(origin, prediction.acceptance());
+    const bool longer = rate == best_rate && origin.match_length > best.origin.match_length;
+    if (rate < best_rate || (rate == best_rate && !longer)) continue;
+    best = {&prediction, origin};
+    best_rate = rate;
+  }
+  return best;
+}
+
+void Speculator::propose(SpeculativeText& text, const DraftSite& site, DraftTokens& draft) {
+  const int32_t most = std::min({config_.draft_tokens_max, draft.tokens_max, draft.samples_max});
+  if (most < 1 || !may_pay()) return;
+  const Best best = predict(text, site);
+  if (best.prediction == nullptr) return;
+  const int32_t length = policy_.length(best.origin, best.prediction->acceptance(),
+                                        std::min(most, best.prediction->size()), num_running());
+  for (int32_t i = 0; i < length; ++i) {
+    draft.tokens.push_back(best.prediction->tokens()[static_cast<size_t>(i)]);
     draft.samples.push_back(i);
   }
-  text.origin = found.origin;
-  counts_[static_cast<size_t>(found.origin.source)].proposed += std::ssize(text.draft);
+  draft.drafter = drafter_of(best.origin.source);
 }
 
-bool Speculator::pays_to_wait(const SpeculativeText& text) const {
-  const Found found = find(text);
-  return found.index != nullptr && policy_.pays_to_wait(found.origin, text.acceptance,
-                                                        config_.draft_tokens_max, num_running());
+bool Speculator::pays_to_wait(SpeculativeText& text, const DraftSite& site) {
+  if (!may_pay()) return false;
+  const Best best = predict(text, site);
+  return best.prediction != nullptr &&
+         policy_.pays_to_wait(best.origin, best.prediction->acceptance(),
+                              std::min(config_.draft_tokens_max, best.prediction->size() - 1),
+                              num_running());
 }
 
 void Speculator::observe_step(const ForwardBatch& batch, double seconds) {

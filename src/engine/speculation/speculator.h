@@ -1,23 +1,63 @@
 // Draft tokens for requests without a grammar: continuations of what the request's own text said
-// before, else of what recent answers of the server said, as far as DraftPolicy finds that they
-// pay. Draft tokens change no output: a step verifies them against what it samples.
+// before, of what recent answers of the server said, and of what other requests said behind the
+// same prefix, as far as DraftPolicy finds that they pay. Draft tokens change no output: a step
+// verifies them against what it samples.
 //
-// Not thread-safe: the loop's thread alone uses it. Owns the history of answers.
+// Each source predicts what comes next, and each prediction is compared with the tokens that come,
+// whether it was verified or not. A request's draft tokens are taken from the source that would be
+// right most often. A source that is seldom right is looked up seldom, and none is looked up where
+// no draft token can pay, so that what is not used costs nearly nothing.
+//
+// Not thread-safe: the loop's thread alone uses it. Owns the history of answers; the radix tree
+// is the cache's, and is read only.
 #pragma once
 
 #include <array>
 #include <cstdint>
 #include <memory>
 #include <span>
-#include <vector>
 
+#include "cache/continuation.h"
+#include "cache/radix_tree.h"
 #include "engine/scheduler/token_proposer.h"
 #include "engine/speculation/draft_policy.h"
 #include "engine/speculation/ngram_index.h"
 
 namespace espalier {
 
-// What one sample has said, and the draft tokens that are being verified for it.
+// What one source predicts behind a sample's text.
+class Prediction {
+ public:
+  static constexpr int32_t kTokensMax = 32;
+
+  std::span<const TokenId> tokens() const { return std::span(tokens_).subspan(begin_, size_); }
+  int32_t size() const { return static_cast<int32_t>(size_); }
+  int32_t match_length() const { return match_length_; }
+  const AcceptanceRate& acceptance() const { return acceptance_; }
+
+  // Whether to look for at least `count` tokens behind so many output tokens.
+  bool wants(int32_t count, int64_t num_outputs) const {
+    return size() < count && num_outputs >= next_look_;
+  }
+  // Takes what a look-up found behind `match_length` tokens that agree; `rests`: a source that
+  // found nothing is looked up later.
+  void take(std::span<const TokenId> found, int32_t match_length, int64_t num_outputs, bool rests);
+  // The token that came behind so many output tokens. Requires size() > 0.
+  void observe(TokenId token, int64_t num_outputs, DraftSource source, DraftPolicy& policy);
+
+ private:
+  static constexpr double kSeldomRight = 0.2;
+  static constexpr int64_t kPauseMax = 32;  // output tokens
+  void pause(int64_t num_outputs);
+
+  std::array<TokenId, kTokensMax> tokens_;
+  size_t begin_ = 0, size_ = 0;  // those still to come
+  int32_t match_length_ = 0;
+  AcceptanceRate acceptance_;
+  int64_t next_look_ = 0, pause_ = 0;  // output tokens
+};
+
+// What one sample has said, and what is predicted for it.
 class SpeculativeText {
  public:
   SpeculativeText(uint64_t scope, size_t capacity) : scope(scope), own(capacity) {}
@@ -25,14 +65,8 @@ class SpeculativeText {
   const uint64_t scope;
   NgramIndex own;
   int64_t num_outputs = 0;
-  AcceptanceRate acceptance;
-  std::vector<TokenId> draft;  // proposed and not yet compared with the output
-  size_t num_compared = 0;
-  DraftPolicy::Origin origin;  // of the draft's first token
-};
-
-struct DraftCounts {
-  int64_t proposed = 0, accepted = 0;
+  std::array<Prediction, kNumDraftSources> predictions;  // by DraftSource
+  TreePosition position;
 };
 
 class Speculator {
@@ -40,6 +74,8 @@ class Speculator {
   struct Config {
     int32_t draft_tokens_max = 8;      // of one sequence in one step
     int32_t history_tokens = 1 << 18;  // of recent answers
+    bool uses_ngrams = true;           // the own text and recent answers
+    const RadixTree* tree = nullptr;   // outlives it; null: no tree is read
   };
   // Texts longer than this are searched in their last part only.
   static constexpr size_t kOwnTokensMax = size_t{1} << 16;
@@ -54,30 +90,31 @@ class Speculator {
   // The sample ends: its answer joins the history.
   void finish(SpeculativeText& text);
 
-  void propose(SpeculativeText& text, DraftTokens& draft);
+  void propose(SpeculativeText& text, const DraftSite& site, DraftTokens& draft);
   // Whether draft tokens behind the token in flight are likely to be worth the wait.
-  bool pays_to_wait(const SpeculativeText& text) const;
+  bool pays_to_wait(SpeculativeText& text, const DraftSite& site);
 
   void observe_step(const ForwardBatch& batch, double seconds);
 
-  const DraftCounts& counts(DraftSource source) const {
-    return counts_[static_cast<size_t>(source)];
-  }
-
  private:
-  struct Found {
-    const NgramIndex* index = nullptr;  // null: nothing
-    NgramIndex::Match match;
+  struct Best {
+    const Prediction* prediction = nullptr;  // null: nothing
     DraftPolicy::Origin origin;
   };
-  Found find(const SpeculativeText& text) const;
+  bool may_pay();
+  Best predict(SpeculativeText& text, const DraftSite& site);
+  void look_up(DraftSource source, SpeculativeText& text, const DraftSite& site);
+  void look_up_ngrams(const NgramIndex& index, SpeculativeText& text, Prediction& prediction) const;
+  bool uses(DraftSource source) const {
+    return source == DraftSource::kRadix ? config_.tree != nullptr : config_.uses_ngrams;
+  }
   int32_t num_running() const;
 
   const Config config_;
   NgramIndex history_;
   DraftPolicy policy_;
-  std::array<DraftCounts, kNumDraftSources> counts_;
   int32_t num_live_ = 0, num_entries_ = 1;
+  uint32_t num_refused_ = 0;
 };
 
 }  // namespace espalier
