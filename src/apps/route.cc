@@ -46,7 +46,7 @@ int run_route(const std::vector<std::string>& args) {
   }
 
   const bool is_https = !router.tls.certificate.empty();
-  ServeSignals signals(block_signals(is_https));
+  ServeSignals signals(block_signals(is_https || !router.api_keys_file.empty()));
   signal(SIGPIPE, SIG_IGN);
   Result<std::unique_ptr<router::RouterServer>> server = router::RouterServer::start(router);
   if (!server) {

@@ -22,6 +22,8 @@ void add_address_rows(SettingTable& table, RouteConfig& config) {
                                   "the same, for /workers and its like");
   refuse_empty_key(admin_key);
   admin_key.default_text = "api-key";
+  table.text("api-keys-file", router.api_keys_file, "FILE",
+             "keys with names and limits a minute (JSON); SIGHUP reads it again");
   add_tls_rows(table, router.tls);
   table.integer("io-threads", router.io_threads, 1, 256, "threads that serve sockets");
   table.integer("max-connections", router.max_connections, 1, 1000000, "of clients, open at once");
@@ -55,7 +57,8 @@ void add_worker_rows(SettingTable& table, router::RouterConfig& router) {
              "every address of the host is a worker; it is looked up again and again");
   table.seconds("worker-dns-interval", router.sources.dns_poll, "between two look-ups");
   table.text("worker-api-key", router.proxy.worker_api_key, "KEY",
-             "sent to workers in place of the client's key");
+             "sent to workers in place of the client's key; with api-keys-file clients' keys are "
+             "never passed on");
   table
       .text("worker-ssl-ca-certs", router.worker_tls.ca, "FILE",
             "certificates in PEM that signed those of workers of https; without it the system's")

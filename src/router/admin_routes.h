@@ -9,6 +9,7 @@
 #include "router/kv_feed.h"
 #include "router/proxy.h"
 #include "router/worker_sources.h"
+#include "tenants/tenants.h"
 
 namespace espalier::router {
 
@@ -17,7 +18,8 @@ struct AdminContext {
   Dispatcher& dispatcher;
   WorkerSources& sources;
   Proxy& proxy;
-  const KvFeed* kv_feed = nullptr;  // null: no events of caches are read
+  const KvFeed* kv_feed = nullptr;   // null: no events of caches are read
+  const Tenants* tenants = nullptr;  // null: keys have no names
 };
 
 // `admin`: admits administrators alone; `client`: everyone with a key.

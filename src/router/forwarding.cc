@@ -32,6 +32,11 @@ bool is_own(std::string_view name) {
   });
 }
 
+// Workers take a router's word for these, so a client's never pass.
+bool states_tenant(std::string_view name) {
+  return iequals(name.substr(0, kTenantHeader.size()), kTenantHeader);
+}
+
 std::string new_request_id() {
   thread_local Rng rng(std::random_device{}() | uint64_t{std::random_device{}()} << 32);
   return fmt::format("{:016x}{:016x}", rng(), rng());
@@ -57,7 +62,8 @@ std::string encode_path(std::string_view path) {
   return out;
 }
 
-std::string_view tenant_of(const net::HttpRequest& request) {
+// Whose prompts share nothing with those of other keys.
+std::string_view key_header_of(const net::HttpRequest& request) {
   for (const char* name : {"Authorization", "X-Api-Key"})
     if (const std::string* const key = request.header(name); key != nullptr) return *key;
   return "";
@@ -77,30 +83,31 @@ PromptTokens tokens_of(const PassedRoute& route, const net::HttpRequest& request
   return out;
 }
 
-RoutedRequest facts_of(const PassedRoute& route, const net::HttpRequest& request,
-                       const ProxyConfig& config) {
+RoutedCost facts_of(const PassedRoute& route, const net::HttpRequest& request,
+                    const ProxyConfig& config) {
   RequestFacts facts = read_facts(request.body, route.prompt_fields);
+  const RequestCost cost = request_cost(facts);
   if (const std::string* const session = request.header("X-Session-Id"); session != nullptr)
     facts.session = *session;
   PromptTokens tokens = tokens_of(route, request, facts, config.tokenize);
   RoutedRequest out =
-      routed_request(std::move(facts), config.tenant_isolation ? tenant_of(request) : "");
+      routed_request(std::move(facts), config.tenant_isolation ? key_header_of(request) : "");
   if (!config.tenant_isolation) out.tokens = std::move(tokens);
-  return out;
+  return {std::move(out), cost};
 }
 
 }  // namespace
 
 net::UpstreamRequest worker_request(const net::HttpRequest& request, std::string_view request_id,
-                                    const std::string& worker_api_key) {
+                                    const std::string& worker_api_key, bool passes_client_key) {
   net::UpstreamRequest out;
   out.method = request.method;
   out.target = encode_path(request.path);
   if (!request.query.empty()) out.target += "?" + request.query;
   for (const auto& [name, value] : request.headers) {
-    if (is_own(name) || iequals(name, "X-Request-Id")) continue;
+    if (is_own(name) || iequals(name, "X-Request-Id") || states_tenant(name)) continue;
     const bool is_key = iequals(name, "Authorization") || iequals(name, "X-Api-Key");
-    if (is_key && !worker_api_key.empty()) continue;
+    if (is_key && (!passes_client_key || !worker_api_key.empty())) continue;
     out.headers.emplace_back(name, value);
   }
   if (!worker_api_key.empty())
@@ -130,25 +137,34 @@ Forwarding::Forwarding(Proxy& proxy, const PassedRoute& route, net::HttpRequest&
       response_(std::move(response)),
       io_(net::io_thread_of(*response_)),
       request_id_(request_id_of(request_)),
-      to_worker_(worker_request(request_, request_id_, proxy.config_.worker_api_key)),
+      to_worker_(worker_request(request_, request_id_, proxy.config_.worker_api_key,
+                                proxy.config_.tenants == nullptr)),
       routed_(facts_of(route, request_, proxy.config_)),
+      tenant_(tenant_of(proxy.config_.tenants, request_), routed_.cost, route.computes),
       plan_(proxy.config_.max_retries, proxy.budget_),
       backoff_(proxy.config_.retry_backoff) {
   if (request_.method != "GET" && request_.method != "HEAD")
     to_worker_.body = std::make_shared<const std::string>(std::move(request_.body));
+  if (!proxy.config_.worker_api_key.empty()) tenant_.state(to_worker_.headers);
   ++proxy_.open_;
 }
 
 Forwarding::~Forwarding() { --proxy_.open_; }
 
 void Forwarding::begin() {
+  if (auto refused = tenant_.admit(route_.errors, std::chrono::steady_clock::now())) {
+    ++proxy_.refused_;
+    refused->headers.emplace_back("X-Request-Id", request_id_);
+    response_->send(std::move(*refused));
+    return finish();
+  }
   response_->on_disconnect([self = shared_from_this()] { self->client_gone(); });
   attempt();
 }
 
 void Forwarding::attempt() {
   if (response_ == nullptr) return;
-  Result<Lease> lease = proxy_.dispatcher_.assign(routed_, tried_);
+  Result<Lease> lease = proxy_.dispatcher_.assign(routed_.request, tried_);
   if (!lease) {
     if (plan_.on_failure() == ForwardPlan::Action::kRetry) return retry();
     return fail(503, lease.error());
@@ -191,6 +207,7 @@ void Forwarding::on_head(int status, net::Headers headers, std::optional<size_t>
   headers_ = client_headers(headers, request_id_);
   const std::string* const type = net::find_header(headers_, "Content-Type");
   type_ = type == nullptr ? "" : *type;
+  tenant_.on_head(status, type_, headers_, std::chrono::steady_clock::now());
   whole_ = request_.method == "HEAD" || status == 204 || status == 304 ||
            (length && *length <= kWholeBytesMax);
 }
@@ -213,6 +230,7 @@ void Forwarding::on_body(std::string bytes) {
     bytes.resize(num_whole);
   }
   if (bytes.empty() || plan_.on_bytes() != ForwardPlan::Action::kPass) return;
+  tenant_.on_bytes(bytes);
   start_stream();
   response_->write(std::move(bytes));
   slow_down();
@@ -231,6 +249,8 @@ void Forwarding::on_end() {
   end_attempt(status_ == 429 || status_ == 503 ? WorkerOutcome::kBusy
               : status_ >= 500                 ? WorkerOutcome::kFailure
                                                : WorkerOutcome::kSuccess);
+  tenant_.on_bytes(body_);
+  tenant_.on_end();
   if (whole_) {
     response_->send({status_, std::move(headers_), std::move(body_)});
   } else {
@@ -256,6 +276,7 @@ void Forwarding::on_failure(Status why) {
 
 void Forwarding::fail(int status, const Status& why) {
   ++proxy_.refused_;
+  tenant_.on_refused();
   net::HttpResponse answer = error_answer(route_.errors, status, why.message());
   answer.headers.emplace_back("X-Request-Id", request_id_);
   response_->send(std::move(answer));
@@ -265,6 +286,7 @@ void Forwarding::fail(int status, const Status& why) {
 // A stream gets an error of its kind. Another answer is cut off, so that it does not look complete.
 void Forwarding::cut(const Status& why) {
   ++proxy_.cut_;
+  tenant_.on_cut();
   const std::string error = stream_error(
       route_.errors, type_,
       "the worker failed while it answered (" + why.message() + "): send the request again");

@@ -10,14 +10,23 @@
 #include "net/upstream.h"
 #include "router/forward_plan.h"
 #include "router/proxy.h"
+#include "router/tenant_call.h"
 
 namespace espalier::router {
 
-// The head of the request to the worker: the client's without what belongs to its connection.
+// The head of the request to the worker: the client's without what belongs to its connection, and
+// with the key that workers get: the router's, or where that is empty the client's, or none.
 net::UpstreamRequest worker_request(const net::HttpRequest& request, std::string_view request_id,
-                                    const std::string& worker_api_key);
+                                    const std::string& worker_api_key,
+                                    bool passes_client_key);
 // The head of the answer to the client: the worker's without what the server adds itself.
 net::Headers client_headers(const net::Headers& headers, std::string_view request_id);
+
+// What a request's body says of it.
+struct RoutedCost {
+  RoutedRequest request;
+  RequestCost cost;
+};
 
 // Belongs to the I/O thread of its client's connection. Alive as long as a call or a callback of
 // the connection holds it.
@@ -55,7 +64,8 @@ class Forwarding final : public net::UpstreamHandler,
   const std::shared_ptr<net::IoThread> io_;
   const std::string request_id_;
   net::UpstreamRequest to_worker_;
-  RoutedRequest routed_;
+  const RoutedCost routed_;
+  TenantCall tenant_;
   ForwardPlan plan_;
   std::vector<WorkerSlot> tried_;
   Lease lease_;

@@ -20,6 +20,7 @@
 #include "router/dispatcher.h"
 #include "router/forward_plan.h"
 #include "router/route_table.h"
+#include "tenants/tenants.h"
 
 namespace espalier::router {
 
@@ -34,9 +35,12 @@ struct ProxyConfig {
   Duration retry_backoff_max = std::chrono::seconds(1);
   double retry_ratio = 0.2;  // retries that a request earns for all
   int retry_reserve = 100;
-  std::string worker_api_key;     // sent to workers in place of the client's; empty: the client's
+  // Sent to workers in place of the client's; empty: the client's, or none where there are tenants.
+  std::string worker_api_key;
   bool tenant_isolation = false;  // prompts of different API keys are not taken for shared
   net::UpstreamConfig upstream;
+  // Whose keys clients send, and their limits; null: there are none. Outlives the proxy.
+  const Tenants* tenants = nullptr;
   // For prompts that are text; null: their tokens are not known.
   TokenizePrompt tokenize;
 };

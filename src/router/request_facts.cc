@@ -1,6 +1,7 @@
 #include "router/request_facts.h"
 
 #include <algorithm>
+#include <array>
 #include <boost/json/basic_parser_impl.hpp>
 #include <cstring>
 #include <utility>
@@ -15,7 +16,9 @@ namespace {
 
 constexpr size_t kDepthMax = 128;
 constexpr int64_t kTextBytesPerToken = 4;  // of text, about
-constexpr char kBoundary = '\x1f';         // between strings: "ab" "c" is not "a" "bc"
+constexpr int64_t kAnswerTokens = 16;      // where a request does not state how many
+constexpr int64_t kAnswerTokensMax = int64_t{1} << 31, kSamplesMax = 1024;
+constexpr char kBoundary = '\x1f';  // between strings: "ab" "c" is not "a" "bc"
 
 // The callbacks that Boost.JSON's parser makes.
 class FactsHandler {
@@ -43,7 +46,10 @@ class FactsHandler {
   bool on_document_end(error_code&) { return true; }
   bool on_object_begin(error_code&) { return enter(); }
   bool on_object_end(size_t, error_code&) { return leave(); }
-  bool on_array_begin(error_code&) { return enter(); }
+  bool on_array_begin(error_code&) {
+    count_prompt();
+    return enter();
+  }
   bool on_array_end(size_t, error_code&) { return leave(); }
 
   bool on_key_part(json::string_view part, size_t, error_code&) {
@@ -58,9 +64,12 @@ class FactsHandler {
       prompt_ = field == fields_.end() ? nullptr
                                        : &prompts_[static_cast<size_t>(field - fields_.begin())];
       name_ = field_named(key_);
+      number_ = number_named(key_);
       in_session_ = key_ == "session_params";
+      in_options_ = key_ == "sampling_params" || key_ == "options";
     } else {
       name_ = in_session_ && key_ == "id" ? &facts_.session : nullptr;
+      number_ = in_options_ ? number_named(key_) : nullptr;
     }
     key_.clear();
     return true;
@@ -73,6 +82,7 @@ class FactsHandler {
   bool on_string(json::string_view part, size_t, error_code&) {
     add(part);
     if (prompt_ != nullptr) {
+      count_prompt();
       *prompt_ += kBoundary;
       facts_.has_text = true;
     }
@@ -83,7 +93,11 @@ class FactsHandler {
   bool on_uint64(uint64_t number, json::string_view, error_code&) {
     return add_id(static_cast<int64_t>(number));
   }
-  bool on_double(double, json::string_view, error_code&) { return true; }
+  bool on_double(double number, json::string_view, error_code&) {
+    // 3.0 counts as 3 for workers. What exceeds the bounds is wrong there too.
+    if (number > -1e15 && number < 1e15) raise(static_cast<int64_t>(number));
+    return true;
+  }
   bool on_bool(bool, error_code&) { return true; }
   bool on_null(error_code&) { return true; }
   bool on_comment_part(json::string_view, error_code&) { return true; }
@@ -97,6 +111,22 @@ class FactsHandler {
     if (key == "extra_key") return &facts_.extra_key;
     if (key == "cache_salt") return &facts_.cache_salt;
     return nullptr;
+  }
+  int64_t* number_named(std::string_view key) {
+    static constexpr std::array<std::string_view, 6> kAnswerNames = {
+        "max_tokens", "max_completion_tokens", "max_output_tokens", "max_new_tokens", "n_predict",
+        "num_predict"};
+    if (key == "priority") return &facts_.priority;
+    if (key == "n") return &facts_.num_samples;
+    const bool is_answer = std::ranges::find(kAnswerNames, key) != kAnswerNames.end();
+    return is_answer ? &facts_.answer_tokens : nullptr;
+  }
+  void raise(int64_t number) {
+    if (number_ != nullptr) *number_ = std::max(*number_, number);
+  }
+  // Of a list of prompts: texts, or lists of token ids. Messages are objects.
+  void count_prompt() {
+    if (prompt_ != nullptr && depth_ == 2) facts_.num_prompts = ++num_listed_;
   }
   bool enter() {
     ++depth_;
@@ -113,6 +143,7 @@ class FactsHandler {
     if (prompt_ != nullptr) prompt_->append(part.data(), part.size());
   }
   bool add_id(int64_t number) {
+    raise(number);
     if (prompt_ == nullptr) return true;
     const auto id = static_cast<int32_t>(number);
     char bytes[sizeof id];
@@ -128,7 +159,9 @@ class FactsHandler {
   std::string key_;
   std::string* prompt_ = nullptr;  // of the top member under way, where it is a prompt's field
   std::string* name_ = nullptr;    // where the next string belongs, where it is a name
-  bool in_session_ = false;
+  int64_t* number_ = nullptr;      // likewise, the next number
+  bool in_session_ = false, in_options_ = false;
+  int64_t num_listed_ = 0;
   int depth_ = 0;
 };
 
@@ -149,6 +182,17 @@ std::vector<int32_t> RequestFacts::ids() const {
   std::vector<int32_t> out(prompt.size() / sizeof(int32_t));
   std::memcpy(out.data(), prompt.data(), out.size() * sizeof(int32_t));
   return out;
+}
+
+RequestCost request_cost(const RequestFacts& facts) {
+  const int64_t stated = facts.answer_tokens < 0 ? kAnswerTokens : facts.answer_tokens;
+  // An id takes as many bytes of the prompt as a token of text does, about.
+  return {.prompt_tokens = std::ssize(facts.prompt) / kTextBytesPerToken,
+          .answer_tokens = std::min(stated, kAnswerTokensMax) *
+                           std::clamp<int64_t>(facts.num_samples, 1, kSamplesMax) *
+                           facts.num_prompts,
+          .has_several_prompts = facts.num_prompts > 1,
+          .priority = facts.priority};
 }
 
 RoutedRequest routed_request(RequestFacts facts, std::string_view tenant) {

@@ -13,6 +13,7 @@ struct PassedRoute {
   std::string_view method, pattern;
   ErrorStyle errors = ErrorStyle::kOpenAi;
   std::vector<std::string_view> prompt_fields;  // in the order in which the model sees them
+  bool computes = true;  // tokens by the model: limits of tenants count the request
 };
 
 // Each is stateless: any worker may answer it. What a worker keeps for its clients (files, batches,

@@ -35,6 +35,30 @@ std::string worker_label(const WorkerInfo& worker) {
   return fmt::format("{{worker=\"{}\"}}", worker.url);
 }
 
+// A tenant's name is printable ASCII, in which quotes and backslashes need escapes.
+std::string tenant_label(const Tenant& tenant) {
+  std::string name;
+  for (const char c : tenant.name()) {
+    if (c == '"' || c == '\\') name += '\\';
+    name += c;
+  }
+  return fmt::format("{{tenant=\"{}\"}}", name);
+}
+
+struct TenantMetric {
+  std::string_view name, help;
+  int64_t (*read)(const Tenant::Counts&);
+};
+
+constexpr std::array<TenantMetric, 3> kTenantMetrics = {{
+    {"tenant_requests_total", "requests that the limits of a key admitted",
+     [](const Tenant::Counts& c) { return c.requests; }},
+    {"tenant_tokens_total", "tokens that those requests used which ended, about",
+     [](const Tenant::Counts& c) { return c.tokens; }},
+    {"tenant_rate_limited_total", "requests that the limits of a key refused",
+     [](const Tenant::Counts& c) { return c.refused; }},
+}};
+
 struct WorkerMetric {
   std::string_view name, type, help;
   int64_t (*read)(const WorkerInfo&);
@@ -93,6 +117,14 @@ std::string metrics_text(const AdminContext& context) {
              feed.num_lost);
     text.one("kv_event_malformed_total", "counter", "messages that are no batches of events",
              feed.num_malformed);
+  }
+  if (context.tenants != nullptr) {
+    const auto tenants = context.tenants->all();
+    for (const TenantMetric& metric : kTenantMetrics) {
+      text.begin(metric.name, "counter", metric.help);
+      for (const TenantPtr& tenant : tenants)
+        text.value(metric.read(tenant->counts()), tenant_label(*tenant));
+    }
   }
   const auto workers = context.dispatcher.workers();
   for (const WorkerMetric& metric : kWorkerMetrics) {

@@ -10,41 +10,43 @@
 #include "net/http_server.h"
 #include "router/admin_routes.h"
 #include "router/error_bodies.h"
+#include "tenants/api_key.h"
+#include "tenants/tenants.h"
 
 namespace espalier::router {
 
 namespace {
 
-// In a time that depends on the lengths alone.
-bool equal_keys(std::string_view given, std::string_view key) {
-  unsigned char differs = given.size() == key.size() ? 0 : 1;
-  for (size_t i = 0; i < given.size() && i < key.size(); ++i)
-    differs |= static_cast<unsigned char>(given[i] ^ key[i]);
-  return differs == 0;
-}
-
 std::string_view key_of(const net::HttpRequest& head) {
-  if (const std::string* const bearer = head.header("Authorization")) {
-    std::string_view text = *bearer;
-    if (text.starts_with("Bearer ") || text.starts_with("bearer ")) return text.substr(7);
-  }
-  const std::string* const key = head.header("X-Api-Key");
-  return key == nullptr ? std::string_view() : std::string_view(*key);
+  return api_key_of(head.header("Authorization"), head.header("X-Api-Key"));
 }
 
-// Null where everyone may pass.
-net::Admission admission(std::vector<std::string> keys, ErrorStyle errors) {
+// Null where everyone may pass. tenants: whose keys open it too (or where `for_admin`, are refused
+// with 403); null: there are none.
+net::Admission admission(std::vector<std::string> keys, const Tenants* tenants, bool for_admin,
+                         ErrorStyle errors) {
   std::erase(keys, "");
-  if (keys.empty()) return nullptr;
-  return [keys = std::move(keys),
+  if (keys.empty() && tenants == nullptr) return nullptr;
+  return [keys = std::move(keys), tenants, for_admin,
           errors](const net::HttpRequest& head) -> std::optional<net::HttpResponse> {
     const std::string_view given = key_of(head);
     bool known = false;
-    for (const std::string& key : keys) known = equal_keys(given, key) || known;
-    if (known) return std::nullopt;
+    for (const std::string& key : keys) known = same_key(given, key) || known;
+    const bool is_tenant = tenants != nullptr && tenants->find(given) != nullptr;
+    if (known || (is_tenant && !for_admin)) return std::nullopt;
+    if (is_tenant)
+      return error_answer(errors, 403, "this needs the administrator's key (--admin-api-key)");
     return error_answer(errors, 401,
                         "this needs a key of this router: send Authorization: Bearer KEY");
   };
+}
+
+// Null without --api-keys-file.
+Result<std::unique_ptr<Tenants>> read_tenants(const RouterConfig& config) {
+  if (config.api_keys_file.empty()) return nullptr;
+  auto read = Tenants::read(config.api_keys_file);
+  if (!read) return fail(read.error().with_context("--api-keys-file"));
+  return read;
 }
 
 void raise_limit_of_descriptors(int max_connections) {
@@ -82,6 +84,7 @@ struct RouterServer::Impl {
 
   RouterConfig config;
   SteadyClock clock;
+  std::unique_ptr<Tenants> tenants;  // null without --api-keys-file
   std::unique_ptr<Dispatcher> dispatcher;
   std::unique_ptr<Proxy> proxy;
   std::unique_ptr<WorkerSources> sources;
@@ -95,16 +98,24 @@ struct RouterServer::Impl {
 Status RouterServer::Impl::add_routes(net::Router& router) {
   const std::string& admin_key =
       config.admin_api_key.empty() ? config.api_key : config.admin_api_key;
-  ESP_RETURN_IF_ERROR(add_admin_routes(router, {*dispatcher, *sources, *proxy, kv_feed.get()},
-                                       admission({admin_key}, ErrorStyle::kOpenAi),
-                                       admission({config.api_key}, ErrorStyle::kOpenAi)));
-  for (const PassedRoute& route : passed_routes())
+  const Tenants* const keys = tenants.get();
+  std::vector<std::string> client_keys = {config.api_key};
+  if (keys != nullptr) client_keys.push_back(admin_key);  // as a server's opens everything
+  ESP_RETURN_IF_ERROR(add_admin_routes(router, {*dispatcher, *sources, *proxy, kv_feed.get(), keys},
+                                       admission({admin_key}, keys, true, ErrorStyle::kOpenAi),
+                                       admission(client_keys, keys, false, ErrorStyle::kOpenAi)));
+  for (const PassedRoute& route : passed_routes()) {
+    const net::Admission admit = admission(client_keys, keys, false, route.errors);
     ESP_RETURN_IF_ERROR(router.add(
         route.method, route.pattern,
-        [this, &route](net::HttpRequest&& request, net::ResponsePtr response) {
+        [this, &route, admit](net::HttpRequest&& request, net::ResponsePtr response) {
+          // Again, for the file of keys may have been read anew while the body came.
+          if (tenants != nullptr)
+            if (auto refused = admit(request)) return response->send(std::move(*refused));
           proxy->forward(route, std::move(request), std::move(response));
         },
-        admission({config.api_key}, route.errors)));
+        admit));
+  }
   return {};
 }
 
@@ -116,6 +127,8 @@ Result<std::unique_ptr<RouterServer>> RouterServer::start(RouterConfig config) {
   config.proxy.upstream.tls = config.health.tls = *worker_tls;
   config.kv_feed.ca_file = config.worker_tls.ca;
   auto impl = std::make_unique<Impl>(std::move(config));
+  ESP_ASSIGN_OR_RETURN(impl->tenants, read_tenants(impl->config));
+  impl->config.proxy.tenants = impl->tenants.get();
   const RouterConfig& c = impl->config;
   ESP_ASSIGN_OR_RETURN(net::BoundAddress address, net::BoundAddress::bind(c.host, c.port));
   ESP_ASSIGN_OR_RETURN(impl->dispatcher, Dispatcher::create(c.policy, c.workers, impl->clock));
@@ -146,6 +159,11 @@ Dispatcher& RouterServer::dispatcher() { return *impl_->dispatcher; }
 
 Status RouterServer::reload() {
   ESP_ASSIGN_OR_RETURN(auto tls, net::read_tls(impl_->config.tls));
+  if (Tenants* const tenants = impl_->tenants.get()) {
+    ESP_RETURN_IF_ERROR(tenants->reload().with_context("--api-keys-file"));
+    log_info("the keys of {} were read again: {} tenants", impl_->config.api_keys_file,
+             tenants->all().size());
+  }
   if (tls == nullptr) return {};
   impl_->server->set_tls(std::move(tls));
   log_info("the certificate {} was read again", impl_->config.tls.certificate);

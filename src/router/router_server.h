@@ -25,6 +25,7 @@ struct RouterConfig {
   int port = 30000;           // 0: any free one
   std::string api_key;        // that clients must send; empty: open
   std::string admin_api_key;  // for /workers and its like; empty: api_key
+  std::string api_keys_file;  // keys with names and limits; empty: none
   net::TlsFiles tls;          // --ssl-certfile and its like; no certificate: plain HTTP
   int io_threads = 1;
   int max_connections = 16384;
@@ -49,7 +50,8 @@ class RouterServer {
 
   int port() const;
   Dispatcher& dispatcher();
-  // Reads the certificate again; open connections keep theirs. After an error all is as before.
+  // Reads the certificate and the file of keys again; open connections keep their certificate.
+  // After an error all is as before.
   Status reload();
   void stop(Duration timeout);  // waits so long for answers under way
 

@@ -124,6 +124,152 @@ TEST_F(RouterServerTest, KeysOpenWhatTheyAreFor) {
   EXPECT_EQ(status("GET", "/health", nullptr), 200);
 }
 
+class RouterTenantsTest : public RouterServerTest {
+ protected:
+  void SetUp() override {
+    write(R"([{"name":"small","key":"sk-small","requests_per_minute":3,"tokens_per_minute":500,)"
+          R"("max_priority":1},{"name":"la\"rge","key":"sk-large"}])");
+    config_.sources.urls = {worker_.url()};
+    config_.api_keys_file = file_.string();
+    config_.proxy.worker_api_key = "sk-worker";
+  }
+  void TearDown() override { std::filesystem::remove(file_); }
+  void write(std::string_view text) const { std::ofstream(file_) << text; }
+  net::HttpResponse ask(std::string_view key, std::string_view path,
+                        std::string_view body = R"({"text":"x","max_tokens":10})",
+                        std::string_view method = "POST") {
+    net::Headers headers;
+    if (!key.empty()) headers.emplace_back("Authorization", fmt::format("Bearer {}", key));
+    const auto answer = client_->request(method, path, body, headers);
+    return answer ? *answer : net::HttpResponse{.status = 0, .body = answer.error().message()};
+  }
+  static std::string header(const net::HttpResponse& answer, std::string_view name) {
+    const std::string* const value = net::find_header(answer.headers, name);
+    return value == nullptr ? "none" : *value;
+  }
+
+  const std::filesystem::path file_ =
+      std::filesystem::temp_directory_path() / fmt::format("espalier_route_keys_{}", ::getpid());
+  TestWorker worker_{
+      "HTTP/1.1 200 OK\r\nX-RateLimit-Limit-Requests: 9\r\nConnection: close\r\n\r\n"
+      R"({"usage":{"prompt_tokens":3,"completion_tokens":7}})",
+      [] { return Fate{}; }};
+  RouterConfig config_;
+};
+
+TEST_F(RouterTenantsTest, AKeyOpensWhatClientsMayAndStaysHere) {
+  start(config_);
+  ASSERT_TRUE(has_healthy(1));
+  EXPECT_EQ(ask("", "/generate").status, 401);
+  EXPECT_EQ(ask("sk-none", "/generate").status, 401);
+  EXPECT_EQ(ask("sk-large", "/generate").status, 200);
+  EXPECT_NE(worker_.last_request().find("Bearer sk-worker\r\n"), std::string::npos);
+  EXPECT_EQ(worker_.last_request().find("sk-large"), std::string::npos);
+  EXPECT_EQ(client_->request("POST", "/v1/messages", "{}", {{"x-api-key", "sk-large"}})->status,
+            200);
+  EXPECT_EQ(worker_.last_request().find("sk-large"), std::string::npos);
+  EXPECT_EQ(ask("sk-large", "/v1/models", "", "GET").status, 200);
+  EXPECT_EQ(ask("sk-large", "/workers", "", "GET").status, 403);
+  EXPECT_EQ(ask("", "/workers", "", "GET").status, 401);
+}
+
+// A worker takes the router's word, so a client's must not reach it: neither with tenants nor
+// without.
+TEST_F(RouterTenantsTest, WorkersGetTheTenantAndClientsCannotStateOne) {
+  write(R"([{"name":"a","key":"sk-a","weight":2.5,"max_priority":7}])");
+  start(config_);
+  ASSERT_TRUE(has_healthy(1));
+  const net::Headers forged = {{"x-espalier-tenant", "forged"},
+                               {"X-ESPALIER-TENANT-WEIGHT", "999"},
+                               {"X-Espalier-Tenant-Max-Priority", "999"},
+                               {"Authorization", "Bearer sk-a"}};
+  EXPECT_EQ(client_->request("POST", "/generate", "{}", forged)->status, 200);
+  const std::string with = worker_.last_request();
+  for (const char* line : {"X-Espalier-Tenant: a\r\n", "X-Espalier-Tenant-Weight: 2.5\r\n",
+                           "X-Espalier-Tenant-Max-Priority: 7\r\n"})
+    EXPECT_NE(with.find(line), std::string::npos) << with;
+  EXPECT_EQ(with.find("forged"), std::string::npos) << with;
+  EXPECT_EQ(with.find("999"), std::string::npos) << with;
+  config_.api_keys_file.clear();
+  start(config_);
+  ASSERT_TRUE(has_healthy(1));
+  EXPECT_EQ(client_->request("POST", "/generate", "{}", forged)->status, 200);
+  const std::string without = worker_.last_request();
+  for (const char* part : {"forged", "999", "enant", "ENANT"})
+    EXPECT_EQ(without.find(part), std::string::npos) << without;
+}
+
+TEST_F(RouterTenantsTest, WithoutAWorkersKeyNoneIsPassedOn) {
+  config_.proxy.worker_api_key.clear();
+  config_.admin_api_key = "sk-admin";
+  start(config_);
+  ASSERT_TRUE(has_healthy(1));
+  EXPECT_EQ(ask("sk-large", "/generate").status, 200);
+  EXPECT_EQ(worker_.last_request().find("sk-"), std::string::npos) << worker_.last_request();
+  EXPECT_EQ(ask("sk-admin", "/generate").status, 200);
+  EXPECT_EQ(worker_.last_request().find("sk-"), std::string::npos);
+  EXPECT_EQ(ask("sk-admin", "/workers", "", "GET").status, 200);
+}
+
+TEST_F(RouterTenantsTest, LimitsStandInTheHeadersAndGive429InTheDialect) {
+  start(config_);
+  ASSERT_TRUE(has_healthy(1));
+  const net::HttpResponse first = ask("sk-small", "/v1/completions");
+  EXPECT_EQ(first.status, 200);
+  EXPECT_EQ(header(first, "x-ratelimit-limit-requests"), "3") << "the worker's own is not shown";
+  EXPECT_EQ(header(first, "x-ratelimit-remaining-requests"), "2");
+  EXPECT_EQ(header(ask("sk-large", "/generate"), "x-ratelimit-limit-requests"), "none");
+  const auto refused = [&](std::string_view path, std::string_view type) {
+    const net::HttpResponse over = ask("sk-small", path);
+    EXPECT_EQ(over.status, 429) << path;
+    EXPECT_NE(over.body.find(type), std::string::npos) << over.body;
+    const int wait_s = std::atoi(header(over, "Retry-After").c_str());
+    EXPECT_TRUE(wait_s >= 1 && wait_s <= 20) << wait_s;
+    EXPECT_EQ(header(over, "x-ratelimit-remaining-requests"), "0");
+    EXPECT_NE(header(over, "X-Request-Id"), "none");
+  };
+  EXPECT_EQ(ask("sk-small", "/generate").status, 200);
+  EXPECT_EQ(ask("sk-small", "/generate").status, 200);
+  refused("/v1/chat/completions", R"("type":"rate_limit_error")");
+  refused("/v1/messages", R"({"type":"error","error":{"type":"rate_limit_error")");
+  refused("/api/chat", R"({"error":"the limits of this key)");
+  EXPECT_EQ(ask("sk-small", "/tokenize").status, 200) << "computes nothing";
+  EXPECT_EQ(worker_.num_requests(), 5);
+  const std::string metrics = get("/metrics");
+  for (const char* line : {"espalier:router_tenant_requests_total{tenant=\"small\"} 3\n",
+                           "espalier:router_tenant_tokens_total{tenant=\"small\"} 30\n",
+                           "espalier:router_tenant_rate_limited_total{tenant=\"small\"} 3\n",
+                           "espalier:router_tenant_requests_total{tenant=\"la\\\"rge\"} 1\n"})
+    EXPECT_NE(metrics.find(line), std::string::npos) << line << metrics;
+}
+
+TEST_F(RouterTenantsTest, WhatIsNotUsedComesBackAndPrioritiesAreBounded) {
+  start(config_);
+  ASSERT_TRUE(has_healthy(1));
+  // 400 tokens are reserved of 500, and ten used.
+  const char* const large = R"({"prompt":"x","max_tokens":100,"n":4})";
+  EXPECT_EQ(ask("sk-small", "/v1/completions", large).status, 200);
+  EXPECT_EQ(ask("sk-small", "/v1/completions", large).status, 200);
+  const net::HttpResponse high = ask("sk-small", "/generate", R"({"text":"x","priority":2.0})");
+  EXPECT_EQ(high.status, 400);
+  EXPECT_NE(high.body.find("the most that this key may state is 1"), std::string::npos);
+}
+
+TEST_F(RouterTenantsTest, TheFileIsReadAgain) {
+  start(config_);
+  ASSERT_TRUE(has_healthy(1));
+  EXPECT_EQ(ask("sk-small", "/generate").status, 200);
+  write(R"([{"name":"small","key":"sk-new","requests_per_minute":3}])");
+  ASSERT_TRUE(server_->reload().ok());
+  EXPECT_EQ(ask("sk-small", "/generate").status, 401);
+  const net::HttpResponse second = ask("sk-new", "/generate");
+  EXPECT_EQ(header(second, "x-ratelimit-remaining-requests"), "1") << "what was used stays so";
+  EXPECT_EQ(header(second, "x-ratelimit-limit-tokens"), "none");
+  write("[");
+  EXPECT_FALSE(server_->reload().ok());
+  EXPECT_EQ(ask("sk-new", "/generate").status, 200);
+}
+
 TEST_F(RouterServerTest, TheFileIsFollowed) {
   const std::filesystem::path file =
       std::filesystem::temp_directory_path() / fmt::format("espalier_workers_{}", ::getpid());
@@ -166,6 +312,10 @@ TEST(RouterServerStart, WrongSettingsAreRefused) {
   config.worker_tls.ca = "/none.pem";
   EXPECT_EQ(RouterServer::start(config).error().code(), StatusCode::kInvalidArgument);
   config.worker_tls.ca.clear();
+  config.api_keys_file = "/no/such/file";
+  EXPECT_NE(RouterServer::start(config).error().message().find("--api-keys-file: /no/such/file"),
+            std::string::npos);
+  config.api_keys_file.clear();
   config.sources.urls = {"ftp://a"};
   EXPECT_EQ(RouterServer::start(config).error().code(), StatusCode::kInvalidArgument);
   config.sources.urls = {"127.0.0.1:1", "http://127.0.0.1:1"};

@@ -45,6 +45,10 @@ class TestWorker {
 
   std::string url() const { return "http://127.0.0.1:" + std::to_string(port_); }
   int num_requests() const { return num_requests_; }
+  std::string last_request() const {  // its head and body
+    std::lock_guard lock(mutex_);
+    return last_request_;
+  }
   int num_gone() const { return num_gone_; }  // clients that left a stalled answer
   void set_healthy(bool healthy) { healthy_ = healthy; }
 
@@ -68,6 +72,10 @@ class TestWorker {
       send(fd, "HTTP/1.1 200 OK\r\nConnection: close\r\n\r\n{\"data\":[{\"id\":\"test\"}]}");
     } else if (!request.empty()) {
       ++num_requests_;
+      {
+        std::lock_guard lock(mutex_);
+        last_request_ = request;
+      }
       answer(fd, fate_());
     }
     std::lock_guard lock(mutex_);
@@ -115,7 +123,8 @@ class TestWorker {
   int listener_ = -1, port_ = 0;
   std::atomic<bool> stopping_{false}, healthy_{true};
   std::atomic<int> num_requests_{0}, num_gone_{0};
-  std::mutex mutex_;  // guards the next two
+  mutable std::mutex mutex_;  // guards the next three
+  std::string last_request_;
   std::list<int> open_;
   std::list<std::thread> threads_;
   std::thread acceptor_;

@@ -31,8 +31,44 @@ def public_without_a_key():
     assert refused.returncode != 0 and "'' would open the server" in refused.stderr, refused.stderr
 
 
+class Router(Server):
+    COMMAND = "route"
+
+
+def limits_at_a_router():
+    """A router keeps the limits, and its tenants' keys: the worker gets the router's own."""
+    with tempfile.TemporaryDirectory() as folder, Server("--router-api-key", "sk-worker") as worker:
+        path = os.path.join(folder, "keys.json")
+        write(path, [{"name": "a", "key": "sk-a", "requests_per_minute": 3}, {"name": "b", "key": "sk-b"}])
+        refused = run("route", "--port", "0", "--api-keys-file", path + ".none")
+        assert refused.returncode != 0 and "--api-keys-file" in refused.stderr, refused.stderr
+        with Router("--worker", f"http://127.0.0.1:{worker.port}", "--worker-api-key", "sk-worker",
+                    "--api-keys-file", path) as router:
+            wait_until(lambda: router.get("/health")[0] == 200, "the worker is healthy")
+            assert ask(router, "")[0] == ask(router, "sk-worker")[0] == 401
+            first = ask(router, "sk-a")
+            assert first[0] == 200 and first[1]["x-ratelimit-remaining-requests"] == "2", first
+            stream = {"prompt": "x", "max_tokens": 5, "stream": True, "ignore_eos": True}
+            assert router.request("POST", "/v1/completions", stream, {"Authorization": "Bearer sk-a"})[0] == 200
+            assert [ask(router, "sk-a")[0] for _ in range(2)] == [200, 429]
+            limited = router.request("POST", "/v1/messages", {"max_tokens": 1, "messages": []},
+                                     {"x-api-key": "sk-a"})
+            assert limited[0] == 429 and 1 <= int(limited[1]["Retry-After"]) <= 20, limited
+            assert json.loads(limited[2])["error"]["type"] == "rate_limit_error", limited
+            metrics = router.get("/metrics")[2]
+            assert 'tenant_requests_total{tenant="a"} 3' in metrics, metrics
+            assert 'tenant_rate_limited_total{tenant="a"} 2' in metrics, metrics
+            write(path, [{"name": "c", "key": "sk-c"}])
+            router.process.send_signal(signal.SIGHUP)
+            wait_until(lambda: ask(router, "sk-c")[0] == 200, "the new key opens the router")
+            assert ask(router, "sk-b")[0] == 401
+            assert "sk-" not in router.output() + worker.output()
+            assert router.stop() == 0
+
+
 def main():
     public_without_a_key()
+    limits_at_a_router()
     with tempfile.TemporaryDirectory() as folder:
         path = os.path.join(folder, "keys.json")
         write(path, [{"name": "a", "keys": "sk-a"}])
