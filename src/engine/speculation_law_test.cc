@@ -28,7 +28,7 @@ constexpr size_t kNumCells = 40;
 
 int32_t num_tokens_of_a_test() {
   const char* const text = std::getenv("ESPALIER_LAW_TOKENS");
-  return text == nullptr ? 3000 : std::atoi(text);
+  return text == nullptr ? 1500 : std::atoi(text);
 }
 
 // Logits after a token: one letter of eight is likely, all else is next to impossible.

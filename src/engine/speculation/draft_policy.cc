@@ -11,12 +11,16 @@ namespace {
 constexpr double kMargin = 1.15;
 // Of a plain step, where nothing has been measured: decode reads weights, a draft token does not.
 constexpr double kAssumedCost = 0.3;
-// What is believed of a source before it has been measured, and how many tokens that weighs.
-constexpr double kPriorRate = 0.6, kPriorWeight = 4;
+// What is believed of a source before it has been measured, and how many tokens that weighs. It is
+// little, for predictions that are not verified are compared for nothing.
+constexpr double kPriorRate = 0.4, kPriorWeight = 4;
 // One refused draft in so many is verified with one token, to measure its cost again: below 1 % of
 // the time. What is seldom right is not worth a probe.
 constexpr uint32_t kProbePeriod = 128;
 constexpr double kProbedRateLeast = 0.5;
+// The same until the cost has been measured: a few probes then decide about all that follows.
+constexpr uint32_t kFirstProbePeriod = 8;
+constexpr double kFirstProbedRateLeast = 0.25;
 // With others in the batch a drafting sequence misses the step that is built while its own runs, so
 // it must accept more than the one token that it would have got there.
 constexpr double kAcceptedLeastBesideOthers = 1.3;
@@ -103,8 +107,11 @@ bool DraftPolicy::may_pay(int32_t num_running) const {
   return kMargin * relative_cost(num_running) * num_running < 1;
 }
 
-bool DraftPolicy::probe_is_due(const Origin& first, const AcceptanceRate& own) {
-  return acceptance(first, own) >= kProbedRateLeast && ++num_refused_ % kProbePeriod == 0;
+bool DraftPolicy::probe_is_due(const Origin& first, const AcceptanceRate& own,
+                               int32_t num_running) {
+  const bool is_known = costs_[batch_class(num_running)].relative >= 0;
+  if (acceptance(first, own) < (is_known ? kProbedRateLeast : kFirstProbedRateLeast)) return false;
+  return ++num_refused_ % (is_known ? kProbePeriod : kFirstProbePeriod) == 0;
 }
 
 int32_t DraftPolicy::length(const Origin& first, const AcceptanceRate& own, int32_t most,
@@ -112,7 +119,7 @@ int32_t DraftPolicy::length(const Origin& first, const AcceptanceRate& own, int3
   if (most < 1) return 0;
   const Plan best = plan(first, 1, own, most, num_running);
   if (best.length > 0) return best.length;
-  return std::exchange(probes_, false) || probe_is_due(first, own) ? 1 : 0;
+  return std::exchange(probes_, false) || probe_is_due(first, own, num_running) ? 1 : 0;
 }
 
 bool DraftPolicy::pays_to_wait(const Origin& first, const AcceptanceRate& own, int32_t most,
@@ -122,7 +129,7 @@ bool DraftPolicy::pays_to_wait(const Origin& first, const AcceptanceRate& own, i
   const Plan best = plan(next, acceptance(first, own), own, most, num_running);
   const double cost = relative_cost(num_running) * num_running * best.length;
   if (best.length > 0 && best.accepted > cost + kWaitCost) return true;
-  if (probe_is_due(first, own)) probes_ = true;
+  if (probe_is_due(first, own, num_running)) probes_ = true;
   return probes_;
 }
 

@@ -94,7 +94,7 @@ class DraftPolicy {
   static size_t batch_class(int32_t num_entries);
   std::array<AcceptanceRate, kNumDraftSources * kMatchClasses> rates_;
   std::array<StepCost, kBatchClasses> costs_;
-  bool probe_is_due(const Origin& first, const AcceptanceRate& own);
+  bool probe_is_due(const Origin& first, const AcceptanceRate& own, int32_t num_running);
   uint32_t num_refused_ = 0;
   bool probes_ = false;  // a sequence waits for its token in flight to probe
 };

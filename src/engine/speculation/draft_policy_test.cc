@@ -105,6 +105,19 @@ TEST(DraftPolicy, ProbesTheCostOfWhatIsRight) {
   EXPECT_GE(policy.length(kOrigin, own, 8, 1), 4);
 }
 
+// A cost that is assumed too high is measured: what is right half of the time may pay.
+TEST(DraftPolicy, ProbesACostThatIsNotKnown) {
+  DraftPolicy policy;
+  AcceptanceRate own;
+  learn_acceptance(policy, own, 3);
+  int drafted = 0;
+  for (int i = 0; i < 80; ++i) drafted += policy.length(kOrigin, own, 8, 1);
+  EXPECT_EQ(drafted, 10);
+  for (int i = 0; i < 10; ++i) policy.observe_step(1, 0, 1e-3);
+  for (int i = 0; i < 10; ++i) policy.observe_step(1, 1, 1.02e-3);
+  EXPECT_GT(policy.length(kOrigin, own, 8, 1), 1);
+}
+
 TEST(DraftPolicy, ABatchMustGainMore) {
   DraftPolicy policy;
   AcceptanceRate own;
