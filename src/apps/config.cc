@@ -217,8 +217,7 @@ void add_tier_rows(SettingTable& table, EngineConfig& engine) {
       .toggle(
           "enable-hierarchical-cache", engine.tiers.enable_hierarchical_cache,
           "keep cached prefixes beyond the device, too: in the host's memory (hicache-size) and "
-          "on disk (hicache-storage-backend file); on the CPU, best with a page-size of 16 or "
-          "more")
+          "on disk (hicache-storage-backend file); best with a page-size of 16 or more")
       .aliases = {"enable-hicache"};
   shown_default(table.number("hicache-size", engine.tiers.hicache_size_gb, 0, 1e6,
                              "GB of the host's memory that keep pages"),

@@ -1,74 +1,82 @@
 #include "cache/page_copier.h"
 
 #include <cstring>
+#include <limits>
 #include <utility>
 
 namespace espalier {
-
-int64_t PageCopier::page_bytes() const {
-  int64_t bytes = 0;
-  for (int32_t layer = 0; layer < num_layers(); ++layer) bytes += layer_bytes(layer);
-  return bytes;
-}
-
-void PageCopier::read_page(PageId page, std::span<std::byte> to) const {
-  for (int32_t layer = 0; layer < num_layers(); ++layer) {
-    const auto size = static_cast<size_t>(layer_bytes(layer));
-    read_layer(layer, page, to.first(size));
-    to = to.subspan(size);
-  }
-}
-
-void PageCopier::write_page(PageId page, std::span<const std::byte> from) {
-  for (int32_t layer = 0; layer < num_layers(); ++layer) {
-    const auto size = static_cast<size_t>(layer_bytes(layer));
-    write_layer(layer, page, from.first(size));
-    from = from.subspan(size);
-  }
-}
-
 namespace {
+
+Status check_layers(const KvView& view) {
+  for (const KvView::Layer& layer : view.layers)
+    if ((layer.kind != KvLayerKind::kPages && layer.kind != KvLayerKind::kLatent) ||
+        layer.k_scales != nullptr || layer.v_scales != nullptr)
+      return error(StatusCode::kUnimplemented,
+                   "layers with window pages, recurrent states or scales are kept on the device "
+                   "alone");
+  return {};
+}
+
+void append_plane(std::vector<PlaneRun>& runs, void* plane, int64_t page_bytes, int64_t pitch_max) {
+  auto* const at = static_cast<std::byte*>(plane);
+  if (!runs.empty() && runs.back().page_bytes == page_bytes) {
+    PlaneRun& run = runs.back();
+    const int64_t pitch = at - (run.first + run.pitch * (run.num_planes - 1));
+    const bool continues =
+        run.num_planes == 1 ? pitch >= page_bytes && pitch <= pitch_max : pitch == run.pitch;
+    if (continues) {
+      run.pitch = pitch;
+      ++run.num_planes;
+      return;
+    }
+  }
+  runs.push_back({.first = at, .num_planes = 1, .page_bytes = page_bytes});
+}
 
 class HostPageCopier final : public PageCopier {
  public:
-  explicit HostPageCopier(std::vector<KvView::Layer> layers) : layers_(std::move(layers)) {}
+  explicit HostPageCopier(std::vector<PlaneRun> runs) : runs_(std::move(runs)) {
+    for (const PlaneRun& run : runs_) page_bytes_ += run.bytes();
+  }
 
-  int32_t num_layers() const override { return static_cast<int32_t>(layers_.size()); }
-  int64_t layer_bytes(int32_t layer) const override {
-    const KvView::Layer& l = layers_[static_cast<size_t>(layer)];
-    return l.page_bytes() * (has_values(l) ? 2 : 1);
+  int64_t page_bytes() const override { return page_bytes_; }
+  Transfer begin_read(PageId page, std::span<std::byte> to) override {
+    std::byte* at = to.data();
+    for (const PlaneRun& run : runs_)
+      for (int64_t i = 0; i < run.num_planes; ++i, at += run.page_bytes)
+        std::memcpy(at, run.page_at(page) + i * run.pitch, static_cast<size_t>(run.page_bytes));
+    return 0;
   }
-  void read_layer(int32_t layer, PageId page, std::span<std::byte> to) const override {
-    const KvView::Layer& l = layers_[static_cast<size_t>(layer)];
-    const auto size = static_cast<size_t>(l.page_bytes());
-    std::memcpy(to.data(), in_plane(l.k, l, page), size);
-    if (has_values(l)) std::memcpy(to.data() + size, in_plane(l.v, l, page), size);
+  Transfer begin_write(PageId page, std::span<const std::byte> from) override {
+    const std::byte* at = from.data();
+    for (const PlaneRun& run : runs_)
+      for (int64_t i = 0; i < run.num_planes; ++i, at += run.page_bytes)
+        std::memcpy(run.page_at(page) + i * run.pitch, at, static_cast<size_t>(run.page_bytes));
+    return 0;
   }
-  void write_layer(int32_t layer, PageId page, std::span<const std::byte> from) override {
-    const KvView::Layer& l = layers_[static_cast<size_t>(layer)];
-    const auto size = static_cast<size_t>(l.page_bytes());
-    std::memcpy(in_plane(l.k, l, page), from.data(), size);
-    if (has_values(l)) std::memcpy(in_plane(l.v, l, page), from.data() + size, size);
-  }
+  Status finish(Transfer) override { return {}; }
 
  private:
-  static bool has_values(const KvView::Layer& l) { return l.v != l.k; }
-  static std::byte* in_plane(void* plane, const KvView::Layer& l, PageId page) {
-    return static_cast<std::byte*>(plane) + page * l.page_bytes();
-  }
-  const std::vector<KvView::Layer> layers_;
+  const std::vector<PlaneRun> runs_;
+  int64_t page_bytes_ = 0;
 };
 
 }  // namespace
 
+Result<std::vector<PlaneRun>> plane_runs(const KvView& view, int64_t pitch_max) {
+  ESP_RETURN_IF_ERROR(check_layers(view));
+  std::vector<PlaneRun> runs;
+  for (const KvView::Layer& layer : view.layers) {
+    append_plane(runs, layer.k, layer.page_bytes(), pitch_max);
+    if (layer.v != layer.k) append_plane(runs, layer.v, layer.page_bytes(), pitch_max);
+  }
+  return runs;
+}
+
 Result<std::unique_ptr<PageCopier>> make_host_page_copier(const KvView& view) {
-  for (const KvView::Layer& layer : view.layers)
-    if ((layer.kind != KvLayerKind::kPages && layer.kind != KvLayerKind::kLatent) ||
-        layer.k_scales != nullptr || layer.v_scales != nullptr)
-      return fail(error(StatusCode::kUnimplemented,
-                        "layers with window pages, recurrent states or scales are kept on the "
-                        "device alone"));
-  return std::make_unique<HostPageCopier>(view.layers);
+  ESP_ASSIGN_OR_RETURN(std::vector<PlaneRun> runs,
+                       plane_runs(view, std::numeric_limits<int64_t>::max()));
+  return std::make_unique<HostPageCopier>(std::move(runs));
 }
 
 }  // namespace espalier

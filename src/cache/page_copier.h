@@ -1,15 +1,18 @@
 // Copies single pages between the device's cache and the host's memory: how tiers read and write
-// them. As bytes a page is its layers one behind the other, each K, then V, so a transfer can be
-// cut by layer.
+// them. As bytes a page is its layers one behind the other, each K, then V, and of several ranks
+// one rank's part behind the other's.
 //
-// Thread-safe for different pages. REQUIRES that no step reads a page that is written, or writes
-// one that is read; the cache's locks ensure it.
+// A transfer begins at once and runs beside its caller and beside the device's steps, so that
+// several may run at a time; finish() waits for it. Thread-safe, for different pages. REQUIRES that
+// from begin to finish no step reads a page that is written, or writes one that is read, and that
+// the host's bytes are not changed; the cache's locks and the tiers' queues ensure it.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "base/status.h"
@@ -19,23 +22,51 @@ namespace espalier {
 
 class PageCopier {
  public:
+  using Transfer = uint64_t;  // known to the copier that began it
+
   virtual ~PageCopier() = default;
 
-  virtual int32_t num_layers() const = 0;
-  virtual int64_t layer_bytes(int32_t layer) const = 0;  // of a page
+  virtual int64_t page_bytes() const = 0;
+  // What computes the bytes, where it is not this host's processor: a GPU's name.
+  virtual std::string device_name() const { return {}; }
 
-  // REQUIRES spans of layer_bytes(layer).
-  virtual void read_layer(int32_t layer, PageId page, std::span<std::byte> to) const = 0;
-  virtual void write_layer(int32_t layer, PageId page, std::span<const std::byte> from) = 0;
+  // REQUIRE spans of page_bytes(), and a finish() for each transfer.
+  virtual Transfer begin_read(PageId page, std::span<std::byte> to) = 0;
+  virtual Transfer begin_write(PageId page, std::span<const std::byte> from) = 0;
+  // After an error the bytes of the destination are undefined.
+  virtual Status finish(Transfer transfer) = 0;
 
-  // The same of all layers; REQUIRES spans of page_bytes().
-  int64_t page_bytes() const;
-  void read_page(PageId page, std::span<std::byte> to) const;
-  void write_page(PageId page, std::span<const std::byte> from);
+  Status read_page(PageId page, std::span<std::byte> to) { return finish(begin_read(page, to)); }
+  Status write_page(PageId page, std::span<const std::byte> from) {
+    return finish(begin_write(page, from));
+  }
+
+  // Pins memory of the host, which makes transfers from and to it fast, until unpin() of the same
+  // range; the error where the system refuses. A transfer lies in one pinned range or in none.
+  // Transfers of other memory go on meanwhile.
+  virtual bool uses_pinned_memory() const { return false; }
+  virtual Status pin(std::span<std::byte>) { return {}; }
+  virtual void unpin(std::span<std::byte>) {}
 };
 
-// Of planes in the host's memory, which outlive it. kUnimplemented where layers have pages of their
-// own, states or scales.
+// Planes at equal distances whose pages have the same size, so that a page of all of them is one
+// copy of rows.
+struct PlaneRun {
+  std::byte* first = nullptr;
+  int64_t pitch = 0;  // bytes from one plane to the next
+  int64_t num_planes = 0;
+  int64_t page_bytes = 0;  // of one plane
+
+  std::byte* page_at(PageId page) const { return first + page * page_bytes; }
+  int64_t bytes() const { return num_planes * page_bytes; }  // of a page
+};
+
+// All planes of the view, in the order of a page's bytes; with more than one plane a run's pitch is
+// at most pitch_max. kUnimplemented where layers have pages of their own, states or scales.
+Result<std::vector<PlaneRun>> plane_runs(const KvView& view, int64_t pitch_max);
+
+// Of planes in the host's memory, which outlive it; a transfer has ended when it has begun. Fails
+// as plane_runs().
 Result<std::unique_ptr<PageCopier>> make_host_page_copier(const KvView& view);
 
 }  // namespace espalier

@@ -9,7 +9,7 @@
 #include <thread>
 
 #include "base/fatal_exit.h"
-#include "engine/testing/test_requests.h"
+#include "engine/testing/test_tiers.h"
 #include "kernels/random/cuda.h"
 #include "tensor/cuda/testing.h"
 
@@ -90,6 +90,13 @@ TEST(EngineRanksCudaDeterministic, AnswersDependOnTheRequestAlone) {
     ASSERT_EQ(got.size(), want.size());
     for (size_t i = 0; i < want.size(); ++i) EXPECT_EQ(got[i], want[i]) << "request " << i;
   }
+}
+
+// Each rank's part of a page goes to the host and comes back to its own GPU.
+TEST(EngineRanksCudaTiers, PrefixesComeBackFromTheHost) {
+  ESPALIER_REQUIRE_RANKS();
+  expect_tiers_change_nothing("llama_untied_bias", {.compute = {.device = "cuda", .tp_size = 2}});
+  expect_tiers_change_nothing("deepseek_v2", {.compute = {.device = "cuda", .tp_size = 2}});
 }
 
 TEST(EngineRanksCudaStart, TooManyRanksAreRefused) {

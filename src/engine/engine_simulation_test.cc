@@ -1,7 +1,8 @@
 // Many short lives of a whole engine, each from one seed: requests and sessions that come while
 // others run, forks of one prompt, aborts, entries that fail, pauses with and without a flush,
-// pools so small that they force eviction and retraction, in a third of them with tiers that are
-// slow, late, full or forget pages (their threads make such a seed's run vary). Every action but a
+// pools so small that they force eviction and retraction, in half of them with tiers that are slow,
+// late, full or forget pages (their threads make such a seed's run vary), and in half of these with
+// a device that copies pages late, as a GPU does. Every action but a
 // pause runs on the loop's own thread, from inside the wait for a step, and so at the same step in
 // every run of a seed; only pauses, which block their caller, come from outside when they come. At
 // the end every sample has had one end and exactly the tokens that its prompt gets alone, and every
@@ -16,6 +17,7 @@
 
 #include "base/rng.h"
 #include "engine/testing/flaky_store.h"
+#include "engine/testing/remote_copier.h"
 #include "engine/testing/test_engine.h"
 #include "tiers/host_page_store.h"
 
@@ -96,6 +98,7 @@ struct Tally {
   int64_t full = 0, evictions = 0;  // of the refusals
   int64_t drafted = 0, accepted = 0, by_radix = 0;
   int64_t loads = 0, loads_late = 0, loads_in_part = 0, tier_tokens = 0;
+  int64_t remote = 0;  // seeds
 };
 
 class EngineSimulation {
@@ -133,7 +136,7 @@ class EngineSimulation {
                                .next_token = [](uint64_t history) { return next_of(history); }},
             [this] { act(); }),
         .info = {.vocab_size = kByteVocabSize, .context_length = 150, .eos_ids = {kByteEosId}}};
-    if (rng_.below(3) == 0 && !config.cache.disable_radix_cache) {
+    if (rng_.below(2) == 0 && !config.cache.disable_radix_cache) {
       config.tiers.enable_hierarchical_cache = true;
       config.tiers.hicache_size_gb = 1;  // make_tiers has its own
       parts.make_tiers = [this](const auto& c, const auto&, const auto& scope, auto& executor,
@@ -172,6 +175,14 @@ class EngineSimulation {
                                       PageCopier& copier, const Clock& clock) {
     KvTiers::Parts parts{.copier = &copier, .clock = &clock};
     const int64_t page_bytes = copier.page_bytes();
+    if (rng_.below(2) == 0) {
+      remote_ = std::make_unique<RemoteCopier>(
+          copier, RemoteCopier::Options{.seed = rng_(),
+                                        .delay_max = std::chrono::microseconds(pick({0, 20, 300})),
+                                        .fail_one_of = static_cast<uint64_t>(pick({0, 0, 20}))});
+      parts.copier = remote_.get();
+      ++tally_.remote;
+    }
     const bool has_host = rng_.below(2) == 0;
     if (has_host)
       parts.host = HostPageStore::create({.size_bytes = page_bytes * rng_.between(1, 300),
@@ -426,6 +437,7 @@ class EngineSimulation {
   std::condition_variable_any idle_;
   std::vector<std::unique_ptr<Asked>> asked_;
   int num_to_come_ = 0, num_live_ = 0;
+  std::unique_ptr<RemoteCopier> remote_;
   std::unique_ptr<Engine> engine_;  // last: its thread uses all of the above
 };
 
@@ -461,6 +473,7 @@ TEST(EngineSimulation, EveryRequestGetsItsOwnTokensAndOneEnd) {
     total.drafted += t.drafted, total.accepted += t.accepted, total.by_radix += t.by_radix;
     total.loads += t.loads, total.loads_late += t.loads_late;
     total.loads_in_part += t.loads_in_part, total.tier_tokens += t.tier_tokens;
+    total.remote += t.remote;
   };
   std::vector<std::thread> threads;
   for (uint64_t i = 1; i < num_threads; ++i) threads.emplace_back(work);
@@ -471,13 +484,13 @@ TEST(EngineSimulation, EveryRequestGetsItsOwnTokensAndOneEnd) {
       "%lld seeds of whole engines: %lld requests (%lld of sessions), %lld samples; %lld aborts, "
       "%lld failing entries, %lld refusals (%lld by a full queue, %lld evicted from it), %lld "
       "retractions, %lld pauses, %lld flushes; %lld loads (%lld late, %lld in part) of %lld "
-      "tokens; %lld draft tokens (%lld accepted, %lld of the radix tree's); "
-      "%lld lost\n",
+      "tokens, %lld seeds with a remote device; %lld draft tokens (%lld accepted, %lld of the radix "
+      "tree's); %lld lost\n",
       n(total.seeds), n(total.requests), n(total.of_sessions), n(total.samples), n(total.aborts),
       n(total.failures), n(total.refusals), n(total.full), n(total.evictions), n(total.retractions),
       n(total.pauses), n(total.flushes), n(total.loads), n(total.loads_late),
-      n(total.loads_in_part), n(total.tier_tokens), n(total.drafted), n(total.accepted),
-      n(total.by_radix), n(total.lost));
+      n(total.loads_in_part), n(total.tier_tokens), n(total.remote), n(total.drafted),
+      n(total.accepted), n(total.by_radix), n(total.lost));
   if (one != 0) return;
   // It means something.
   const auto count = static_cast<int64_t>(num_seeds);
@@ -493,6 +506,7 @@ TEST(EngineSimulation, EveryRequestGetsItsOwnTokensAndOneEnd) {
   EXPECT_GT(total.loads_late, count / 20);
   EXPECT_GT(total.loads_in_part, count / 20);
   EXPECT_GT(total.tier_tokens, count / 2);
+  EXPECT_GT(total.remote, count / 10);
   EXPECT_GT(total.full, count / 10);
   EXPECT_GT(total.evictions, count / 20);
 }

@@ -311,7 +311,7 @@ void add_tiers(Figures& f, const EngineStats& s) {
       [](const TierStats& t) { return t.store.stored; });
   add("espalier:tier_pages_evicted_total", "Pages that gave way to others in a tier.",
       [](const TierStats& t) { return t.store.evicted; });
-  add("espalier:tier_pages_refused_total", "Pages that a tier had no buffer for.",
+  add("espalier:tier_pages_refused_total", "Pages that a tier did not take.",
       [](const TierStats& t) { return t.store.refused; });
   add("espalier:tier_errors_total", "Reads and writes that failed, and pages that were damaged.",
       [](const TierStats& t) { return t.store.errors + t.store.corrupt; });
@@ -327,6 +327,8 @@ void add_tiers(Figures& f, const EngineStats& s) {
   f.counter("espalier:tier_loads_late_total", "Of them, those given up because they were late.",
             tiers.loads_late);
   f.counter("espalier:tier_load_seconds_total", "Time of all loads.", tiers.load_seconds);
+  f.gauge("espalier:tier_pinned_bytes", "Bytes of the host tier that are pinned for a GPU.",
+          tiers.pinned_bytes);
 }
 
 double ratio(int64_t part, int64_t whole) {

@@ -169,8 +169,15 @@ size_t DiskPageStore::put(std::span<const PageName> names, const FillPage& fill)
       on_their_way_.insert(names[i]);
     }
     transfer->name = names[i];
-    fill(i, page_in(*transfer));
+    const bool filled = fill(i, page_in(*transfer));
     const std::lock_guard lock(mutex_);
+    if (!filled) {
+      stats_.refused += static_cast<int64_t>(names.size() - i);
+      on_their_way_.erase(names[i]);
+      free_writes_.push_back(transfer);
+      if (on_their_way_.empty()) written_.notify_all();
+      return i;
+    }
     waiting_writes_.push_back(transfer);
     changed_.notify_one();
   }
@@ -277,6 +284,7 @@ void DiskPageStore::start(Transfer& transfer) {
 
 void DiskPageStore::answer(const Read& read, std::span<const std::byte> bytes) {
   read.batch->sink->on_page(read.index, bytes);
+  if (!bytes.empty()) read.batch->sink->on_release(read.index);
   if (--read.batch->num_left == 0) read.batch->sink->on_done();
 }
 

@@ -56,6 +56,7 @@ TEST(DiskPageStore, StoresWhatWasPutBeforeItIsDestroyed) {
   open_store(config_for(folder, 160))->put(names_in(0, 3), [](size_t i, std::span<std::byte> to) {
     const auto bytes = test_page(names_in(0, 3)[i], std::ssize(to));
     std::copy(bytes.begin(), bytes.end(), to.begin());
+    return true;
   });
   EXPECT_EQ(count_right_pages(*open_store(config_for(folder, 160)), names_in(0, 3)), 3u);
 }

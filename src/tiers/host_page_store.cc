@@ -1,12 +1,15 @@
 #include "tiers/host_page_store.h"
 
 #include <sys/mman.h>
+#include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <bit>
 #include <cerrno>
 #include <cstring>
 #include <limits>
+#include <numeric>
 #include <utility>
 
 #include "base/check.h"
@@ -55,7 +58,15 @@ HostPageStore::~HostPageStore() {
   }
   changed_.notify_all();
   thread_.join();
-  munmap(arena_, slots_.size() * static_cast<size_t>(config_.page_bytes));
+  munmap(arena_, arena().size());
+}
+
+std::span<std::byte> HostPageStore::arena() const {
+  return {arena_, slots_.size() * static_cast<size_t>(config_.page_bytes)};
+}
+
+int64_t HostPageStore::part_bytes() const {
+  return std::lcm(config_.page_bytes, static_cast<int64_t>(sysconf(_SC_PAGESIZE)));
 }
 
 std::byte* HostPageStore::bytes_of(int32_t slot) const {
@@ -145,8 +156,13 @@ size_t HostPageStore::put(std::span<const PageName> names, const FillPage& fill)
     }
     slots_[static_cast<size_t>(slot)].name = names[i];
     lock.unlock();
-    fill(i, {bytes_of(slot), static_cast<size_t>(config_.page_bytes)});
+    const bool filled = fill(i, {bytes_of(slot), static_cast<size_t>(config_.page_bytes)});
     lock.lock();
+    if (!filled) {
+      release(slot);
+      stats_.refused += static_cast<int64_t>(names.size() - i);
+      return i;
+    }
     if (find(names[i]) != kNone) {  // another thread was first
       release(slot);
       continue;
@@ -226,8 +242,18 @@ void HostPageStore::run() {
   }
 }
 
+// A slot keeps its bytes from on_page() to on_release(); the oldest shown page is released when as
+// many are shown as may be.
 void HostPageStore::answer(const Get& get) {
+  std::array<Shown, kPagesShown> shown;
+  size_t num_shown = 0, num_released = 0;
+  const auto release_oldest = [&] {
+    const Shown& oldest = shown[num_released++ % kPagesShown];
+    get.sink->on_release(oldest.index);
+    unpin(oldest.slot);
+  };
   for (size_t i = 0; i < get.names.size(); ++i) {
+    if (num_shown - num_released == kPagesShown) release_oldest();
     std::unique_lock lock(mutex_);
     const int32_t slot = stopped_ ? kNone : find(get.names[i]);
     if (slot == kNone) {
@@ -236,18 +262,23 @@ void HostPageStore::answer(const Get& get) {
       get.sink->on_page(i, {});
       continue;
     }
-    Slot& s = slots_[static_cast<size_t>(slot)];
-    ++s.pins;
+    ++slots_[static_cast<size_t>(slot)].pins;
     unlink(slot);
     push_newest(slot);
     ++stats_.found;
     stats_.bytes_read += config_.page_bytes;
     lock.unlock();
+    shown[num_shown++ % kPagesShown] = {i, slot};
     get.sink->on_page(i, {bytes_of(slot), static_cast<size_t>(config_.page_bytes)});
-    lock.lock();
-    if (--s.pins == 0 && s.state == SlotState::kErasedWhileRead) release(slot);
   }
+  while (num_released < num_shown) release_oldest();
   get.sink->on_done();
+}
+
+void HostPageStore::unpin(int32_t slot) {
+  const std::lock_guard lock(mutex_);
+  Slot& s = slots_[static_cast<size_t>(slot)];
+  if (--s.pins == 0 && s.state == SlotState::kErasedWhileRead) release(slot);
 }
 
 PageStoreStats HostPageStore::stats() const {

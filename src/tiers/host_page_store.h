@@ -40,6 +40,11 @@ class HostPageStore final : public PageStore {
   void flush() override {}  // a page is stored when put() returns
   PageStoreStats stats() const override;
 
+  // All memory of pages, which stays where it is, and how many bytes of it have borders both of
+  // pages and of the system's pages: parts of a multiple of this size can be pinned one by one.
+  std::span<std::byte> arena() const;
+  int64_t part_bytes() const;
+
   // Aborts (ESP_CHECK) unless every slot is free, listed by age or being filled, and the look-up
   // finds exactly the listed ones.
   void check_invariants() const;
@@ -61,6 +66,12 @@ class HostPageStore final : public PageStore {
     std::vector<PageName> names;
     std::shared_ptr<PageSink> sink;
   };
+  // Pages that a sink has at a time: a device copies one while the next one is begun.
+  static constexpr size_t kPagesShown = 4;
+  struct Shown {
+    size_t index = 0;
+    int32_t slot = kNone;
+  };
 
   HostPageStore(const HostPageStoreConfig& config, std::byte* arena, int64_t num_slots);
   std::byte* bytes_of(int32_t slot) const;
@@ -74,6 +85,7 @@ class HostPageStore final : public PageStore {
   void unlink(int32_t slot);
   void run();
   void answer(const Get& get);
+  void unpin(int32_t slot);
 
   const HostPageStoreConfig config_;
   std::byte* const arena_;

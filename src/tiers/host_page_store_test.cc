@@ -88,6 +88,56 @@ TEST(HostPageStore, KeepsBytesThatAreBeingRead) {
   store->check_invariants();
 }
 
+// A page that is shown keeps its bytes while others are shown behind it, until it is released.
+TEST(HostPageStore, KeepsBytesUntilTheyAreReleased) {
+  const auto store = make_host_store(6);
+  const std::vector<PageName> names = names_from(0, 6);
+  put_pages(*store, names);
+  struct Sink final : PageSink {
+    explicit Sink(HostPageStore& s) : store(s) {}
+    void on_page(size_t index, std::span<const std::byte> bytes) override {
+      shown[index] = bytes;
+      if (index < 3) return;
+      EXPECT_EQ(shown.size(), 4u);
+      store.erase(names_from(0, 6));
+      EXPECT_EQ(put_pages(store, names_from(100, 110)), 10u);  // in the two slots that are left
+    }
+    void on_release(size_t index) override {
+      const std::vector<std::byte> want = test_page(test_page_name(index), kHostPageBytes);
+      EXPECT_TRUE(std::ranges::equal(shown.at(index), want)) << "page " << index;
+      shown.erase(index);
+    }
+    void on_done() override {
+      is_done = true;
+      is_done.notify_all();
+    }
+    HostPageStore& store;
+    std::map<size_t, std::span<const std::byte>> shown;
+    std::atomic<bool> is_done = false;
+  };
+  const auto sink = std::make_shared<Sink>(*store);
+  store->get(names_from(0, 4), sink);
+  sink->is_done.wait(false);
+  EXPECT_TRUE(sink->shown.empty());
+  store->check_invariants();
+}
+
+TEST(HostPageStore, APageThatCannotBeFilledIsRefused) {
+  const auto store = make_host_store(4);
+  const std::vector<PageName> names = names_from(0, 3);
+  EXPECT_EQ(store->put(names, [](size_t index, std::span<std::byte>) { return index < 1; }), 1u);
+  EXPECT_EQ(store->num_leading(names), 1u);
+  EXPECT_EQ(store->stats().refused, 2);
+  store->check_invariants();
+}
+
+TEST(HostPageStore, PartsOfTheArenaHaveBordersOfPages) {
+  const auto store = make_host_store(1000);
+  EXPECT_EQ(store->arena().size(), 1000u * kHostPageBytes);
+  EXPECT_EQ(store->part_bytes() % kHostPageBytes, 0);
+  EXPECT_EQ(store->part_bytes() % 4096, 0);
+}
+
 TEST(HostPageStore, ServesThreads) {
   const auto store = make_host_store(20);
   std::vector<std::thread> threads;

@@ -32,16 +32,22 @@ class PageSink {
  public:
   virtual ~PageSink() = default;
 
-  // The page names[index] of the batch: page_bytes() bytes, valid during the call, or none where it
-  // is absent. Called once for each index, in any order, by one thread at a time.
+  // The page names[index] of the batch: page_bytes() bytes, or none where it is absent. Called once
+  // for each index, in any order, by one thread at a time.
   virtual void on_page(size_t index, std::span<const std::byte> bytes) = 0;
+
+  // The bytes of on_page(index) are valid until this call, which follows once for each page that
+  // has some, has returned; other pages may come before it, so that a sink can read several at a
+  // time.
+  virtual void on_release(size_t) {}
 
   // No further call follows.
   virtual void on_done() = 0;
 };
 
 // Writes the page_bytes() bytes of the page names[index]. Called inside put(), on its thread.
-using FillPage = std::function<void(size_t index, std::span<std::byte> bytes)>;
+// False: they cannot be had, and the page is refused.
+using FillPage = std::function<bool(size_t index, std::span<std::byte> bytes)>;
 
 // Totals since the start, but for num_pages.
 struct PageStoreStats {
@@ -49,7 +55,7 @@ struct PageStoreStats {
   int64_t num_pages_max = 0;  // for which there is room; 0: not known
   int64_t found = 0, absent = 0;
   int64_t stored = 0;   // pages put, without those that were there already
-  int64_t refused = 0;  // for want of a buffer or of room in a queue
+  int64_t refused = 0;  // for want of a buffer, of room in a queue or of the bytes
   int64_t errors = 0;   // reads and writes that failed
   int64_t corrupt = 0;  // read, and not what the name stands for
   int64_t evicted = 0;

@@ -38,9 +38,16 @@ class CollectingSink final : public PageSink {
   explicit CollectingSink(size_t count) : pages_(count), num_calls_(count) {}
   void on_page(size_t index, std::span<const std::byte> bytes) override {
     ++num_calls_.at(index);
+    if (!bytes.empty()) shown_[index] = bytes;
+  }
+  // The bytes are there until the call, whatever pages came in between.
+  void on_release(size_t index) override {
+    const std::span<const std::byte> bytes = shown_.at(index);
     pages_.at(index).assign(bytes.begin(), bytes.end());
+    shown_.erase(index);
   }
   void on_done() override {
+    EXPECT_TRUE(shown_.empty()) << "pages were not released";
     is_done_ = true;
     is_done_.notify_all();
   }
@@ -54,6 +61,7 @@ class CollectingSink final : public PageSink {
 
  private:
   std::vector<std::vector<std::byte>> pages_;
+  std::map<size_t, std::span<const std::byte>> shown_;
   std::vector<int> num_calls_;
   std::atomic<bool> is_done_ = false;
 };
@@ -69,6 +77,7 @@ inline size_t put_pages(PageStore& store, const std::vector<PageName>& names) {
   return store.put(names, [&](size_t index, std::span<std::byte> to) {
     const std::vector<std::byte> bytes = test_page(names[index], std::ssize(to));
     std::copy(bytes.begin(), bytes.end(), to.begin());
+    return true;
   });
 }
 

@@ -131,22 +131,25 @@ Status NullExecutor::copy_pages(std::span<const PageId> from, std::span<const Pa
   return {};
 }
 
-int64_t NullExecutor::Copier::layer_bytes(int32_t) const {
+int64_t NullExecutor::Copier::page_bytes() const {
   return int64_t{device_.config_.page_size} * static_cast<int64_t>(sizeof(uint64_t));
 }
 
-void NullExecutor::Copier::read_layer(int32_t, PageId page, std::span<std::byte> to) const {
+PageCopier::Transfer NullExecutor::Copier::begin_read(PageId page, std::span<std::byte> to) {
   std::lock_guard lock(device_.histories_mutex_);
   for (int32_t row = 0; row < device_.config_.page_size; ++row)
     std::memcpy(to.data() + static_cast<size_t>(row) * sizeof(uint64_t),
                 &device_.history_in(page, row), sizeof(uint64_t));
+  return 0;
 }
 
-void NullExecutor::Copier::write_layer(int32_t, PageId page, std::span<const std::byte> from) {
+PageCopier::Transfer NullExecutor::Copier::begin_write(PageId page,
+                                                       std::span<const std::byte> from) {
   std::lock_guard lock(device_.histories_mutex_);
   for (int32_t row = 0; row < device_.config_.page_size; ++row)
     std::memcpy(&device_.history_in(page, row),
                 from.data() + static_cast<size_t>(row) * sizeof(uint64_t), sizeof(uint64_t));
+  return 0;
 }
 
 void NullExecutor::run_entry(const ForwardBatch& batch, const BatchEntry& entry,

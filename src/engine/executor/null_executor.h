@@ -66,10 +66,10 @@ class NullExecutor final : public Executor {
   class Copier final : public PageCopier {
    public:
     explicit Copier(NullExecutor& device) : device_(device) {}
-    int32_t num_layers() const override { return 1; }
-    int64_t layer_bytes(int32_t) const override;
-    void read_layer(int32_t, PageId page, std::span<std::byte> to) const override;
-    void write_layer(int32_t, PageId page, std::span<const std::byte> from) override;
+    int64_t page_bytes() const override;
+    Transfer begin_read(PageId page, std::span<std::byte> to) override;
+    Transfer begin_write(PageId page, std::span<const std::byte> from) override;
+    Status finish(Transfer) override { return {}; }
 
    private:
     NullExecutor& device_;

@@ -48,10 +48,10 @@ class FlakyStore final : public PageStore {
     const std::lock_guard lock(mutex_);
     if (options_.refuse_one_of > 0 && rng_.below(options_.refuse_one_of) == 0) return 0;
     for (size_t i = 0; i < names.size(); ++i) {
-      std::vector<std::byte>& bytes = pages_[names[i]];
-      if (!bytes.empty()) continue;
-      bytes.resize(static_cast<size_t>(options_.page_bytes));
-      fill(i, bytes);
+      if (pages_.contains(names[i])) continue;
+      std::vector<std::byte> bytes(static_cast<size_t>(options_.page_bytes));
+      if (!fill(i, bytes)) return i;
+      pages_[names[i]] = std::move(bytes);
       ++stats_.stored;
     }
     return names.size();
@@ -100,6 +100,7 @@ class FlakyStore final : public PageStore {
             loses || found == pages_.end() ? std::vector<std::byte>() : found->second;
         lock.unlock();
         get.second->on_page(i, bytes);
+        if (!bytes.empty()) get.second->on_release(i);
       }
       get.second->on_done();
     }

@@ -6,6 +6,16 @@
 #include "base/check.h"
 
 namespace espalier {
+namespace {
+
+std::vector<PageStore*> stores_of(const KvTiers::Parts& parts) {
+  std::vector<PageStore*> stores;
+  for (PageStore* store : {parts.host.get(), parts.storage.get()})
+    if (store != nullptr) stores.push_back(store);
+  return stores;
+}
+
+}  // namespace
 
 Result<TierWritePolicy> parse_tier_write_policy(std::string_view name) {
   if (name == "write_through") return TierWritePolicy::kWriteThrough;
@@ -21,15 +31,17 @@ KvTiers::KvTiers(const KvTiersConfig& config, Parts parts)
     : config_(config),
       parts_(std::move(parts)),
       signal_(std::make_shared<Signal>()),
-      pages_(static_cast<size_t>(config.num_device_pages)) {
-  ESP_CHECK(parts_.copier != nullptr && parts_.clock != nullptr);
+      pages_(static_cast<size_t>(config.num_device_pages)),
+      saves_(*parts_.copier, stores_of(parts_), config.num_device_pages) {
+  ESP_CHECK(parts_.clock != nullptr);
   ESP_CHECK(parts_.host != nullptr || parts_.storage != nullptr, "tiers without a store");
   for (const PageStore* store : {parts_.host.get(), parts_.storage.get()})
     ESP_CHECK(store == nullptr || store->page_bytes() == parts_.copier->page_bytes(),
               "a store with pages of another size");
 }
 
-// The stores are destroyed with the parts, and answer what waits.
+// Destroyed in turn: the queue, which saves what waits; the pinned memory, which nothing copies
+// any more; the stores, which answer what waits.
 KvTiers::~KvTiers() {
   notify(nullptr);
   for (const Load& load : loads_) load.job->cancel();
@@ -42,8 +54,8 @@ void KvTiers::notify(std::function<void()> load_ended) {
 
 void KvTiers::on_stored(std::span<const PageName> names, std::span<const PageId> pages) {
   for (size_t i = 0; i < pages.size(); ++i)
-    device_page(pages[i]) = {.name = names[i], .is_saved = false, .num_uses = 1};
-  if (config_.policy == TierWritePolicy::kWriteThrough) save(pages);
+    device_page(pages[i]) = {.name = names[i], .num_uses = 1};
+  if (config_.policy == TierWritePolicy::kWriteThrough) queue(pages);
 }
 
 // Pages that a store has refused are tried again.
@@ -54,38 +66,32 @@ void KvTiers::on_reused(std::span<const PageId> pages) {
     DevicePage& page = device_page(id);
     if (page.name.empty()) continue;
     page.num_uses = 2;
-    if (!page.is_saved) to_save_.push_back(id);
+    to_save_.push_back(id);
   }
-  if (!to_save_.empty()) save(to_save_);
+  queue(to_save_);
+}
+
+void KvTiers::queue(std::span<const PageId> pages) {
+  saves_.add(pages, [this](PageId page) -> const PageName& { return device_page(page).name; });
 }
 
 // Pages that are saved are put again, too: their stores count it as a use, and may have lost them.
 void KvTiers::on_evicted(std::span<const PageId> pages, bool demote) {
+  saves_.take_back(pages);
   to_save_.clear();
+  save_names_.clear();
   const int least_uses = config_.policy == TierWritePolicy::kWriteThroughSelective ? 2 : 1;
-  for (const PageId id : pages) {
-    const DevicePage& page = device_page(id);
-    if (demote && !page.name.empty() && page.num_uses >= least_uses) to_save_.push_back(id);
+  for (size_t i = pages.size(); i-- > 0;) {  // in the order of tokens
+    const DevicePage& page = device_page(pages[i]);
+    if (!demote || page.name.empty() || page.num_uses < least_uses) continue;
+    to_save_.push_back(pages[i]);
+    save_names_.push_back(page.name);
   }
-  std::ranges::reverse(to_save_);  // in the order of tokens
-  if (!to_save_.empty()) save(to_save_);
+  if (!to_save_.empty()) saves_.save_now(to_save_, save_names_);
   for (const PageId id : pages) device_page(id) = {};
 }
 
-// A page is saved when every store has it.
-void KvTiers::save(std::span<const PageId> pages) {
-  save_names_.clear();
-  for (const PageId page : pages) save_names_.push_back(device_page(page).name);
-  size_t num_saved = pages.size();
-  for (PageStore* store : {parts_.host.get(), parts_.storage.get()}) {
-    if (store == nullptr) continue;
-    const size_t taken = store->put(save_names_, [&](size_t index, std::span<std::byte> to) {
-      parts_.copier->read_page(pages[index], to);
-    });
-    num_saved = std::min(num_saved, taken);
-  }
-  for (const PageId page : pages.first(num_saved)) device_page(page).is_saved = true;
-}
+void KvTiers::flush_saves() { saves_.flush(); }
 
 // Names are computed one by one and only as long as a store has them: a request that hits nothing
 // costs one digest.
@@ -220,6 +226,7 @@ KvTiersStats KvTiers::stats() const {
     const std::lock_guard lock(stats_mutex_);
     stats = stats_;
   }
+  if (parts_.pinner != nullptr) stats.pinned_bytes = parts_.pinner->pinned_bytes();
   for (const PageStore* store : {parts_.host.get(), parts_.storage.get()})
     if (store != nullptr)
       stats.stores.push_back({std::string(store->kind()), store->page_bytes(), store->stats()});

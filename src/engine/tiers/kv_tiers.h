@@ -2,12 +2,14 @@
 // or gives up are copied to stores, and a waiting sequence whose prefix is in a store is loaded
 // from there. Stores are asked by the pages' names, so the radix tree knows nothing of them.
 //
-//   cache --on_stored, on_reused, on_evicted--> KvTiers --put--> host store, storage
-//   scheduler --num_available, start, poll----> KvTiers --get--> LoadJob --> the device's pages
+//   cache --on_stored, on_reused--> KvTiers --> SaveQueue --put--> host store, storage
+//         --on_evicted------------> KvTiers ----------------put--> host store, storage
+//   scheduler --num_available, start, poll--> KvTiers --get--> LoadJob --> the device's pages
 //
 // Rules:
-//  - A page is copied on the scheduler's thread, inside the cache's call, so no lock outlives the
-//    call and no memory is kept from the scheduler.
+//  - A page that the cache keeps is copied on another thread, and the scheduler waits for none.
+//    What the cache gives up before it is saved, or under kWriteBack, is copied inside the cache's
+//    call, so that the page is free when the call returns.
 //  - A store that has no buffer for a page refuses it; a later call for the same page tries again.
 //  - A load that is late or fails in part gives the tokens up to there; the rest is computed.
 //  - Loaded pages hold the bytes that were computed once, so answers do not depend on tiers.
@@ -30,7 +32,9 @@
 #include "cache/page_name.h"
 #include "cache/page_observer.h"
 #include "engine/scheduler/kv_loader.h"
+#include "engine/tiers/host_pinner.h"
 #include "engine/tiers/load_job.h"
+#include "engine/tiers/save_queue.h"
 #include "seams/cache_nodes.h"
 #include "tiers/page_store.h"
 
@@ -67,6 +71,7 @@ struct KvTiersStats {
   int64_t loads = 0, loads_late = 0, loads_in_part = 0;
   int64_t host_tokens = 0, storage_tokens = 0;  // loaded
   double load_seconds = 0;                      // of all loads, from start to end
+  int64_t pinned_bytes = 0;                     // of the host store's memory, now
 };
 
 class KvTiers final : public KvLoader, public PageObserver {
@@ -76,10 +81,11 @@ class KvTiers final : public KvLoader, public PageObserver {
     const Clock* clock = nullptr;        // borrowed
     std::unique_ptr<PageStore> host;     // null: none
     std::unique_ptr<PageStore> storage;  // null: none
+    std::unique_ptr<HostPinner> pinner;  // of the host store's memory; null: it is not pinned
   };
   // REQUIRES a store, and that stores have pages of the copier's size.
   KvTiers(const KvTiersConfig& config, Parts parts);
-  ~KvTiers() override;  // waits until the stores have ended their transfers
+  ~KvTiers() override;  // waits for what is to be saved and for the stores' transfers
 
   // Called on a store's thread when a load has ended, so that a parked scheduler polls. Null: not.
   void notify(std::function<void()> load_ended);
@@ -96,14 +102,14 @@ class KvTiers final : public KvLoader, public PageObserver {
   // Sets which tiers probably have the nodes' last pages and the named pages; none of them is read.
   void locate(std::span<const PageName> names, CacheNodes& nodes) const;
 
+  void flush_saves();          // waits until no page waits to be saved; thread-safe
   void clear_host();           // thread-safe
   KvTiersStats stats() const;  // thread-safe
 
  private:
   // What is known of a page of the device that the cache has.
   struct DevicePage {
-    PageName name;  // empty: not reported
-    bool is_saved = false;
+    PageName name;         // empty: not reported
     uint8_t num_uses = 0;  // up to 2
   };
   struct Load {
@@ -120,7 +126,7 @@ class KvTiers final : public KvLoader, public PageObserver {
   };
 
   DevicePage& device_page(PageId page) { return pages_[static_cast<size_t>(page)]; }
-  void save(std::span<const PageId> pages);
+  void queue(std::span<const PageId> pages);
   void name_pages(const LoadRequest& request);
   void end(size_t load, bool late, std::vector<LoadResult>& ended);
 
@@ -140,6 +146,7 @@ class KvTiers final : public KvLoader, public PageObserver {
   std::vector<uint64_t> ended_;       // scratch
   mutable std::mutex stats_mutex_;
   KvTiersStats stats_;
+  SaveQueue saves_;  // last: its thread uses parts_
 };
 
 }  // namespace espalier

@@ -3,11 +3,13 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <cstring>
 #include <thread>
 
+#include "base/rng.h"
 #include "cache/prefix_cache.h"
+#include "engine/testing/byte_device.h"
 #include "engine/testing/flaky_store.h"
+#include "engine/testing/remote_copier.h"
 #include "tiers/host_page_store.h"
 
 namespace espalier {
@@ -17,33 +19,11 @@ constexpr int32_t kTierPageSize = 4;
 constexpr int64_t kTierPageBytes = 24;
 constexpr int32_t kTierPages = 32;
 
-// A device whose pages have two layers of some bytes.
-class ByteDevice final : public PageCopier {
- public:
-  ByteDevice() : bytes_(kTierPages * kTierPageBytes) {}
-  int32_t num_layers() const override { return 2; }
-  int64_t layer_bytes(int32_t layer) const override { return layer == 0 ? 8 : 16; }
-  void read_layer(int32_t layer, PageId page, std::span<std::byte> to) const override {
-    std::memcpy(to.data(), &bytes_[at(layer, page)], to.size());
-  }
-  void write_layer(int32_t layer, PageId page, std::span<const std::byte> from) override {
-    std::memcpy(&bytes_[at(layer, page)], from.data(), from.size());
-  }
-  void set(PageId page, int value) { std::memset(&bytes_[at(0, page)], value, kTierPageBytes); }
-  int get(PageId page) const { return static_cast<int>(bytes_[at(1, page) + 15]); }
-
- private:
-  static size_t at(int32_t layer, PageId page) {
-    return static_cast<size_t>(page * kTierPageBytes + (layer == 0 ? 0 : 8));
-  }
-  std::vector<std::byte> bytes_;
-};
-
 // A cache with tiers; each sequence's page p is written with the value of its first token.
 class KvTiersTest : public testing::Test {
  protected:
   void make(TierWritePolicy policy, std::unique_ptr<PageStore> storage, bool with_host = true) {
-    KvTiers::Parts parts{.copier = &device_, .clock = &clock_};
+    KvTiers::Parts parts{.copier = copier_, .clock = &clock_};
     if (with_host)
       parts.host =
           HostPageStore::create({.size_bytes = 40 * kTierPageBytes, .page_bytes = kTierPageBytes})
@@ -75,6 +55,7 @@ class KvTiersTest : public testing::Test {
       device_.set(pages.table()[static_cast<size_t>(i)],
                   tokens[static_cast<size_t>(i * kTierPageSize)]);
     cache_->finish(std::move(pages), tokens);
+    if (waits_for_saves_) tiers_->flush_saves();
   }
 
   int32_t num_available(const std::vector<TokenId>& tokens, std::string_view key = "") {
@@ -87,7 +68,10 @@ class KvTiersTest : public testing::Test {
     LoadRequest request{
         .id = 7, .tokens = tokens, .num_cached = num_cached, .pages = pages.table()};
     const int32_t end = tiers_->num_available(request);
-    EXPECT_GT(end, num_cached);
+    if (end == num_cached) {  // the store has lost it meanwhile
+      EXPECT_FALSE(waits_for_saves_);
+      return {};
+    }
     EXPECT_TRUE(cache_->grow(pages, end));
     request.tokens = std::span(tokens).first(static_cast<size_t>(end));
     request.pages = pages.table();
@@ -106,7 +90,9 @@ class KvTiersTest : public testing::Test {
     return ended[0];
   }
 
-  ByteDevice device_;
+  ByteDevice device_{kTierPages, kTierPageBytes};
+  PageCopier* copier_ = &device_;
+  bool waits_for_saves_ = true;
   SteadyClock clock_;
   std::unique_ptr<KvTiers> tiers_;
   std::unique_ptr<PrefixCache> cache_;
@@ -259,6 +245,81 @@ TEST_F(KvTiersTest, LateAndCancelledLoadsAreGivenUp) {
     tiers_.reset();  // waits for the store
     for (const PageId page : table) EXPECT_EQ(device_.get(page), 99);
   }
+}
+
+// A device that is slow and fails now and then, and pages that are evicted, and written by others,
+// while they are being saved or loaded: what is loaded is right.
+TEST_F(KvTiersTest, ASlowDeviceCopiesTheRightBytes) {
+  for (uint64_t seed = 1; seed <= 60 && !HasFailure(); ++seed) {
+    SCOPED_TRACE(testing::Message() << "seed " << seed);
+    Rng rng(seed);
+    RemoteCopier remote(device_, {.seed = seed,
+                                  .delay_max = std::chrono::microseconds(rng.below(100)),
+                                  .fail_one_of = rng.below(3) == 0 ? 10u : 0u});
+    copier_ = &remote;
+    waits_for_saves_ = false;
+    make(static_cast<TierWritePolicy>(rng.below(3)),
+         rng.below(2) == 0 ? flaky({.seed = seed, .lose_one_of = 9}) : nullptr);
+    for (int step = 0; step < 60 && !HasFailure(); ++step) {
+      const std::vector<TokenId> tokens = tokens_from(static_cast<TokenId>(1000 * rng.below(8)),
+                                                      static_cast<int>(rng.between(1, 9)));
+      if (cache_->sizes().free < 10 || rng.below(3) == 0)
+        cache_->evict(static_cast<int32_t>(rng.between(10, 20)));
+      SequencePages pages = cache_->begin("", tokens);
+      const int32_t num_cached = pages.num_pages() * kTierPageSize;
+      const bool loads =
+          tiers_->num_available(
+              {.id = 7, .tokens = tokens, .num_cached = num_cached, .pages = pages.table()}) >
+          num_cached;
+      pages.reset();
+      loads ? static_cast<void>(load(tokens)) : compute(tokens);
+    }
+    cache_.reset();
+    tiers_.reset();
+  }
+}
+
+// Copies that have begun when a load is given up end before its pages are others'.
+TEST_F(KvTiersTest, NoCopyOutlivesALoadThatIsGivenUp) {
+  RemoteCopier remote(device_, {.seed = 1, .delay_max = std::chrono::milliseconds(5)});
+  copier_ = &remote;
+  make(TierWritePolicy::kWriteThrough, nullptr);
+  const std::vector<TokenId> tokens = tokens_from(10, 8);
+  compute(tokens);
+  for (int round = 0; round < 10; ++round) {
+    cache_->evict(8);
+    SequencePages pages = cache_->begin("", tokens);
+    ASSERT_TRUE(cache_->grow(pages, 32));
+    const LoadRequest request{.id = 7, .tokens = tokens, .pages = pages.table()};
+    ASSERT_EQ(tiers_->num_available(request), 32);
+    const size_t num_writes = remote.num_writes();
+    tiers_->start(request);
+    while (remote.num_writes() == num_writes) std::this_thread::yield();
+    tiers_->cancel(7);
+    std::vector<LoadResult> ended;
+    tiers_->poll(ended);
+    ASSERT_EQ(ended.size(), 1u);
+    const std::vector<PageId> table(pages.table().begin(), pages.table().end());
+    for (const PageId page : table) device_.set(page, 99);  // as its next owner does
+    std::this_thread::sleep_for(std::chrono::milliseconds(3));
+    for (const PageId page : table) EXPECT_EQ(device_.get(page), 99);
+  }
+  cache_.reset();
+  tiers_.reset();
+}
+
+// The second page's copy begins before the first one's has ended.
+TEST_F(KvTiersTest, CopiesOfALoadOverlap) {
+  RemoteCopier remote(device_, {.seed = 1, .delay_max = std::chrono::milliseconds(3)});
+  copier_ = &remote;
+  make(TierWritePolicy::kWriteThrough, nullptr);
+  const std::vector<TokenId> tokens = tokens_from(10, 8);
+  compute(tokens);
+  cache_->evict(8);
+  EXPECT_EQ(load(tokens).num_from_host, 32);
+  EXPECT_GT(remote.num_begun_at_once(), 1u);
+  cache_.reset();
+  tiers_.reset();
 }
 
 TEST(TierWritePolicyNames, AreSglangs) {

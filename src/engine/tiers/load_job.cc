@@ -12,8 +12,9 @@ class LoadJob::Sink final : public PageSink {
  public:
   Sink(std::shared_ptr<LoadJob> job, const Part& part) : job_(std::move(job)), part_(part) {}
   void on_page(size_t index, std::span<const std::byte> bytes) override {
-    if (!bytes.empty()) job_->take(part_, index, bytes);
+    if (!bytes.empty()) job_->begin_page(part_, index, bytes);
   }
+  void on_release(size_t index) override { job_->end_page(part_, index); }
   void on_done() override { job_->end_part(); }
 
  private:
@@ -26,6 +27,7 @@ LoadJob::LoadJob(SequenceId id, PageCopier& copier, std::span<const PageId> page
       copier_(copier),
       ended_(std::move(ended)),
       pages_(pages.begin(), pages.end()),
+      copies_(pages.size()),
       written_(pages.size(), Source::kNone) {}
 
 void LoadJob::add(PageStore& store, Source source, size_t first, std::span<const PageName> names,
@@ -41,23 +43,34 @@ void LoadJob::begin() {
 }
 
 void LoadJob::cancel() {
-  const std::lock_guard lock(mutex_);
+  std::unique_lock lock(mutex_);
   is_cancelled_ = true;
+  copied_.wait(lock, [&] { return num_copying_ == 0; });
 }
 
-// Pages are written under the lock, so that none is once cancel() has returned.
-void LoadJob::take(const Part& part, size_t index, std::span<const std::byte> bytes) {
+// Copies begin under the lock, so that none does once cancel() has taken it.
+void LoadJob::begin_page(const Part& part, size_t index, std::span<const std::byte> bytes) {
   {
     const std::lock_guard lock(mutex_);
     if (is_cancelled_) return;
     const size_t at = part.first + index;
-    copier_.write_page(pages_[at], bytes);
-    written_[at] = part.source;
+    copies_[at] = {copier_.begin_write(pages_[at], bytes), true};
+    ++num_copying_;
   }
   if (part.keep != nullptr)
     part.keep->put(std::span(part.names).subspan(index, 1), [&](size_t, std::span<std::byte> to) {
       std::copy(bytes.begin(), bytes.end(), to.begin());
+      return true;
     });
+}
+
+void LoadJob::end_page(const Part& part, size_t index) {
+  const size_t at = part.first + index;
+  if (!copies_[at].has_begun) return;
+  const Status status = copier_.finish(copies_[at].transfer);
+  const std::lock_guard lock(mutex_);
+  if (status.ok()) written_[at] = part.source;
+  if (--num_copying_ == 0) copied_.notify_all();
 }
 
 void LoadJob::end_part() {

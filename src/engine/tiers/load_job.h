@@ -1,9 +1,11 @@
-// One load: pages that stores bring into the device's pages of a waiting sequence. It outlives its
-// caller, for a store may still hold it when the load has been given up.
+// One load: pages that stores bring into the device's pages of a waiting sequence. Copies of
+// several pages run at a time, as many as a store shows. It outlives its caller, for a store may
+// still hold it when the load has been given up.
 //
 // Thread-safe.
 #pragma once
 
+#include <condition_variable>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -35,7 +37,7 @@ class LoadJob : public std::enable_shared_from_this<LoadJob> {
            PageStore* keep);
   void begin();  // starts all transfers that were added; `ended` may be called inside
 
-  // No page is written any more once it has returned; waits for one that is being written.
+  // No page is written any more once it has returned; waits for those that are being written.
   void cancel();
 
   // Of the pages, how many leading ones have been written, by where they came from. REQUIRES that
@@ -55,7 +57,8 @@ class LoadJob : public std::enable_shared_from_this<LoadJob> {
     size_t first = 0;
     std::vector<PageName> names;
   };
-  void take(const Part& part, size_t index, std::span<const std::byte> bytes);
+  void begin_page(const Part& part, size_t index, std::span<const std::byte> bytes);
+  void end_page(const Part& part, size_t index);
   void end_part();
 
   const SequenceId id_;
@@ -63,9 +66,15 @@ class LoadJob : public std::enable_shared_from_this<LoadJob> {
   const Ended ended_;
   std::vector<Part> parts_;  // unchanged from begin() on
   mutable std::mutex mutex_;
-  std::vector<PageId> pages_;
+  std::condition_variable copied_;
+  const std::vector<PageId> pages_;
+  struct Copy {
+    PageCopier::Transfer transfer = 0;
+    bool has_begun = false;
+  };
+  std::vector<Copy> copies_;     // [pages]; each belongs to its store's thread
   std::vector<Source> written_;  // [pages]
-  size_t num_parts_left_ = 0;
+  size_t num_copying_ = 0, num_parts_left_ = 0;
   bool is_cancelled_ = false;
 };
 

@@ -17,12 +17,15 @@ constexpr double kGigabyte = 1e9;
 int64_t bytes_of_gb(double gb) { return static_cast<int64_t>(gb * kGigabyte); }
 
 // What decides the bits of computed keys and values, besides what names have: sums are taken in the
-// order that depends on the instruction set and on ranks, and answers must not depend on tiers.
-std::string scope_text(const EngineConfig& config, const PageNameScope& names) {
+// order that depends on the instruction set or the GPU and on ranks, and answers must not depend on
+// tiers.
+std::string scope_text(const EngineConfig& config, const PageNameScope& names,
+                       const PageCopier& copier) {
   const auto isa = kernels::resolve_cpu_isa({});
+  std::string processor = copier.device_name();
+  if (processor.empty() && isa) processor = kernels::cpu_isa_name(*isa);
   return fmt::format("model {}\nlayout {}\ncomputed by {} {} tp_size={}\n", names.model_fingerprint,
-                     names.kv_layout, config.compute.device, isa ? kernels::cpu_isa_name(*isa) : "",
-                     config.compute.tp_size);
+                     names.kv_layout, config.compute.device, processor, config.compute.tp_size);
 }
 
 Result<std::filesystem::path> storage_path(const EngineConfig& config) {
@@ -39,17 +42,17 @@ Result<std::filesystem::path> storage_path(const EngineConfig& config) {
 
 Result<std::unique_ptr<PageStore>> open_storage(const EngineConfig& config,
                                                 const PageNameScope& name_scope,
-                                                int64_t page_bytes) {
+                                                const PageCopier& copier) {
   if (config.tiers.hicache_storage_backend == "none") return nullptr;
   ESP_ASSIGN_OR_RETURN(auto folder, storage_path(config));
   return DiskPageStore::open({.folder = std::move(folder),
-                              .scope = scope_text(config, name_scope),
-                              .page_bytes = page_bytes,
+                              .scope = scope_text(config, name_scope, copier),
+                              .page_bytes = copier.page_bytes(),
                               .size_bytes = bytes_of_gb(config.tiers.hicache_disk_size_gb)});
 }
 
-Result<std::unique_ptr<PageStore>> open_host(const EngineConfig& config, const ModelInfo& info,
-                                             int64_t page_bytes) {
+Result<std::unique_ptr<HostPageStore>> open_host(const EngineConfig& config, const ModelInfo& info,
+                                                 int64_t page_bytes) {
   int64_t size = bytes_of_gb(config.tiers.hicache_size_gb);
   if (size == 0 && config.tiers.hicache_ratio > 0) {
     ESP_ASSIGN_OR_RETURN(const KvType type, resolve_kv_type(config, info));
@@ -95,13 +98,14 @@ Result<std::unique_ptr<KvTiers>> start_tiers(const EngineConfig& config, const M
   if (copier == nullptr || config.cache.max_window_tokens > 0)
     return fail(error(
         StatusCode::kUnimplemented,
-        "enable_hierarchical_cache: the pages of this device or model cannot be kept elsewhere; it "
-        "takes --device cpu and layers with pages of one kind (with a sliding window: "
-        "--disable-hybrid-swa-memory)"));
+        "enable_hierarchical_cache: the pages of this model cannot be kept elsewhere; it takes "
+        "layers with pages of one kind (with a sliding window: --disable-hybrid-swa-memory)"));
   KvTiers::Parts parts{.copier = copier, .clock = &clock};
-  const int64_t page_bytes = copier->page_bytes();
-  ESP_ASSIGN_OR_RETURN(parts.host, open_host(config, info, page_bytes));
-  ESP_ASSIGN_OR_RETURN(parts.storage, open_storage(config, name_scope, page_bytes));
+  ESP_ASSIGN_OR_RETURN(auto host, open_host(config, info, copier->page_bytes()));
+  if (host != nullptr && copier->uses_pinned_memory())
+    parts.pinner = std::make_unique<HostPinner>(*copier, host->arena(), host->part_bytes());
+  parts.host = std::move(host);
+  ESP_ASSIGN_OR_RETURN(parts.storage, open_storage(config, name_scope, *copier));
   ESP_ASSIGN_OR_RETURN(const TierWritePolicy policy,
                        parse_tier_write_policy(config.tiers.hicache_write_policy));
   return std::make_unique<KvTiers>(

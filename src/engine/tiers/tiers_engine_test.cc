@@ -10,6 +10,7 @@
 #include "base/rng.h"
 #include "engine/testing/flaky_store.h"
 #include "engine/testing/test_engine.h"
+#include "engine/testing/test_tiers.h"
 
 namespace espalier {
 namespace {
@@ -181,6 +182,13 @@ TEST_F(TiersEngineTest, OthersRunWhileOneIsLoading) {
     EXPECT_EQ(engine_->stats().tiers.loads, loads + 1);
   }
   EXPECT_GT(store->stats().stored, 0);
+}
+
+// On the CPU; cuda_tiers_engine_test.cc has the same on GPUs.
+TEST(TiersOfModels, PrefixesComeBackFromTheHost) {
+  for (const char* model : {"llama_untied_bias", "deepseek_v2"})
+    expect_tiers_change_nothing(model, {.compute = {.device = "cpu"}});
+  expect_tiers_change_nothing("llama_untied_bias", {.compute = {.device = "cpu", .tp_size = 2}});
 }
 
 TEST_F(TiersEngineTest, RefusesSettingsThatContradictEachOther) {

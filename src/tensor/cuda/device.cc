@@ -75,6 +75,12 @@ Status use_device(int32_t index) {
   return Status();
 }
 
+Result<std::string> device_name(int32_t index) {
+  cudaDeviceProp properties{};
+  ESP_RETURN_IF_ERROR(to_status(cudaGetDeviceProperties(&properties, index), "read the device"));
+  return std::string(properties.name);
+}
+
 int32_t current_device() { return thread_device < 0 ? 0 : thread_device; }
 
 Status allow_peer_access(int32_t peer) {

@@ -87,4 +87,46 @@ Status fill_bytes(void* device, int value, int64_t size_bytes, const Stream& str
                    "fill device memory");
 }
 
+namespace {
+Status copy_rows(const DeviceRows& rows, std::byte* host, cudaMemcpyKind kind,
+                 const Stream& stream) {
+  const bool to_host = kind == cudaMemcpyDeviceToHost;
+  std::byte* const to = to_host ? host : rows.first;
+  const std::byte* const from = to_host ? rows.first : host;
+  if (rows.num_rows == 1) return copy(to, from, rows.row_bytes, kind, stream, "copy a row");
+  const auto pitch = static_cast<size_t>(rows.pitch), width = static_cast<size_t>(rows.row_bytes);
+  return to_status(cudaMemcpy2DAsync(to, to_host ? width : pitch, from, to_host ? pitch : width,
+                                     width, static_cast<size_t>(rows.num_rows), kind, stream.get()),
+                   "copy rows");
+}
+}  // namespace
+
+Status copy_rows_to_device(const DeviceRows& rows, const std::byte* host, const Stream& stream) {
+  return copy_rows(rows, const_cast<std::byte*>(host), cudaMemcpyHostToDevice, stream);
+}
+Status copy_rows_to_host(std::byte* host, const DeviceRows& rows, const Stream& stream) {
+  return copy_rows(rows, host, cudaMemcpyDeviceToHost, stream);
+}
+
+Result<int64_t> pitch_max() {
+  int pitch = 0;
+  ESP_RETURN_IF_ERROR(
+      to_status(cudaDeviceGetAttribute(&pitch, cudaDevAttrMaxPitch, current_device()),
+                "read the largest pitch"));
+  return pitch;
+}
+
+// A refusal is not to be found by the thread's next call.
+Status pin_memory(std::byte* begin, int64_t size_bytes) {
+  Status status =
+      to_status(cudaHostRegister(begin, static_cast<size_t>(size_bytes), cudaHostRegisterPortable),
+                fmt::format("pin {} bytes of host memory", size_bytes));
+  if (!status.ok()) static_cast<void>(cudaGetLastError());
+  return status;
+}
+
+void unpin_memory(std::byte* begin) {
+  if (cudaHostUnregister(begin) != cudaSuccess) static_cast<void>(cudaGetLastError());
+}
+
 }  // namespace espalier::cuda

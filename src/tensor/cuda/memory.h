@@ -78,4 +78,21 @@ Status copy_to_device(void* device, const void* host, int64_t size_bytes, const 
 Status copy_to_host(void* host, const void* device, int64_t size_bytes, const Stream& stream);
 Status fill_bytes(void* device, int value, int64_t size_bytes, const Stream& stream);
 
+// Rows on the device, `pitch` bytes from one to the next; in the host's memory they lie one behind
+// the other. One copy of a DMA unit, whatever their number. Host memory that is not pinned is
+// copied through the driver's, and the call may wait for that.
+struct DeviceRows {
+  std::byte* first = nullptr;
+  int64_t pitch = 0;  // at most pitch_max(), and at least row_bytes, where there are several
+  int64_t row_bytes = 0;
+  int64_t num_rows = 0;
+};
+Status copy_rows_to_device(const DeviceRows& rows, const std::byte* host, const Stream& stream);
+Status copy_rows_to_host(std::byte* host, const DeviceRows& rows, const Stream& stream);
+Result<int64_t> pitch_max();  // of the thread's current device
+
+// Pins memory of the host for all devices, until unpin_memory() of the same address.
+Status pin_memory(std::byte* begin, int64_t size_bytes);
+void unpin_memory(std::byte* begin);
+
 }  // namespace espalier::cuda

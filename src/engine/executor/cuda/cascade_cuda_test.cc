@@ -123,8 +123,8 @@ class CudaCascade : public testing::Test {
         out.logprobs.push_back(entry.logprobs.logprob);
       }
     }
-    out.num_cascades = (*executor)->num_cascades();
-    out.num_replays = (*executor)->num_replays();
+    out.num_cascades = (*executor)->counts().cascades;
+    out.num_replays = (*executor)->counts().replays;
     return out;
   }
 

@@ -215,7 +215,7 @@ Status CudaExecutor::run_decode(const PackedStep& packed) {
         model_->forward(packer_->step(packed, slots_->tokens()), kv_->view(), stream_));
     return model_->logits(0, packed.num_samples, arrays_.logits, stream_);
   };
-  if (packed.cascade) ++num_cascades_;
+  if (packed.cascade) ++counts_.cascades;
   if (!config_.graphs) return run();
   const bool long_entry =
       packed.num_entries == 1 && packed.max_prefix_len >= model_->megakernel_context_max();
@@ -223,14 +223,14 @@ Status CudaExecutor::run_decode(const PackedStep& packed) {
   if (++known.num_uses == 1) return run();
   if (!known.graph) {
     ESP_ASSIGN_OR_RETURN(known.graph, cuda::Graph::capture(stream_, run));
-    ++num_captures_;
+    ++counts_.captures;
   }
-  ++num_replays_;
+  ++counts_.replays;
   return known.graph.launch(stream_);
 }
 
 Status CudaExecutor::run_any(Place& p) {
-  if (p.packed.cascade) ++num_cascades_;
+  if (p.packed.cascade) ++counts_.cascades;
   ESP_RETURN_IF_ERROR(
       model_->forward(packer_->step(p.packed, slots_->tokens()), kv_->view(), stream_));
   ESP_RETURN_IF_ERROR(enqueue_input_logprobs(p));
@@ -424,7 +424,20 @@ Status CudaExecutor::copy_pages(std::span<const PageId> from, std::span<const Pa
     status = kc::copy_pages({.planes = planes, .page_bytes = page_bytes, .from = from, .to = to},
                             {.stream = stream_.get()});
   }
+  if (status.ok() && page_copier_ != nullptr) status = page_copier_->follow(stream_);
   return status.ok() ? status : lose_device(status);
+}
+
+PageCopier* CudaExecutor::page_copier() {
+  if (page_copier_ != nullptr) return page_copier_.get();
+  const Status device = cuda::use_device(model_->device());
+  auto copier = device.ok() ? CudaPageCopier::create(kv_->view()) : fail(device);
+  if (copier) {
+    page_copier_ = *std::move(copier);
+  } else if (copier.error().code() != StatusCode::kUnimplemented) {
+    log_error("no copies of pages error=\"{}\"", copier.error().message());
+  }
+  return page_copier_.get();
 }
 
 // Every later step fails with this status.

@@ -14,6 +14,7 @@
 
 #include "base/status.h"
 #include "cache/kv_pool.h"
+#include "engine/executor/cuda/cuda_page_copier.h"
 #include "engine/executor/cuda/sampling_arrays.h"
 #include "engine/executor/cuda/slot_table.h"
 #include "engine/executor/cuda/step_block.h"
@@ -79,11 +80,14 @@ class CudaExecutor final : public Executor {
   Result<bool> is_done(uint64_t step);
   Status copy_pages(std::span<const PageId> from, std::span<const PageId> to) override;
 
+  PageCopier* page_copier() override;  // after allocate_kv
+
   // So far. A capture is counted when it is made, a replay each time.
-  int64_t num_captures() const { return num_captures_; }
-  int64_t num_replays() const { return num_replays_; }
-  // Steps that read shared prefixes once for several entries.
-  int64_t num_cascades() const { return num_cascades_; }
+  struct Counts {
+    int64_t captures = 0, replays = 0;
+    int64_t cascades = 0;  // steps that read shared prefixes once for several entries
+  };
+  const Counts& counts() const { return counts_; }
 
  private:
   // Results stay valid until the next wait while two further steps run: three places.
@@ -140,7 +144,8 @@ class CudaExecutor final : public Executor {
   std::map<std::tuple<int32_t, bool, bool>, DecodeGraph> graphs_;
   MemoryPlan memory_;
   Status lost_;
-  int64_t num_captures_ = 0, num_replays_ = 0, num_cascades_ = 0;
+  Counts counts_;
+  std::unique_ptr<CudaPageCopier> page_copier_;  // null until it is wanted
 };
 
 }  // namespace espalier

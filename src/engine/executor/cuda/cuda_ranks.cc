@@ -192,6 +192,16 @@ Status CudaRanks::copy_pages(std::span<const PageId> from, std::span<const PageI
   return Status();
 }
 
+PageCopier* CudaRanks::page_copier() {
+  if (page_copier_ != nullptr) return page_copier_.get();
+  std::vector<PageCopier*> copiers;
+  for (const auto& executor : executors_) copiers.push_back(executor->page_copier());
+  static_cast<void>(cuda::use_device(devices_.front()));  // as it was
+  if (std::ranges::count(copiers, nullptr) == 0)
+    page_copier_ = std::make_unique<RanksPageCopier>(std::move(copiers));
+  return page_copier_.get();
+}
+
 Status CudaRanks::lose(const Status& status) {
   if (!lost_.ok()) return lost_;
   lost_ = status;

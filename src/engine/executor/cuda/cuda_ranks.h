@@ -17,6 +17,7 @@
 #include "cache/kv_pool.h"
 #include "engine/executor/cuda/cuda_executor.h"
 #include "engine/executor/executor.h"
+#include "engine/executor/ranks_page_copier.h"
 #include "kernels/collective/cuda.h"
 #include "models/cuda/decoder.h"
 #include "models/model_plan.h"
@@ -58,6 +59,7 @@ class CudaRanks final : public Executor {
   void provide_masks(uint64_t step, const MaskView& masks) override;
   const StepResult& wait(uint64_t step) override;
   Status copy_pages(std::span<const PageId> from, std::span<const PageId> to) override;
+  PageCopier* page_copier() override;
 
  private:
   explicit CudaRanks(const std::vector<int32_t>& devices);
@@ -70,6 +72,7 @@ class CudaRanks final : public Executor {
   std::unique_ptr<kernels::cuda::DeviceGroup> group_;
   std::vector<std::unique_ptr<CudaDecoder>> models_;  // until reserve()
   std::vector<std::unique_ptr<CudaExecutor>> executors_;
+  std::unique_ptr<RanksPageCopier> page_copier_;  // null until it is wanted
   ModelInfo info_, rank_info_;
   std::function<void(const Status&)> on_device_lost_;
   Status lost_;
