@@ -1,4 +1,4 @@
-// What Espalier does on the GPU, as numbers: decode steps, prefill, offline workloads.
+// What Espalier does on the GPU, as numbers: decode steps, prefill, offline workloads, tiers.
 // bench/gpu/run calls it beside ceilings and peers; alone:
 //
 //   gpu_bench --config bench/configs/llama_8b --part decode --json out.json
@@ -14,6 +14,7 @@
 #include "ranks_bench.h"
 #include "step_bench.h"
 #include "tensor/cuda/device.h"
+#include "tiers_bench.h"
 
 namespace espalier::bench {
 namespace {
@@ -165,6 +166,20 @@ Status offline_part(const Options& options, json::array& out) {
   return Status();
 }
 
+Status tiers_part(const Options& options, json::array& out) {
+  ESP_ASSIGN_OR_RETURN(const auto rows,
+                       run_tiers({.config = options.config,
+                                  .only = options.only,
+                                  .page_size = options.page_size == 1 ? 16 : options.page_size,
+                                  .seed = kSeed,
+                                  .quick = options.quick}));
+  for (const TiersRow& row : rows) {
+    std::printf("%-72s %12.2f %s\n", row.name.c_str(), row.value, row.unit.c_str());
+    out.push_back(json::object{{"name", row.name}, {"value", row.value}, {"unit", row.unit}});
+  }
+  return Status();
+}
+
 Status run(const Options& options) {
   ESP_ASSIGN_OR_RETURN(const cuda::DeviceInfo device, cuda::open_device());
   json::array rows;
@@ -174,6 +189,8 @@ Status run(const Options& options) {
     ESP_RETURN_IF_ERROR(prefill_part(options, rows));
   } else if (options.part == "ranks") {
     ESP_RETURN_IF_ERROR(ranks_part(options, rows));
+  } else if (options.part == "tiers") {
+    ESP_RETURN_IF_ERROR(tiers_part(options, rows));
   } else {
     ESP_RETURN_IF_ERROR(offline_part(options, rows));
   }
@@ -199,13 +216,14 @@ int main(int argc, char** argv) {
       ->check(CLI::IsMember({"auto", "fp8_e4m3"}));
   app.add_option("--part", options.part, "what to measure")
       ->check(CLI::IsMember(
-          {"decode", "prefill", "ranks", "offline", "lengths", "shared", "grammars"}));
+          {"decode", "prefill", "ranks", "tiers", "offline", "lengths", "shared", "grammars"}));
   app.add_option("--tokenizer", options.tokenizer, "folder or file, of grammars' workloads");
   app.add_option("--json", options.json_path, "write the rows there");
   app.add_option("--tp", options.tp,
                  "GPUs that compute the model together, of decode, prefill, ranks")
       ->check(CLI::Range(1, 8));
-  app.add_option("--page-size", options.page_size, "tokens in a page")->check(CLI::Range(1, 1024));
+  app.add_option("--page-size", options.page_size, "tokens in a page; of tiers 16 or more")
+      ->check(CLI::Range(1, 1024));
   app.add_option("--entries", options.entries, "of decode")->delimiter(',');
   app.add_option("--contexts", options.contexts, "of decode, tokens")->delimiter(',');
   app.add_option("--lengths", options.lengths, "of prefill, tokens")->delimiter(',');
@@ -215,7 +233,8 @@ int main(int argc, char** argv) {
   app.add_flag("--no-early-launch", options.no_early_launch,
                "no kernel starts before the one in front of it has ended");
   app.add_flag("--no-megakernel", options.no_megakernel, "one entry's layers run kernel by kernel");
-  app.add_option("--only", options.only, "workloads whose names contain this");
+  app.add_option("--only", options.only,
+                 "workloads, or kinds of rows of tiers, whose names contain this");
   app.add_flag("--deterministic", options.deterministic, "results independent of the batch");
   CLI11_PARSE(app, argc, argv);
   espalier::set_log_level(espalier::LogLevel::kWarning);
