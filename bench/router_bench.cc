@@ -11,10 +11,10 @@
 #include "apps/dispatch.h"
 #include "base/clock.h"
 #include "base/rng.h"
+#include "cache/shadow/prefix_tree.h"
 #include "net/client.h"
 #include "net/http_server.h"
 #include "router/dispatcher.h"
-#include "router/prefix_tree.h"
 #include "router/request_facts.h"
 #include "router/route_table.h"
 #include "router/router_server.h"
@@ -62,10 +62,10 @@ std::string prompt_of(const RouterBench& bench, size_t entry) {
 
 Result<TreeRow> measure_tree(const RouterBench& bench, size_t num_entries) {
   TreeRow row{.num_entries = num_entries};
-  std::vector<router::PrefixKey> keys;
+  std::vector<PrefixKey> keys;
   std::vector<size_t> order(num_entries);
   for (size_t i = 0; i < num_entries; ++i) {
-    keys.push_back(router::text_key(prompt_of(bench, i), 0));
+    keys.push_back(text_key(prompt_of(bench, i), 0));
     order[i] = i;
   }
   Rng rng(1);
@@ -75,12 +75,12 @@ Result<TreeRow> measure_tree(const RouterBench& bench, size_t num_entries) {
   size_t num_matched = 0, num_hashed = 0;
   const size_t num_probes = std::min<size_t>(num_entries, 200000);
   for (int32_t round = 0; round < bench.rounds; ++round) {
-    router::PrefixTree tree({});
+    PrefixTree tree({});
     insert.push_back(nanoseconds_each(num_entries, [&](size_t i) {
       tree.insert(keys[order[i]],
-                  static_cast<router::WorkerSlot>(order[i] % static_cast<size_t>(bench.workers)));
+                  static_cast<WorkerSlot>(order[i] % static_cast<size_t>(bench.workers)));
     }));
-    router::PrefixTree::Match found;
+    PrefixTree::Match found;
     match.push_back(nanoseconds_each(num_probes, [&](size_t i) {
       tree.match(keys[order[num_entries - 1 - i]], found);
       num_matched += found.num_blocks;
@@ -89,7 +89,7 @@ Result<TreeRow> measure_tree(const RouterBench& bench, size_t num_entries) {
     row.bytes_per_node =
         static_cast<double>(tree.memory_bytes()) / static_cast<double>(tree.num_nodes());
     hash.push_back(
-        nanoseconds_each(10000, [&](size_t i) { num_hashed += router::text_key(text, i).size(); }));
+        nanoseconds_each(10000, [&](size_t i) { num_hashed += text_key(text, i).size(); }));
     if (round == 0) tree.check_invariants();
   }
   const size_t blocks = keys[0].size();

@@ -138,8 +138,8 @@ Status check_kv_events(const RouteConfig& config) {
   return {};
 }
 
-router::PrefixTree::Options tree_options(size_t max_tree_size) {
-  const size_t blocks = std::max<size_t>(64, max_tree_size / router::kBlockBytes);
+PrefixTree::Options tree_options(size_t max_tree_size) {
+  const size_t blocks = std::max<size_t>(64, max_tree_size / kBlockBytes);
   return {.max_blocks = blocks, .max_nodes = std::max<size_t>(64, blocks / 4)};
 }
 

@@ -23,7 +23,7 @@ void add_route_settings(SettingTable& table, RouteConfig& config);
 // kInvalidArgument: events are wanted of a policy that does not use them.
 Status check_kv_events(const RouteConfig& config);
 // What the bounds of the tree are for so many bytes of prompts.
-router::PrefixTree::Options tree_options(size_t max_tree_size);
+PrefixTree::Options tree_options(size_t max_tree_size);
 // The rows of what policies can be set to, beside their name: for the simulation too.
 void add_policy_option_rows(SettingTable& table, router::PolicyOptions& policy,
                             size_t& max_tree_size);

@@ -5,8 +5,8 @@
 #include <span>
 #include <vector>
 
+#include "cache/shadow/worker_set.h"
 #include "router/block_tree.h"
-#include "router/worker_set.h"
 
 namespace espalier::router {
 

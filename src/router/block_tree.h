@@ -10,8 +10,8 @@
 #include <unordered_map>
 #include <vector>
 
+#include "cache/shadow/worker_set.h"
 #include "router/kv_events.h"
-#include "router/worker_set.h"
 
 namespace espalier::router {
 

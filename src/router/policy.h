@@ -17,10 +17,10 @@
 #include <vector>
 
 #include "base/status.h"
+#include "cache/shadow/prefix_key.h"
+#include "cache/shadow/prefix_tree.h"
 #include "router/block_tree.h"
 #include "router/kv_events.h"
-#include "router/prefix_key.h"
-#include "router/prefix_tree.h"
 #include "router/worker_table.h"
 
 namespace espalier::router {

@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include "base/check.h"
-#include "router/prefix_key.h"
+#include "cache/shadow/prefix_key.h"
 
 namespace espalier::router {
 

@@ -10,9 +10,9 @@
 
 #include "base/clock.h"
 #include "base/status.h"
+#include "cache/shadow/worker_set.h"
 #include "net/upstream.h"
 #include "router/circuit_breaker.h"
-#include "router/worker_set.h"
 
 namespace espalier::router {
 

@@ -31,7 +31,7 @@ struct FleetCommand {
 void add_fleet_settings(SettingTable& table, FleetCommand& command) {
   FleetOptions& fleet = command.fleet;
   table.group("Fleet");
-  table.integer("workers", fleet.num_workers, 1, static_cast<int64_t>(router::kMaxWorkers),
+  table.integer("workers", fleet.num_workers, 1, static_cast<int64_t>(kMaxWorkers),
                 "servers of an 8 B model on one H200 each, by its measured step times");
   table.integer("cache-units", fleet.speed.cache_units, 1, int64_t{1} << 40,
                 "of each worker's prefix cache, of 16 tokens");

@@ -1,4 +1,4 @@
-#include "router/prefix_tree.h"
+#include "cache/shadow/prefix_tree.h"
 
 #include <algorithm>
 #include <new>
@@ -6,7 +6,7 @@
 
 #include "base/check.h"
 
-namespace espalier::router {
+namespace espalier {
 
 namespace {
 
@@ -282,4 +282,4 @@ void PrefixTree::check_invariants() const {
   ESP_CHECK(listed == leaves, "{} of {} leaves are in the list", listed, leaves);
 }
 
-}  // namespace espalier::router
+}  // namespace espalier

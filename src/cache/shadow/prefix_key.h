@@ -1,4 +1,5 @@
-// What a request's prompt is to the router: the chained hashes of its blocks. Two prompts share
+// What a request's prompt is to whoever chooses a worker for it (a server of a router, a replica of
+// an engine): the chained hashes of its blocks. Two prompts share
 // their first n blocks exactly where their first n hashes are equal, so a whole prefix is compared
 // by one number and the prompt itself is never kept.
 #pragma once
@@ -8,7 +9,7 @@
 #include <string_view>
 #include <vector>
 
-namespace espalier::router {
+namespace espalier {
 
 // Bytes of text, or of token ids of 4 bytes each, in a block: about 16 tokens of either. What
 // follows the last whole block is not part of a key, so a prompt of less than a block has an empty
@@ -28,4 +29,4 @@ uint64_t name_space_hash(std::string_view name_space);
 PrefixKey text_key(std::string_view text, uint64_t name_space);
 PrefixKey token_key(std::span<const int32_t> tokens, uint64_t name_space);
 
-}  // namespace espalier::router
+}  // namespace espalier

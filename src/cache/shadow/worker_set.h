@@ -8,9 +8,10 @@
 #include <memory>
 #include <vector>
 
-namespace espalier::router {
+namespace espalier {
 
-// The index of a worker in the WorkerTable; slots of removed workers are used again.
+// The index of a worker: a server of a router, or a replica of an engine. Slots of removed workers
+// are used again.
 using WorkerSlot = uint16_t;
 inline constexpr size_t kMaxWorkers = 8192;
 
@@ -94,4 +95,4 @@ class WorkerSet {
 };
 static_assert(sizeof(WorkerSet) == 16);
 
-}  // namespace espalier::router
+}  // namespace espalier

@@ -1,4 +1,4 @@
-#include "router/prefix_tree.h"
+#include "cache/shadow/prefix_tree.h"
 
 #include <gtest/gtest.h>
 
@@ -8,7 +8,7 @@
 
 #include "base/rng.h"
 
-namespace espalier::router {
+namespace espalier {
 namespace {
 
 PrefixKey key_of(std::string_view letters) {
@@ -194,4 +194,4 @@ TEST(PrefixTree, TakesLongKeysInPart) {
 }
 
 }  // namespace
-}  // namespace espalier::router
+}  // namespace espalier

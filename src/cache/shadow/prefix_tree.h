@@ -12,10 +12,10 @@
 #include <vector>
 
 #include "cache/arena.h"
-#include "router/prefix_key.h"
-#include "router/worker_set.h"
+#include "cache/shadow/prefix_key.h"
+#include "cache/shadow/worker_set.h"
 
-namespace espalier::router {
+namespace espalier {
 
 // Invariants: the workers of a node are among those of its parent; every leaf has a worker. A run's
 // blocks are kept as 32 bits of their hashes, so one comparison in four thousand million errs.
@@ -126,4 +126,4 @@ class PrefixTree {
   size_t run_bytes_ = 0;
 };
 
-}  // namespace espalier::router
+}  // namespace espalier

@@ -1,4 +1,4 @@
-#include "router/prefix_key.h"
+#include "cache/shadow/prefix_key.h"
 
 #define XXH_INLINE_ALL
 #include <xxhash.h>
@@ -8,7 +8,7 @@
 
 #include "base/rng.h"
 
-namespace espalier::router {
+namespace espalier {
 
 static_assert(std::endian::native == std::endian::little, "keys of tokens are hashed as they lie");
 
@@ -31,4 +31,4 @@ PrefixKey token_key(std::span<const int32_t> tokens, uint64_t name_space) {
   return text_key({reinterpret_cast<const char*>(tokens.data()), tokens.size_bytes()}, name_space);
 }
 
-}  // namespace espalier::router
+}  // namespace espalier
