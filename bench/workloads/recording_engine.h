@@ -54,7 +54,6 @@ class RecordingEngine final : public Engine {
   const ModelInfo& model_info() const override { return engine_->model_info(); }
   const EngineConfig& config() const override { return engine_->config(); }
   const Tokenizer* tokenizer() const override { return engine_->tokenizer(); }
-  int32_t max_input_len() const override { return engine_->max_input_len(); }
   int32_t context_length() const override { return engine_->context_length(); }
 
   std::vector<Call> calls() const;  // that have ended

@@ -7,6 +7,7 @@
 
 #include "apps/kv_events_setting.h"
 #include "base/log.h"
+#include "engine/replicas/replica_choice.h"
 #include "engine/startup/device.h"
 #include "text/parse/reasoning_parser.h"
 #include "text/parse/tool_call_parser.h"
@@ -334,6 +335,20 @@ void add_system_rows(SettingTable& table, EngineConfig& engine) {
           "ranks that divide the model among themselves: GPUs from --base-gpu-id on, or on the "
           "CPU parts of the threads; each has a part of the heads and of the features")
       .aliases = {"tensor-parallel-size", "tp"};
+  table
+      .integer("dp-size", engine.compute.dp_size, 1, 256,
+               "replicas of the model, each with a scheduler and a cache of its own: on the next "
+               "--tp-size GPUs, or on the CPU with a part of the threads and of the memory")
+      .aliases = {"data-parallel-size", "dp"};
+  table.custom("load-balance-method", "auto|round_robin|shortest_queue|cache_aware",
+               "which replica of --dp-size gets a request: the next one, the one with the fewest "
+               "requests (also total_requests), or, which is auto, the one that has the prompt's "
+               "prefix unless it is overloaded",
+               engine.compute.load_balance_method, [&engine](std::string_view value) -> Status {
+                 if (const auto method = parse_load_balance(value); !method) return method.error();
+                 engine.compute.load_balance_method = value;
+                 return {};
+               });
   shown_default(table.integer("tokenizer-worker-num", engine.model.tokenizer_threads, 0, 256,
                               "threads that turn text into tokens"),
                 "chosen");

@@ -127,7 +127,7 @@ constexpr Group kGroups[] = {
      "disable-flashinfer-cutlass-moe-fp4-allgather dcp-replicate-q-proj "
      "enable-dsa-cache-layer-split"},
     {Rule::kNoEffect, kValue, "", "one device computes, so nothing is communicated",
-     "nccl-port dist-timeout dist-init-addr nccl-init-addr load-balance-method gpu-id-step "
+     "nccl-port dist-timeout dist-init-addr nccl-init-addr gpu-id-step "
      "pp-max-micro-batch-size pp-async-batch-depth cp-strategy dcp-comm-backend "
      "flashinfer-allreduce-fusion-backend moe-a2a-backend deepep-mode deepep-v2-mode deepep-config "
      "deepep-dispatcher-output-dtype flashinfer-a2a-dispatch-type fuseep-mode mooncake-ib-device "
@@ -136,8 +136,7 @@ constexpr Group kGroups[] = {
      "expert-distribution-recorder-buffer-size expert-distribution-recorder-mode "
      "elastic-ep-scale-timeout elastic-ep-join-rank-offset"},
     {Rule::kOnlyValue, kValue, "1", "one device computes; start one server for each device instead",
-     "pp-size pipeline-parallel-size pp dp-size "
-     "data-parallel-size dp ep-size expert-parallel-size ep dcp-size "
+     "pp-size pipeline-parallel-size pp ep-size expert-parallel-size ep dcp-size "
      "decode-context-parallel-size attn-cp-size attention-context-parallel-size attn-dp-size "
      "attention-data-parallel-size moe-dp-size moe-data-parallel-size moe-dense-tp-size "
      "shared-experts-tp-size dwdp-size nnodes max-ep-size elastic-ep-initial-size"},

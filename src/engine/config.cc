@@ -6,6 +6,7 @@
 #include <random>
 
 #include "cache/eviction.h"
+#include "engine/replicas/replica_choice.h"
 #include "engine/sampling/params.h"
 #include "engine/scheduler/scheduler.h"
 #include "engine/startup/device.h"
@@ -37,6 +38,10 @@ Status check_fields(const EngineConfig& c) {
   ESP_RETURN_IF_ERROR(check_not_negative("num_threads", c.compute.num_threads));
   if (c.compute.tp_size < 1)
     return invalid_argument("tp_size is {}, but must be at least 1", c.compute.tp_size);
+  if (c.compute.dp_size < 1)
+    return invalid_argument("dp_size is {}, but must be at least 1", c.compute.dp_size);
+  if (const auto method = parse_load_balance(c.compute.load_balance_method); !method)
+    return method.error();
   ESP_RETURN_IF_ERROR(check_not_negative("tokenizer_threads", c.model.tokenizer_threads));
   if (c.schedule.chunked_prefill_size < -1)
     return invalid_argument("chunked_prefill_size is {}, but must be -1 (no limit) or at least 0",

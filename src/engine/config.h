@@ -38,6 +38,11 @@ struct ComputeSettings {
   // Ranks that divide the model among themselves (tensor parallelism), on the CPU: each has a part
   // of the heads, of the features and of the threads.
   int32_t tp_size = 1;
+  // Replicas of the engine, each with tp_size ranks of its own, behind one front (replicas/), and
+  // how requests are divided among them: auto, round_robin, shortest_queue or cache_aware.
+  int32_t dp_size = 1;
+  std::string load_balance_method = "auto";
+  int32_t first_cpu = 0;  // of the usable ones, for compute threads: replicas have their own
   bool disable_cuda_graph = false;         // launch every kernel of a decode step by itself
   bool disable_cascade_attention = false;  // on a GPU, read for each request what several share
   // Answers are the same bits whatever runs beside them, however prompts are cut and whatever is

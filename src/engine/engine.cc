@@ -7,6 +7,7 @@
 #include "base/clock.h"
 #include "base/log.h"
 #include "engine/engine_impl.h"
+#include "engine/replicas/start_replicas.h"
 #include "engine/startup/device.h"
 #include "engine/startup/start_cpu.h"
 #include "engine/startup/start_cuda.h"
@@ -124,17 +125,33 @@ Result<std::unique_ptr<Engine>> Engine::create(const EngineConfig& config, Parts
   return EngineImpl::start(effective, std::move(parts));
 }
 
-Result<std::unique_ptr<Engine>> Engine::create(const EngineConfig& user,
-                                               MakePrefixCache make_cache) {
+namespace {
+
+// The device of a replica. On the CPU it has a share of what the host had before any of them began.
+Result<EngineDevice> device_of(const std::string& name, int32_t base_gpu_id,
+                               const ReplicaPart& part) {
+  ESP_ASSIGN_OR_RETURN(EngineDevice device, choose_device(name, base_gpu_id));
+  if (part.single()) return device;
+  if (device.cuda) {
+    device.system.mask_threads = share_of_host(device.system, part).mask_threads;
+  } else {
+    device.system = share_of_host(part.host.value_or(device.system), part);
+  }
+  return device;
+}
+
+Result<std::unique_ptr<Engine>> create_one(const EngineConfig& user, MakePrefixCache make_cache,
+                                           const ReplicaPart& part) {
   const SteadyClock clock;
   const TimePoint start = clock.now();
   EngineConfig config = user;
   config.lora.enable_lora = config.lora.enable_lora || !config.lora.lora_paths.empty();
   ESP_ASSIGN_OR_RETURN(const ModelInfo stated, read_model_info(model_load_options(config)));
   ESP_ASSIGN_OR_RETURN(EngineDevice device,
-                       choose_device(config.compute.device, config.compute.base_gpu_id));
+                       device_of(config.compute.device, config.compute.base_gpu_id, part));
   config.compute.device = device.cuda ? "cuda" : "cpu";
   config.compute.base_gpu_id = device.index;
+  config.compute.first_cpu = part.index * device.system.num_cpus;
   // Before weights take their time.
   ESP_RETURN_IF_ERROR(check(resolve(config, stated, device.system)));
   auto start_it = device.cuda ? start_cuda_executor(config, device.system)
@@ -142,16 +159,17 @@ Result<std::unique_ptr<Engine>> Engine::create(const EngineConfig& user,
   if (!start_it && user.compute.device == "auto" && device.cuda &&
       start_it.error().code() == StatusCode::kUnimplemented) {
     log_info("device=cpu reason=\"{}\"", start_it.error().message());
-    ESP_ASSIGN_OR_RETURN(device, choose_device("cpu"));
+    ESP_ASSIGN_OR_RETURN(device, device_of("cpu", 0, part));
+    config.compute.first_cpu = part.index * device.system.num_cpus;
     config.compute.device = "cpu";
     start_it = start_cpu_executor(config, device.system);
   }
   ESP_ASSIGN_OR_RETURN(StartedExecutor started, std::move(start_it));
-  Parts parts{.executor = std::move(started.executor),
-              .info = std::move(started.info),
-              .image_work = std::move(started.image_work),
-              .image_encoder = std::move(started.image_encoder),
-              .make_cache = std::move(make_cache)};
+  Engine::Parts parts{.executor = std::move(started.executor),
+                      .info = std::move(started.info),
+                      .image_work = std::move(started.image_work),
+                      .image_encoder = std::move(started.image_encoder),
+                      .make_cache = std::move(make_cache)};
   if (!config.model.skip_tokenizer_init) {
     ESP_ASSIGN_OR_RETURN(parts.tokenizer, open_tokenizer(config.model.tokenizer_path.empty()
                                                              ? config.model.model_path
@@ -160,6 +178,16 @@ Result<std::unique_ptr<Engine>> Engine::create(const EngineConfig& user,
   ESP_ASSIGN_OR_RETURN(parts.defaults, read_generation_defaults(config.model.model_path));
   log_start(started.config, device.name, parts.info, to_seconds(clock.now() - start));
   return EngineImpl::start(started.config, std::move(parts));
+}
+
+}  // namespace
+
+Result<std::unique_ptr<Engine>> Engine::create(const EngineConfig& config,
+                                               MakePrefixCache make_cache) {
+  if (config.compute.dp_size <= 1) return create_one(config, std::move(make_cache), {});
+  return start_replicas(config, [&](const EngineConfig& of_one, const ReplicaPart& part) {
+    return create_one(of_one, make_cache, part);
+  });
 }
 
 Result<GrammarReport> Engine::compile_grammar(const SamplingParams&, size_t) {

@@ -216,12 +216,13 @@ class Engine {
   // that a step waits for the work of one.
   virtual void read_cache_nodes(const CacheNodesQuery& query, CacheNodesDone done);
 
-  virtual EngineStats stats() const = 0;
+  virtual EngineStats stats() const = 0;  // of all replicas together
+  // The engines behind a front, of which each has figures and a cache of its own; else this one.
+  virtual std::vector<const Engine*> replicas() const { return {this}; }
   virtual const ModelInfo& model_info() const = 0;
   virtual const EngineConfig& config() const = 0;  // effective
   virtual const Tokenizer* tokenizer() const = 0;
-  // Longest prompt in tokens, and the context that prompt and output share.
-  virtual int32_t max_input_len() const = 0;
+  // Tokens that prompt and output share: the longest prompt has one less.
   virtual int32_t context_length() const = 0;
 
  protected:

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cmath>
 #include <future>
-#include <random>
 
 #include "base/log.h"
 #include "base/memory_reserve.h"
@@ -30,11 +29,6 @@ SamplingContext make_sampling_context(const EngineConfig& config, const Engine::
 }
 
 constexpr size_t kReportedForcedMax = 256;  // bytes
-
-uint64_t random_nonce() {
-  std::random_device device;
-  return uint64_t{device()} << 32 | device();
-}
 
 // Marks of reasoning and of tool calls that a vocabulary has as special tokens have no bytes there;
 // for grammars, which hold models to them, they are their texts.
@@ -101,7 +95,6 @@ EngineImpl::EngineImpl(const EngineConfig& config, Parts parts, CacheParts cache
     : config_(config),
       parts_(std::move(parts)),
       sampling_context_(make_sampling_context(config, parts_)),
-      rid_nonce_(random_nonce()),
       cache_parts_(std::move(cache)),
       registry_(max_samples(config), eviction_rule(config)),
       adapters_(*parts_.executor, {.rank_max = config.lora.max_lora_rank,
@@ -319,7 +312,7 @@ Result<std::unique_ptr<LiveRequest>> EngineImpl::prepare(GenerateRequest& reques
   for (int32_t i = 1; i < request.sampling.n; ++i)
     live->samples.push_back({.request = live.get(), .output = first.sibling()});
   live->samples.push_back({.request = live.get(), .output = std::move(first)});
-  live->rid = request.rid.empty() ? make_rid() : std::move(request.rid);
+  live->rid = request.rid.empty() ? rids_.next() : std::move(request.rid);
   live->seed = request.sampling.sampling_seed.value_or(mix64(config_.sampling.random_seed) +
                                                        mix64(num_seeds_++));
   live->return_logprob = request.return_logprob;
@@ -353,11 +346,6 @@ Result<std::unique_ptr<LiveRequest>> EngineImpl::prepare(GenerateRequest& reques
   live->sink = std::move(sink);
   live->arrived = SteadyClock().now();
   return live;
-}
-
-std::string EngineImpl::make_rid() {
-  const uint64_t number = num_rids_++;
-  return fmt::format("{:016x}{:016x}", mix64(rid_nonce_ ^ number), mix64(rid_nonce_ + ~number));
 }
 
 void EngineImpl::abort(std::string_view rid, AbortScope scope) {

@@ -14,6 +14,7 @@
 #include "engine/images/image_pool.h"
 #include "engine/loop.h"
 #include "engine/requests/registry.h"
+#include "engine/requests/rid_source.h"
 #include "engine/requests/sessions.h"
 #include "engine/sampling/params.h"
 #include "engine/startup/cache_parts.h"
@@ -51,7 +52,6 @@ class EngineImpl final : public Engine {
   const ModelInfo& model_info() const override { return parts_.info; }
   const EngineConfig& config() const override { return config_; }
   const Tokenizer* tokenizer() const override { return parts_.tokenizer.get(); }
-  int32_t max_input_len() const override { return context_length() - 1; }
   int32_t context_length() const override { return loop_->max_sequence_tokens(); }
 
  private:
@@ -59,7 +59,6 @@ class EngineImpl final : public Engine {
   Result<std::unique_ptr<LiveRequest>> prepare(GenerateRequest& request, EventSink sink);
   Status load_stated_adapters();
   void tokenise(RequestId id, std::string text, bool add_special_tokens);
-  std::string make_rid();
 
   const EngineConfig config_;
   Parts parts_;
@@ -67,8 +66,8 @@ class EngineImpl final : public Engine {
   std::deque<std::string> mark_texts_;         // what token_bytes_ points to beside the tokenizer's
   std::vector<std::string_view> token_bytes_;  // of the grammars' vocabulary
   int64_t bytes_per_token_max_ = 64;           // of texts that are tokenised
-  const uint64_t rid_nonce_;
-  std::atomic<uint64_t> num_rids_{0}, num_seeds_{0};
+  RidSource rids_;
+  std::atomic<uint64_t> num_seeds_{0};
   // The tiers' threads use the executor (of parts_), and the cache reports to the tiers.
   CacheParts cache_parts_;
   RequestRegistry registry_;

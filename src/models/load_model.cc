@@ -141,7 +141,9 @@ Result<std::unique_ptr<Model>> create_model(const DecoderSpec& spec, const Weigh
       return fail(error(StatusCode::kUnimplemented,
                         "adapters are not divided among ranks: leave --enable-lora or --tp-size "
                         "out"));
-    return TensorParallelModel::create(spec, types, options.tp_size, pool.num_threads(), open);
+    return TensorParallelModel::create(
+        spec, types, options.tp_size, {.count = pool.num_threads(), .first_cpu = options.first_cpu},
+        open);
   }
   const auto source = open({}, pool);
   return program::CpuModel::create(spec, types, *source, pool, {.adapters = options.enable_lora});

@@ -23,11 +23,12 @@ KvView::Layer heads_of(const KvView::Layer& whole, const Ranks& ranks) {
 
 }  // namespace
 
-TensorParallelModel::TensorParallelModel(int32_t num_ranks, int32_t num_threads)
+TensorParallelModel::TensorParallelModel(int32_t num_ranks, const RankThreadsConfig& config)
     : ranks_(static_cast<size_t>(num_ranks)) {
-  const int32_t each = std::max(1, num_threads / num_ranks);
+  const int32_t each = std::max(1, config.count / num_ranks);
   for (int32_t rank = 0; rank < num_ranks; ++rank) {
-    ranks_[static_cast<size_t>(rank)].threads = std::make_unique<WorkPool>(each, rank * each);
+    ranks_[static_cast<size_t>(rank)].threads =
+        std::make_unique<WorkPool>(each, config.first_cpu + rank * each);
   }
   std::vector<WorkPool*> threads;
   for (const Rank& rank : ranks_) threads.push_back(rank.threads.get());
@@ -40,11 +41,12 @@ TensorParallelModel::~TensorParallelModel() = default;
 
 Result<std::unique_ptr<Model>> TensorParallelModel::create(const DecoderSpec& spec,
                                                            const WeightTypes& types,
-                                                           int32_t num_ranks, int32_t num_threads,
+                                                           int32_t num_ranks,
+                                                           const RankThreadsConfig& threads,
                                                            const OpenWeights& open) {
   ESP_RETURN_IF_ERROR(validate(spec));
   ESP_RETURN_IF_ERROR(program::check_partition(spec, num_ranks));
-  std::unique_ptr<TensorParallelModel> model(new TensorParallelModel(num_ranks, num_threads));
+  std::unique_ptr<TensorParallelModel> model(new TensorParallelModel(num_ranks, threads));
   ESP_RETURN_IF_ERROR(model->load(spec, types, open));
   return model;
 }

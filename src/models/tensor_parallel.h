@@ -29,13 +29,19 @@ namespace espalier {
 using OpenWeights =
     std::function<std::unique_ptr<WeightSource>(const Ranks& ranks, WorkPool& threads)>;
 
+// Threads of all ranks together, of which each rank has at least one, and the first of the usable
+// processors that they are bound to.
+struct RankThreadsConfig {
+  int32_t count = 1;
+  int32_t first_cpu = 0;
+};
+
 class TensorParallelModel final : public Model {
  public:
-  // num_threads: of all ranks together; each has at least one. kInvalidArgument says what of the
-  // model is not divided by so many ranks. Sums over ranks are added in another order than in the
-  // whole model: logits differ by float32's rounding.
+  // kInvalidArgument says what of the model is not divided by so many ranks. Sums over ranks are
+  // added in another order than in the whole model: logits differ by float32's rounding.
   static Result<std::unique_ptr<Model>> create(const DecoderSpec& spec, const WeightTypes& types,
-                                               int32_t num_ranks, int32_t num_threads,
+                                               int32_t num_ranks, const RankThreadsConfig& threads,
                                                const OpenWeights& open);
   ~TensorParallelModel() override;
 
@@ -52,7 +58,7 @@ class TensorParallelModel final : public Model {
     KvView kv;  // of its heads, in the step that runs
   };
 
-  TensorParallelModel(int32_t num_ranks, int32_t num_threads);
+  TensorParallelModel(int32_t num_ranks, const RankThreadsConfig& threads);
   Status load(const DecoderSpec& spec, const WeightTypes& types, const OpenWeights& open);
 
   std::vector<Rank> ranks_;

@@ -60,9 +60,10 @@ Status read_number(const HttpRequest& request, std::string_view name, uint64_t& 
 }
 
 // Until the client goes or the server stops: what is new, every few milliseconds.
-void stream(const ContextPtr& context, const ResponsePtr& response, uint64_t next) {
+void stream(const ContextPtr& context, const Engine& replica, const ResponsePtr& response,
+            uint64_t next) {
   if (response->closed()) return;
-  const auto read = context->engine.read_cache_events(next, kEventsMax);
+  const auto read = replica.read_cache_events(next, kEventsMax);
   if (!read) return response->finish();
   std::string out;
   for (const CacheEvent& event : read->events) {
@@ -73,22 +74,29 @@ void stream(const ContextPtr& context, const ResponsePtr& response, uint64_t nex
   }
   if (!out.empty()) response->write(std::move(out));
   if (context->stopping) return response->finish();
-  response->post_after(kStreamInterval,
-                       [context, response, next = read->next] { stream(context, response, next); });
+  response->post_after(kStreamInterval, [context, &replica, response, next = read->next] {
+    stream(context, replica, response, next);
+  });
 }
 
 void handle_kv_events(const ContextPtr& context, HttpRequest&& request, ResponsePtr response) {
-  uint64_t from = 0, limit = kEventsMax;
-  for (const auto& [name, number] : {std::pair{"from", &from}, std::pair{"limit", &limit}})
+  uint64_t from = 0, limit = kEventsMax, dp_rank = 0;
+  for (const auto& [name, number] :
+       {std::pair{"from", &from}, std::pair{"limit", &limit}, std::pair{"dp_rank", &dp_rank}})
     if (const Status read = read_number(request, name, *number); !read.ok())
       return response->send(malformed_response(read));
   limit = std::clamp<uint64_t>(limit, 1, kEventsMax);
-  const auto read = context->engine.read_cache_events(from, static_cast<size_t>(limit));
+  const std::vector<const Engine*> replicas = context->engine.replicas();
+  if (dp_rank >= replicas.size())
+    return response->send(malformed_response(invalid_argument(
+        "dp_rank is {}, but there are {} replicas (--dp-size)", dp_rank, replicas.size())));
+  const Engine& replica = *replicas[dp_rank];
+  const auto read = replica.read_cache_events(from, static_cast<size_t>(limit));
   if (!read) return response->send(error_response(Dialect::kNative, read.error()));
   const auto mode = request.query_param("stream");
   if (mode && *mode != "false" && *mode != "0") {
     response->start_stream(200, net::event_stream_headers());
-    return stream(context, response, from);
+    return stream(context, replica, response, from);
   }
   std::string out;
   JsonWriter w(out);
@@ -107,7 +115,7 @@ const std::vector<Route>& event_routes() {
       {{"GET"},
        "/kv_events",
        kPrompts,
-       "What the prefix cache holds since, and no longer (from, limit, stream)",
+       "What the prefix cache holds since, and no longer (from, limit, stream, dp_rank)",
        handle_kv_events},
   };
   return table;

@@ -149,6 +149,8 @@ void write_engine_settings(JsonWriter& w, const EngineConfig& e) {
       .member("speculative_ngram_capacity", e.speculation.speculative_ngram_capacity);
   w.member("sampling_defaults", e.sampling.sampling_defaults);
   w.member("tp_size", e.compute.tp_size)
+      .member("dp_size", e.compute.dp_size)
+      .member("load_balance_method", e.compute.load_balance_method)
       .member("num_threads", e.compute.num_threads)
       .member("tokenizer_worker_num", e.model.tokenizer_threads);
 }
@@ -184,13 +186,20 @@ void write_kv_events_setting(JsonWriter& w, const Context& context) {
   std::string setting;
   if (num_events > 0) {
     JsonWriter s(setting);
-    const KvEventPublisher* const publisher = context.observed->kv_events.get();
+    const auto& publishers = context.observed->kv_events;
+    const KvEventPublisher* const publisher =
+        publishers.empty() ? nullptr : publishers.front().get();
     s.begin_object().member("publisher", publisher == nullptr ? "http" : "zmq");
     s.member("buffer_steps", num_events);
     if (publisher != nullptr) {
       s.member("endpoint", publisher->config().endpoint);
       write_text_or_null(s, "replay_endpoint", publisher->config().replay_endpoint);
       s.member("topic", publisher->config().topic);
+      if (publishers.size() > 1) {  // one for each replica
+        s.key("endpoints").begin_array();
+        for (const auto& each : publishers) s.value(each->config().endpoint);
+        s.end_array();
+      }
     }
     s.end_object();
   }
@@ -243,11 +252,12 @@ void write_settings(JsonWriter& w, const Context& context, bool admin) {
   for (const auto& [name, value] : c.extra_info) w.member(name, value);
 }
 
-void write_load(JsonWriter& w, const EngineStats& s, const std::set<std::string>& include) {
+void write_load(JsonWriter& w, size_t dp_rank, const EngineStats& s,
+                const std::set<std::string>& include) {
   const auto wants = [&](const char* section) {
     return include.empty() || include.count("all") > 0 || include.count(section) > 0;
   };
-  w.begin_object().member("dp_rank", 0);
+  w.begin_object().member("dp_rank", dp_rank);
   if (wants("core")) {
     w.member("num_running_reqs", s.num_running).member("num_waiting_reqs", s.num_waiting);
     w.member("num_total_reqs", s.num_running + s.num_waiting);
@@ -383,6 +393,22 @@ void handle_weight_version(const ContextPtr& context, HttpRequest&&, ResponsePtr
   send_json(response, std::move(out));
 }
 
+// Of one replica.
+void write_internal_state(JsonWriter& w, const Engine& engine) {
+  const EngineStats s = engine.stats();
+  w.begin_object().member("last_gen_throughput", s.gen_throughput);
+  w.key("memory_usage").begin_object();
+  w.member("weight", s.weight_bytes / 1e9).member("kvcache", s.kv_bytes / 1e9);
+  w.member("token_capacity", s.kv_tokens_total).member("graph", s.graph_bytes / 1e9);
+  w.member("scratch", s.scratch_bytes / 1e9).end_object();
+  w.member("effective_max_running_requests_per_dp", engine.config().schedule.max_running_requests);
+  w.key("avg_spec_accept_length").null();
+  w.member("num_running_reqs", s.num_running).member("num_waiting_reqs", s.num_waiting);
+  w.member("cache_hit_rate", s.cache_hit_rate());
+  w.member("num_failed", s.num_failed_total).member("num_not_finite", s.num_not_finite_total);
+  w.member("num_retractions", s.num_retractions_total).end_object();
+}
+
 void handle_server_info(const ContextPtr& context, HttpRequest&& request, ResponsePtr response) {
   const Engine& engine = context->engine;
   const EngineStats s = engine.stats();
@@ -393,18 +419,10 @@ void handle_server_info(const ContextPtr& context, HttpRequest&& request, Respon
   w.member("vocab_size", engine.model_info().vocab_size);
   w.member("status", context->stopping ? "stopping" : "ready");
   w.member("max_total_num_tokens", s.kv_tokens_total);
-  w.member("max_req_input_len", engine.max_input_len());
-  w.key("internal_states").begin_array().begin_object();
-  w.member("last_gen_throughput", s.gen_throughput).key("memory_usage").begin_object();
-  w.member("weight", s.weight_bytes / 1e9).member("kvcache", s.kv_bytes / 1e9);
-  w.member("token_capacity", s.kv_tokens_total).member("graph", s.graph_bytes / 1e9);
-  w.member("scratch", s.scratch_bytes / 1e9).end_object();
-  w.member("effective_max_running_requests_per_dp", engine.config().schedule.max_running_requests);
-  w.key("avg_spec_accept_length").null();
-  w.member("num_running_reqs", s.num_running).member("num_waiting_reqs", s.num_waiting);
-  w.member("cache_hit_rate", s.cache_hit_rate());
-  w.member("num_failed", s.num_failed_total).member("num_not_finite", s.num_not_finite_total);
-  w.member("num_retractions", s.num_retractions_total).end_object().end_array();
+  w.member("max_req_input_len", engine.context_length() - 1);
+  w.key("internal_states").begin_array();
+  for (const Engine* replica : engine.replicas()) write_internal_state(w, *replica);
+  w.end_array();
   w.member("version", ESPALIER_VERSION).end_object();
   send_json(response, std::move(out));
 }
@@ -443,18 +461,25 @@ void handle_loads(const ContextPtr& context, HttpRequest&& request, ResponsePtr 
   JsonWriter w(out);
   w.begin_object().member("timestamp", unix_seconds()).member("version", ESPALIER_VERSION);
   w.key("loads").begin_array();
-  write_load(w, context->engine.stats(), split_list(request.query_param("include").value_or("")));
+  const auto include = split_list(request.query_param("include").value_or(""));
+  const std::vector<const Engine*> replicas = context->engine.replicas();
+  for (size_t i = 0; i < replicas.size(); ++i) write_load(w, i, replicas[i]->stats(), include);
   w.end_array().end_object();
   send_json(response, std::move(out));
 }
 
 void handle_get_load(const ContextPtr& context, HttpRequest&&, ResponsePtr response) {
-  const EngineStats s = context->engine.stats();
+  const std::vector<const Engine*> replicas = context->engine.replicas();
   std::string out;
   JsonWriter w(out);
-  w.begin_array().begin_object().member("dp_rank", 0);
-  w.member("num_reqs", s.num_running + s.num_waiting).member("num_waiting_reqs", s.num_waiting);
-  w.member("num_tokens", s.kv_tokens_running).end_object().end_array();
+  w.begin_array();
+  for (size_t i = 0; i < replicas.size(); ++i) {
+    const EngineStats s = replicas[i]->stats();
+    w.begin_object().member("dp_rank", i);
+    w.member("num_reqs", s.num_running + s.num_waiting).member("num_waiting_reqs", s.num_waiting);
+    w.member("num_tokens", s.kv_tokens_running).end_object();
+  }
+  w.end_array();
   send_json(response, std::move(out));
 }
 

@@ -1,6 +1,7 @@
 #include "server/kv_event_publisher.h"
 
 #include <array>
+#include <charconv>
 #include <chrono>
 #include <utility>
 
@@ -79,24 +80,45 @@ Status open_endpoint(net::ZmqSocket& socket, std::string& endpoint) {
 }  // namespace
 
 std::string encode_kv_events(std::span<const CacheEvent> events, int32_t page_size,
-                             double unix_time) {
+                             double unix_time, int32_t dp_rank) {
   std::string out;
   MsgpackWriter w(out);
   w.array(3);
   w.number(unix_time);
   w.array(events.size());
   for (const CacheEvent& event : events) write_kv_event(w, event, page_size);
-  w.integer(0);
+  w.integer(dp_rank);
   return out;
 }
 
-KvEventPublisher::KvEventPublisher(KvEventsConfig config, Engine& engine, net::ZmqSocket events)
-    : config_(std::move(config)), engine_(engine), events_(std::move(events)) {}
+KvEventsConfig kv_events_of_rank(const KvEventsConfig& config, int32_t dp_rank) {
+  KvEventsConfig out = config;
+  for (std::string* const address : {&out.endpoint, &out.replay_endpoint}) {
+    if (address->empty() || dp_rank == 0) continue;
+    const size_t colon = address->rfind(':');
+    int32_t port = 0;
+    const char* const end = address->data() + address->size();
+    const auto [at, failed] = std::from_chars(address->data() + colon + 1, end, port);
+    if (!address->starts_with("tcp://")) {
+      *address += fmt::format("_dp{}", dp_rank);
+    } else if (failed == std::errc() && at == end && port > 0) {
+      *address = fmt::format("{}:{}", address->substr(0, colon), port + dp_rank);
+    }
+  }
+  return out;
+}
 
-Result<std::unique_ptr<KvEventPublisher>> KvEventPublisher::start(const KvEventsConfig& config,
-                                                                  Engine& engine) {
+KvEventPublisher::KvEventPublisher(KvEventsConfig config, const Engine& engine, int32_t dp_rank,
+                                   net::ZmqSocket events)
+    : config_(std::move(config)), engine_(engine), dp_rank_(dp_rank), events_(std::move(events)) {}
+
+Result<std::unique_ptr<KvEventPublisher>> KvEventPublisher::start(const KvEventsConfig& stated,
+                                                                  const Engine& engine,
+                                                                  int32_t dp_rank) {
+  const KvEventsConfig config = kv_events_of_rank(stated, dp_rank);
   ESP_ASSIGN_OR_RETURN(net::ZmqSocket events, net::ZmqSocket::open(net::ZmqKind::kPublish));
-  std::unique_ptr<KvEventPublisher> out(new KvEventPublisher(config, engine, std::move(events)));
+  std::unique_ptr<KvEventPublisher> out(
+      new KvEventPublisher(config, engine, dp_rank, std::move(events)));
   ESP_RETURN_IF_ERROR(open_endpoint(out->events_, out->config_.endpoint));
   if (!config.replay_endpoint.empty()) {
     ESP_ASSIGN_OR_RETURN(out->replay_, net::ZmqSocket::open(net::ZmqKind::kRouter));
@@ -136,7 +158,8 @@ bool KvEventPublisher::publish() {
   next_event_ = read->next;
   const double now =
       std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
-  std::string batch = encode_kv_events(read->events, engine_.config().cache.page_size, now);
+  std::string batch =
+      encode_kv_events(read->events, engine_.config().cache.page_size, now, dp_rank_);
   const std::string number = big_endian(next_number_);
   const std::array<std::string_view, 3> frames = {config_.topic, number, batch};
   // Without a subscriber a message is dropped; then, or where it fails, a replay has it.

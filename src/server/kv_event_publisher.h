@@ -36,7 +36,11 @@ namespace espalier::server {
 
 // A hash is the first 64 bits of a page's name, as in GET /kv_events.
 std::string encode_kv_events(std::span<const CacheEvent> events, int32_t page_size,
-                             double unix_time);
+                             double unix_time, int32_t dp_rank = 0);
+
+// Where the publisher of a replica listens or connects, as vLLM has it: the ports of an address in
+// TCP follow each other, unless they are chosen; any other address gets "_dpN" behind it.
+KvEventsConfig kv_events_of_rank(const KvEventsConfig& config, int32_t dp_rank);
 
 // A thread of its own reads the engine's events every 10 ms and sends what has come, so neither the
 // scheduler nor a request waits for a subscriber. The last batches are kept for replay: as many as
@@ -45,8 +49,9 @@ class KvEventPublisher {
  public:
   // kInvalidArgument or kFailedPrecondition names the endpoint that cannot be used; kUnavailable
   // where libzmq is missing.
+  // dp_rank: of the replica that `engine` is, whose addresses are kv_events_of_rank().
   static Result<std::unique_ptr<KvEventPublisher>> start(const KvEventsConfig& config,
-                                                         Engine& engine);
+                                                         const Engine& engine, int32_t dp_rank = 0);
   ~KvEventPublisher();
 
   // Where it listens, with the ports that were chosen; as it connects, where it does not listen.
@@ -57,14 +62,16 @@ class KvEventPublisher {
   static constexpr size_t kEventsPerBatch = 256;
   static constexpr size_t kKeptBytesMax = size_t{256} << 20;
 
-  KvEventPublisher(KvEventsConfig config, Engine& engine, net::ZmqSocket events);
+  KvEventPublisher(KvEventsConfig config, const Engine& engine, int32_t dp_rank,
+                   net::ZmqSocket events);
   void run();
   bool publish();  // whether there was an event
   void answer_replays();
   void keep(uint64_t number, std::string batch);
 
   KvEventsConfig config_;
-  Engine& engine_;
+  const Engine& engine_;
+  const int32_t dp_rank_;
   net::ZmqSocket events_;
   std::optional<net::ZmqSocket> replay_;
   uint64_t next_event_ = 0;   // of the engine's

@@ -412,6 +412,34 @@ void add_grammars(Figures& f, const EngineStats& s) {
             s.forwards_saved_total);
 }
 
+// Of each replica, under names of their own: a sum over series of the others stays true.
+void add_replicas(Figures& f, const std::vector<const Engine*>& replicas) {
+  if (replicas.size() < 2) return;
+  std::vector<EngineStats> stats;
+  for (const Engine* replica : replicas) stats.push_back(replica->stats());
+  using Type = prometheus::MetricType;
+  const auto add = [&](const char* name, const char* help, Type type, auto field) {
+    std::vector<Figures::Labelled> series;
+    for (size_t i = 0; i < stats.size(); ++i)
+      series.push_back({{{"dp_rank", std::to_string(i)}}, stats[i].*field});
+    f.family(std::string("espalier:replica_") + name, help, type, series);
+  };
+  using S = EngineStats;
+  add("running_reqs", "Requests in the batch of a replica.", Type::Gauge, &S::num_running);
+  add("queue_reqs", "Requests that wait there.", Type::Gauge, &S::num_waiting);
+  add("kv_tokens", "KV tokens of its pool.", Type::Gauge, &S::kv_tokens_total);
+  add("kv_used_tokens", "Of them, those of running requests.", Type::Gauge, &S::kv_tokens_running);
+  add("kv_cached_tokens", "Of them, those of cached prefixes.", Type::Gauge, &S::kv_tokens_cached);
+  add("requests_total", "Requests that it got so far.", Type::Counter, &S::num_requests_total);
+  add("failed_requests_total", "Of them, those that ended with an error.", Type::Counter,
+      &S::num_failed_total);
+  add("prompt_tokens_total", "Prompt tokens so far.", Type::Counter, &S::prompt_tokens_total);
+  add("cached_tokens_total", "Of them, those that came from its cache.", Type::Counter,
+      &S::cached_tokens_total);
+  add("generation_tokens_total", "Output tokens so far.", Type::Counter,
+      &S::generation_tokens_total);
+}
+
 }  // namespace
 
 std::string Metrics::scrape(const Engine& engine, const Http& http) const {
@@ -424,6 +452,7 @@ std::string Metrics::scrape(const Engine& engine, const Http& http) const {
   add_images(f, s);
   add_grammars(f, s);
   add_tiers(f, s);
+  add_replicas(f, engine.replicas());
   add_adapters(f, engine);
   add_gpus(f, http.gpus);
   for (const auto& account : http.accounts) add_memory(f, *account);

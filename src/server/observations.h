@@ -23,8 +23,9 @@ struct Observations {
   Metrics metrics;                                                          // GET /metrics
   const std::shared_ptr<HttpCounts> http = std::make_shared<HttpCounts>();  // GET /metrics
   RequestLog requests;                                                      // GET /requests
-  std::unique_ptr<SpanExporter> spans;    // null without --otlp-traces-endpoint
-  std::unique_ptr<KvEventPublisher> kv_events;  // null but with --kv-events-config's zmq
+  std::unique_ptr<SpanExporter> spans;  // null without --otlp-traces-endpoint
+  // One for each replica; none but with --kv-events-config's zmq.
+  std::vector<std::unique_ptr<KvEventPublisher>> kv_events;
   const std::shared_ptr<TreeWatch> tree;  // GET /cache_tree; shared with a reading under way
   const std::unique_ptr<GpuWatch> gpus;   // GET /metrics; null where the processor computes
 };

@@ -257,9 +257,13 @@ Result<std::unique_ptr<Server>> Server::create(ServerConfig config, Engine& engi
                                                      context.config.otlp_service_name));
   }
   if (!context.config.kv_events.endpoint.empty()) {
-    auto publisher = server::KvEventPublisher::start(context.config.kv_events, engine);
-    if (!publisher) return fail(publisher.error().with_context("--kv-events-config"));
-    context.observed->kv_events = std::move(*publisher);
+    int32_t dp_rank = 0;
+    for (const Engine* const replica : engine.replicas()) {
+      auto publisher =
+          server::KvEventPublisher::start(context.config.kv_events, *replica, dp_rank++);
+      if (!publisher) return fail(publisher.error().with_context("--kv-events-config"));
+      context.observed->kv_events.push_back(std::move(*publisher));
+    }
   }
   context.threads = std::make_unique<server::WorkThreads>(context.config.worker_threads);
   return std::unique_ptr<Server>(new Server(std::move(impl)));

@@ -70,7 +70,6 @@ class ScriptedEngine final : public Engine {
   const ModelInfo& model_info() const override { return info_; }
   const EngineConfig& config() const override { return config_; }
   const Tokenizer* tokenizer() const override { return tokenizer_.get(); }
-  int32_t max_input_len() const override { return context_length() - 1; }
   int32_t context_length() const override;
 
   static float logprob(TokenId id) { return -(static_cast<float>(id) + 0.5f) / 16.0f; }

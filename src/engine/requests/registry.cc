@@ -2,16 +2,19 @@
 
 namespace espalier {
 
+Status rid_in_use_error(std::string_view rid) {
+  return error(StatusCode::kAlreadyExists,  // it begins with SGLang's words, too
+               "Duplicate request ID: rid '{}' is in use by a request that has not ended; take "
+               "another",
+               rid);
+}
+
 Result<RequestRegistry::Admission> RequestRegistry::admit(const Arrival& arrival) {
   const auto& [rid, num_samples, priority, share] = arrival;
   std::lock_guard lock(mutex_);
   if (closed_)
     return fail(error(StatusCode::kUnavailable, "the engine is shutting down: no new requests"));
-  if (by_rid_.contains(rid))
-    return fail(error(StatusCode::kAlreadyExists,  // it begins with SGLang's words, too
-                      "Duplicate request ID: rid '{}' is in use by a request that has not ended; "
-                      "take another",
-                      rid));
+  if (by_rid_.contains(rid)) return fail(rid_in_use_error(rid));
   if (num_samples > max_samples_)
     return fail(invalid_argument("n is {}, but at most {} samples can wait and run", num_samples,
                                  max_samples_));

@@ -17,6 +17,9 @@
 
 namespace espalier {
 
+// kAlreadyExists for an id that a request has which has not ended.
+Status rid_in_use_error(std::string_view rid);
+
 // Thread-safe. The one piece of state that callers and the loop share.
 class RequestRegistry {
  public:

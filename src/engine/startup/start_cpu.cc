@@ -24,7 +24,7 @@ Result<KvPool> make_kv_pool(const EngineConfig& config, const ModelInfo& info) {
 
 // The encoder computes on threads of its own, beside the decoder's steps.
 Status load_encoder(int32_t num_threads, ModelLoadOptions options, StartedExecutor& out) {
-  out.image_work = std::make_unique<WorkPool>(num_threads);
+  out.image_work = std::make_unique<WorkPool>(num_threads, options.first_cpu);
   options.pool = out.image_work.get();
   options.progress = nullptr;
   ESP_ASSIGN_OR_RETURN(out.image_encoder, load_image_encoder(options));
@@ -38,10 +38,12 @@ Result<StartedExecutor> start_cpu_executor(const EngineConfig& config, const Sys
   if (config.compute.num_threads > cpus)
     log_warning("{} threads were requested, but only {} can run at once on this system; using {}",
                 config.compute.num_threads, cpus, cpus);
-  auto pool = std::make_unique<WorkPool>(std::min(config.compute.num_threads, cpus));
+  auto pool = std::make_unique<WorkPool>(std::min(config.compute.num_threads, cpus),
+                                         config.compute.first_cpu);
   ModelLoadOptions options = model_load_options(config);
   options.pool = pool.get();
   options.tp_size = config.compute.tp_size;
+  options.first_cpu = config.compute.first_cpu;
   ESP_ASSIGN_OR_RETURN(auto model, load_model(options));
   StartedExecutor out{.info = model->info()};
   SystemInfo left = system;
