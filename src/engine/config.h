@@ -162,6 +162,12 @@ struct LoraSettings {
   int64_t max_lora_bytes = 0;
 };
 
+// Reports of steps that take long, in seconds; 0: none. Nothing is ended.
+struct WatchSettings {
+  double watchdog_timeout = 300;
+  double soft_watchdog_timeout = 0;
+};
+
 struct EngineConfig {
   ModelSettings model;
   ComputeSettings compute;
@@ -173,6 +179,7 @@ struct EngineConfig {
   SpeculationSettings speculation;
   ImageSettings images;
   LoraSettings lora;
+  WatchSettings watch;
   bool check_invariants = false;  // each time the engine falls idle: for tests
 };
 

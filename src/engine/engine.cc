@@ -102,6 +102,9 @@ Result<CacheEvents> Engine::read_cache_events(uint64_t, size_t) const {
   return fail(error(StatusCode::kFailedPrecondition,
                     "no events of the cache are kept: set num_cache_events (--kv-events-config)"));
 }
+void Engine::profile(ProfileCall call) {
+  call.answered(error(StatusCode::kUnimplemented, "this engine records no profiles"));
+}
 namespace {
 Status no_adapters(const std::string& name) {
   return error(StatusCode::kFailedPrecondition,

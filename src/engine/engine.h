@@ -18,6 +18,7 @@
 #include "engine/requests/request.h"
 #include "engine/requests/score.h"
 #include "engine/tiers/kv_tiers.h"
+#include "engine/watch/step_profile.h"
 #include "models/image_encoder.h"
 #include "models/model.h"
 #include "seams/cache_event.h"
@@ -53,6 +54,8 @@ struct EngineStats {
   int64_t num_entries_total = 0;  // average batch = entries / steps
   double forward_seconds_total = 0;
   double host_seconds_total = 0;  // scheduling work of the steps, waits excluded
+  // Steps that took longer than soft_watchdog_timeout and watchdog_timeout.
+  int64_t num_slow_steps_total = 0, num_very_slow_steps_total = 0;
   int64_t forced_tokens_total = 0, forwards_saved_total = 0;  // jump-forward: see RequestStats
   int64_t drafted_tokens_total = 0, accepted_draft_tokens_total = 0;
   int64_t verify_steps_total = 0;       // entries with draft tokens
@@ -216,6 +219,9 @@ class Engine {
   // that a step waits for the work of one.
   virtual void read_cache_nodes(const CacheNodesQuery& query, CacheNodesDone done);
 
+  // Starts or stops a profile (watch/step_profile.h). Returns at once.
+  virtual void profile(ProfileCall call);
+
   virtual EngineStats stats() const = 0;  // of all replicas together
   // The engines behind a front, of which each has figures and a cache of its own; else this one.
   virtual std::vector<const Engine*> replicas() const { return {this}; }
@@ -228,5 +234,8 @@ class Engine {
  protected:
   Engine() = default;
 };
+
+// The longest prompt, in tokens.
+inline int32_t max_input_len(const Engine& engine) { return engine.context_length() - 1; }
 
 }  // namespace espalier

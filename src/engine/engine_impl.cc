@@ -71,6 +71,14 @@ QueueEvictionRule eviction_rule(const EngineConfig& c) {
                                                   : QueueEvictionRule::kNone;
 }
 
+WatchdogLimits watchdog_limits(const EngineConfig& c) {
+  const auto duration = [](double seconds) {
+    return std::chrono::duration_cast<Duration>(std::chrono::duration<double>(seconds));
+  };
+  return {.soft = duration(c.watch.soft_watchdog_timeout),
+          .hard = duration(c.watch.watchdog_timeout)};
+}
+
 std::string share_of(const EngineConfig& c, const LiveRequest& request) {
   if (c.schedule.fair_share == "tenant")
     return request.tenant.empty() ? request.cache_namespace : request.tenant;
@@ -104,6 +112,8 @@ EngineImpl::EngineImpl(const EngineConfig& config, Parts parts, CacheParts cache
   loop_ = std::make_unique<EngineLoop>(config_, parts_.info, *parts_.executor, *cache_parts_.cache,
                                        cache_parts_.tiers.get(), registry_, *sessions_,
                                        parts_.tokenizer.get());
+  if (const WatchdogLimits limits = watchdog_limits(config_); limits.any())
+    watchdog_ = std::make_unique<Watchdog>(limits, loop_->progress());
   if (parts_.image_encoder)
     images_ = std::make_unique<ImagePool>(
         std::move(parts_.image_encoder),
@@ -136,6 +146,7 @@ EngineImpl::~EngineImpl() {
   tokenizers_.reset();
   grammars_.reset();
   images_.reset();
+  watchdog_.reset();  // it reads the progress of the loop
   loop_.reset();
 }
 
@@ -499,6 +510,11 @@ void EngineImpl::drain(Duration timeout) {
 
 EngineStats EngineImpl::stats() const {
   EngineStats s = loop_->stats();
+  if (watchdog_ != nullptr) {
+    const WatchdogCounts slow = watchdog_->counts();
+    s.num_slow_steps_total = slow.soft;
+    s.num_very_slow_steps_total = slow.hard;
+  }
   s.weight_bytes = parts_.info.weight_bytes;
   const MemoryPlan plan = parts_.executor->memory_plan();
   s.scratch_bytes = plan.scratch + plan.steps;

@@ -19,6 +19,7 @@
 #include "engine/sampling/params.h"
 #include "engine/startup/cache_parts.h"
 #include "engine/text_io/tokenizer_pool.h"
+#include "engine/watch/watchdog.h"
 
 namespace espalier {
 
@@ -48,6 +49,7 @@ class EngineImpl final : public Engine {
 
   Result<CacheEvents> read_cache_events(uint64_t from, size_t num_events_max) const override;
   void read_cache_nodes(const CacheNodesQuery& query, CacheNodesDone done) override;
+  void profile(ProfileCall call) override { loop_->push(ProfileMessage{std::move(call)}); }
   EngineStats stats() const override;
   const ModelInfo& model_info() const override { return parts_.info; }
   const EngineConfig& config() const override { return config_; }
@@ -77,6 +79,7 @@ class EngineImpl final : public Engine {
   // Taken down in this order: no tokens after the loop is gone, no loop after its parts are. The
   // loop's grammars are of the compiler's vocabulary, which they share.
   std::unique_ptr<EngineLoop> loop_;
+  std::unique_ptr<Watchdog> watchdog_;         // of loop_; null without a limit
   std::unique_ptr<TokenizerPool> tokenizers_;  // null without a tokenizer
   std::unique_ptr<GrammarCompiler> grammars_;  // the same
   std::unique_ptr<ImagePool> images_;          // null where the model or the device takes none

@@ -44,6 +44,7 @@ EngineLoop::EngineLoop(const EngineConfig& config, const ModelInfo& info, Execut
       executor_(executor),
       cache_(cache),
       tiers_(tiers),
+      watch_(clock_, requests_),
       masks_(tokenizer, requests_.samples(), info.vocab_size, config.grammar.grammar_mask_threads),
       proposer_(config, requests_, masks_, cache),
       events_({.requests = requests_,
@@ -51,6 +52,7 @@ EngineLoop::EngineLoop(const EngineConfig& config, const ModelInfo& info, Execut
                .sessions = sessions,
                .proposer = proposer_.grammars(),
                .proposals = proposer_,
+               .watch = watch_,
                .clock = clock_,
                .pooled = info.pooled}),
       scheduler_(scheduler_config(config, executor), cache, clock_, events_, &proposer_, tiers),
@@ -65,6 +67,7 @@ EngineLoop::EngineLoop(const EngineConfig& config, const ModelInfo& info, Execut
                 .proposals = proposer_,
                 .events = events_,
                 .stats = stats_,
+                .watch = watch_,
                 .tiers = tiers,
                 .pooled = info.pooled,
                 .images = info.images,
@@ -94,23 +97,28 @@ void EngineLoop::run() {
     if (in_flight_ != nullptr) wait_and_commit(*in_flight_);  // 4 wait
     in_flight_ = launched;
     if (launched != nullptr) provide_masks(*launched);  // 5 masks
-    stats_.publish();                                   // before callers get the counted events
-    events_.emit();                                     // 6 emit
+    watch_.enter(LoopPhase::kPublish);
+    stats_.publish();  // before callers get the counted events
+    watch_.set_load(stats_.num_running(), stats_.num_waiting());
+    watch_.enter(LoopPhase::kEmit);
+    events_.emit();  // 6 emit
     stats_.add_host(to_seconds(clock_.now() - turn_.start - turn_.waited));
+    watch_.park();
   }
 }
 
 // False when the engine is being destroyed and nothing is left.
 bool EngineLoop::take_inbox() {
-  messages_.clear();
+  turn_.messages.clear();
   const Inbox::Park park = how_to_park();
   if (park == Inbox::Park::kUntilThereIsWork && config_.check_invariants)
     scheduler_.check_invariants();
   if (park == Inbox::Park::kUntilThereIsWork && idle()) report_leak();
-  const bool stopped = inbox_.take(messages_, park);
+  const bool stopped = inbox_.take(turn_.messages, park);
   turn_.start = clock_.now();
+  watch_.begin_turn(turn_.start);
   handler_.free_memory(/*shed=*/!restore_memory_reserve());
-  for (Message& message : messages_) handler_.handle(message);
+  for (Message& message : turn_.messages) handler_.handle(message);
   if (stopped) handler_.abort_all(error(StatusCode::kUnavailable, "the engine was shut down"));
   handler_.answer(in_flight_ != nullptr);
   return !stopped || !idle() || !requests_.empty();
@@ -139,16 +147,22 @@ ForwardBatch* EngineLoop::launch_next() {
   if (handler_.paused() || (in_flight_ != nullptr && config_.compute.disable_overlap_schedule))
     return nullptr;
   ForwardBatch& batch = batches_.next();
+  watch_.enter(LoopPhase::kSchedule);
   if (!scheduler_.next(batch)) return nullptr;
   batches_.advance();
+  watch_.enter(LoopPhase::kLaunch);
   executor_.launch(batch);
+  watch_.launched(batch);
   return &batch;
 }
 
 void EngineLoop::wait_and_commit(ForwardBatch& batch) {
+  watch_.enter(LoopPhase::kWait);
   const TimePoint start = clock_.now();
   const StepResult& result = executor_.wait(batch.step);
   turn_.waited = clock_.now() - start;
+  watch_.waited(result);
+  watch_.enter(LoopPhase::kCommit);
   stats_.add_forward(result.forward_seconds);
   events_.begin_step();
   scheduler_.commit(batch, result);
@@ -158,6 +172,7 @@ void EngineLoop::wait_and_commit(ForwardBatch& batch) {
 // The masks of a step whose tokens before are known by now, while its forward runs.
 void EngineLoop::provide_masks(const ForwardBatch& batch) {
   if (std::ranges::none_of(batch.entries, &BatchEntry::has_mask)) return;
+  watch_.enter(LoopPhase::kMasks);
   const TimePoint start = clock_.now();
   const MaskView masks = masks_.fill(batch);
   executor_.provide_masks(batch.step, masks);

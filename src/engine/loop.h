@@ -22,6 +22,7 @@
 #include "engine/scheduler/scheduler.h"
 #include "engine/stats_publisher.h"
 #include "engine/tiers/kv_tiers.h"
+#include "engine/watch/loop_watch.h"
 
 namespace espalier {
 
@@ -37,7 +38,8 @@ class BatchRing {
   int next_ = 0;
 };
 
-// push(), stats() and max_sequence_tokens() are thread-safe; all else is the loop's own thread's.
+// push(), stats(), progress() and max_sequence_tokens() are thread-safe; all else is the loop's own
+// thread's.
 class EngineLoop {
  public:
   // Starts the thread. The references outlive the loop, but for `info`.
@@ -50,6 +52,7 @@ class EngineLoop {
 
   void push(Message message) { inbox_.push(std::move(message)); }
   EngineStats stats() const { return stats_.snapshot(); }
+  const LoopProgress& progress() const { return watch_.progress(); }
 
   // Tokens that a prompt and its output share: the context, or the pool where that is less.
   int32_t max_sequence_tokens() const { return max_sequence_tokens_; }
@@ -70,6 +73,7 @@ class EngineLoop {
   KvTiers* const tiers_;
   SteadyClock clock_;
   RequestTable requests_;
+  LoopWatch watch_;
   StepMasks masks_;
   RequestProposer proposer_;
   EventEmitter events_;
@@ -78,14 +82,14 @@ class EngineLoop {
   StatsPublisher stats_;
   InboxHandler handler_;
   Inbox inbox_;
-  std::vector<Message> messages_;  // scratch
 
   BatchRing batches_;
   ForwardBatch* in_flight_ = nullptr;  // launched and not committed
   struct Turn {
-    TimePoint start{};        // when the inbox was opened
-    Duration waited{};        // for the executor
-    bool is_stalled = false;  // nothing could run, and nothing was in flight
+    TimePoint start{};              // when the inbox was opened
+    Duration waited{};              // for the executor
+    bool is_stalled = false;        // nothing could run, and nothing was in flight
+    std::vector<Message> messages;  // scratch
   };
   Turn turn_;
   bool leak_reported_ = false;

@@ -28,6 +28,9 @@ class StatsPublisher {
   }
 
   void publish();
+  // As published last.
+  int32_t num_running() const { return totals_.num_running; }
+  int32_t num_waiting() const { return totals_.num_waiting; }
   EngineStats snapshot() const;
 
  private:

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "base/clock.h"
 #include "base/status.h"
 #include "seams/sampling.h"
 
@@ -29,6 +30,7 @@ struct StepResult {
   uint64_t step = 0;
   std::vector<EntryResult> entries;
   double forward_seconds = 0;  // measured by the executor, launch to done
+  TimePoint started{};         // of the forward; not set by executors that measure its length alone
 };
 
 }  // namespace espalier

@@ -60,6 +60,7 @@ void CpuExecutor::run(const ForwardBatch& launched, StepResult& result) {
     if (last >= 0) slots_[static_cast<size_t>(entry.slot)].last_token = last;
   }
   result.forward_seconds = to_seconds(clock.now() - start);
+  result.started = start;
 }
 
 Status CpuExecutor::copy_pages(std::span<const PageId> from, std::span<const PageId> to) {

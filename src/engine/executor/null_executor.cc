@@ -86,6 +86,7 @@ void NullExecutor::run(const ForwardBatch& launched, StepResult& result) {
   }
   if (config_.step_delay.count() > 0) std::this_thread::sleep_until(busy_until_);
   result.forward_seconds = to_seconds(config_.step_delay);
+  result.started = start;
 }
 
 // Computes the entries and collects the history before each token that is to be sampled.

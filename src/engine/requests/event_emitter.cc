@@ -122,6 +122,7 @@ void EventEmitter::finish(SampleState& sample, FinishReason reason, const Reques
   for (; sample.num_logprobs_due > 0; --sample.num_logprobs_due)
     sample.event.logprobs.end()[-sample.num_logprobs_due].logprob = std::nanf("");
   count(sample, reason);
+  parts_.watch.ended(sample, stats);
   sample.event.finish = std::move(reason);
   add_pending(sample);
 }

@@ -15,6 +15,7 @@
 #include "engine/requests/request_table.h"
 #include "engine/requests/sessions.h"
 #include "engine/scheduler/scheduler.h"
+#include "engine/watch/loop_watch.h"
 #include "models/model.h"
 
 namespace espalier {
@@ -32,6 +33,7 @@ class EventEmitter final : public SequenceObserver {
     SessionTable& sessions;
     GrammarProposer& proposer;
     RequestProposer& proposals;
+    LoopWatch& watch;
     const Clock& clock;
     std::optional<PooledInfo> pooled;
   };

@@ -1,14 +1,17 @@
 // What other threads say to the loop. Its length is bounded by the registry: a request sends at
 // most five messages (it came, its tokens are there, its grammar and its pictures are, abort or
-// evict it), each flush or pause blocks its caller, who joins branches holds requests for them, and
-// who reads the cache's nodes has one query under way.
+// evict it), each flush or pause blocks its caller, who joins branches holds requests for them, who
+// reads the cache's nodes has one query under way, and a profile is started or stopped by one call
+// at a time.
 #pragma once
 
 #include <chrono>
 #include <condition_variable>
+#include <functional>
 #include <future>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <utility>
 #include <variant>
 #include <vector>
@@ -17,6 +20,7 @@
 #include "engine/constrained/grammar_compiler.h"
 #include "engine/engine.h"
 #include "engine/requests/live_request.h"
+#include "engine/watch/step_profile.h"
 
 namespace espalier {
 
@@ -60,9 +64,12 @@ struct PauseMessage {
 struct ContinueMessage {
   std::promise<Status> done;
 };
+struct ProfileMessage {
+  ProfileCall call;
+};
 using Message = std::variant<ArrivalMessage, TokensMessage, GrammarMessage, ImagesMessage,
                              AbortMessage, EvictMessage, JoinMessage, CacheNodesMessage,
-                             FlushMessage, PauseMessage, ContinueMessage>;
+                             FlushMessage, PauseMessage, ContinueMessage, ProfileMessage>;
 
 // Thread-safe; one thread takes.
 class Inbox {

@@ -107,6 +107,8 @@ void InboxHandler::on(ContinueMessage& message) {
   message.done.set_value(Status());
 }
 
+void InboxHandler::on(ProfileMessage& message) { parts_.watch.handle(message.call); }
+
 void InboxHandler::start_when_ready(LiveRequest& request) {
   if (request.is_waiting()) return;
   if (const Status status = start(request); !status.ok())

@@ -17,6 +17,7 @@
 #include "engine/sampling/params.h"
 #include "engine/stats_publisher.h"
 #include "engine/tiers/kv_tiers.h"
+#include "engine/watch/loop_watch.h"
 
 namespace espalier {
 
@@ -32,6 +33,7 @@ class InboxHandler {
     RequestProposer& proposals;
     EventEmitter& events;
     StatsPublisher& stats;
+    LoopWatch& watch;
     const KvTiers* tiers = nullptr;  // null: none
     std::optional<PooledInfo> pooled;
     std::optional<ImagesInfo> images;
@@ -65,6 +67,7 @@ class InboxHandler {
   void on(FlushMessage& message);
   void on(PauseMessage& message);
   void on(ContinueMessage& message);
+  void on(ProfileMessage& message);
 
   void start_when_ready(LiveRequest& request);
   Status start(LiveRequest& request);
