@@ -16,6 +16,19 @@ PageName page(uint8_t first) {
   return name;
 }
 
+// As vLLM's: the ports of an address in TCP follow each other, other addresses get a name.
+TEST(KvEventPublisher, EachReplicaHasAddressesOfItsOwn) {
+  const auto endpoint = [](const std::string& stated, int32_t dp_rank) {
+    return kv_events_of_rank({.endpoint = stated, .replay_endpoint = stated}, dp_rank);
+  };
+  EXPECT_EQ(endpoint("tcp://*:5557", 0).endpoint, "tcp://*:5557");
+  EXPECT_EQ(endpoint("tcp://*:5557", 2).endpoint, "tcp://*:5559");
+  EXPECT_EQ(endpoint("tcp://10.0.0.1:5557", 1).replay_endpoint, "tcp://10.0.0.1:5558");
+  EXPECT_EQ(endpoint("tcp://127.0.0.1:*", 1).endpoint, "tcp://127.0.0.1:*");
+  EXPECT_EQ(endpoint("ipc:///tmp/events", 1).endpoint, "ipc:///tmp/events_dp1");
+  EXPECT_EQ(endpoint("", 1).endpoint, "");
+}
+
 TEST(KvEventPublisher, EventsAreArraysAsVllmHasThem) {
   std::vector<CacheEvent> events(4);
   events[0] = {.type = CacheEvent::Type::kStored,
