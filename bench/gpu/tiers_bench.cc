@@ -152,12 +152,7 @@ class TiersBench {
   // in the later ones each has been evicted by those behind it. The pool holds little more than one
   // long prompt, or the first pages of the other would be there still.
   Status first_tokens() {
-<<<<<<< ours
     ESP_ASSIGN_OR_RETURN(auto engine, start(32768 + 128, 20, 4));
-    add("host tier pinned after the first request", pin_seconds_, "s");
-=======
-    ESP_ASSIGN_OR_RETURN(auto engine, start(36864, 20, 4));
->>>>>>> theirs
     struct Case {
       int32_t tokens = 0, prompts = 0;
     };

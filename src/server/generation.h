@@ -46,6 +46,7 @@ struct Sample {
   std::vector<TokenLogprobs> input_logprobs;   // of prompt positions max(logprob_start, 1) on
   std::optional<TokenLogprobs> next_logprobs;  // as TokenEvent's
   std::vector<float> embedding;                // of a request with `embed`
+  std::vector<int32_t> entries_by_accepted;    // as TokenEvent's
   std::optional<FinishReason> finish;
   RequestStats stats;
 

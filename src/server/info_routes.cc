@@ -252,6 +252,20 @@ void write_settings(JsonWriter& w, const Context& context, bool admin) {
   for (const auto& [name, value] : c.extra_info) w.member(name, value);
 }
 
+// What became of draft tokens, by drafter; of those that proposed any.
+void write_drafters(JsonWriter& w, const EngineStats& s) {
+  w.key("spec_drafters").begin_object();
+  for (size_t i = 0; i < s.by_drafter.size(); ++i) {
+    const DraftCounts& counts = s.by_drafter[i];
+    if (counts.verify_steps == 0) continue;
+    w.key(drafter_name(static_cast<Drafter>(i))).begin_object();
+    w.member("spec_verify_ct", counts.verify_steps);
+    w.member("drafted_tokens", counts.drafted_tokens);
+    w.member("accepted_drafts", counts.accepted_tokens).end_object();
+  }
+  w.end_object();
+}
+
 void write_load(JsonWriter& w, size_t dp_rank, const EngineStats& s,
                 const std::set<std::string>& include) {
   const auto wants = [&](const char* section) {
@@ -402,7 +416,12 @@ void write_internal_state(JsonWriter& w, const Engine& engine) {
   w.member("token_capacity", s.kv_tokens_total).member("graph", s.graph_bytes / 1e9);
   w.member("scratch", s.scratch_bytes / 1e9).end_object();
   w.member("effective_max_running_requests_per_dp", engine.config().schedule.max_running_requests);
-  w.key("avg_spec_accept_length").null();
+  w.key("avg_spec_accept_length");
+  if (s.verify_steps_total > 0)
+    w.value(s.spec_accept_length());
+  else
+    w.null();
+  write_drafters(w, s);
   w.member("num_running_reqs", s.num_running).member("num_waiting_reqs", s.num_waiting);
   w.member("cache_hit_rate", s.cache_hit_rate());
   w.member("num_failed", s.num_failed_total).member("num_not_finite", s.num_not_finite_total);

@@ -6,6 +6,7 @@
 #include <prometheus/text_serializer.h>
 
 #include <algorithm>
+#include <limits>
 #include <map>
 #include <mutex>
 #include <shared_mutex>
@@ -181,6 +182,18 @@ class Figures {
     }
     if (!family.metric.empty()) families_.push_back(std::move(family));
   }
+  // One series for each drafter; `fill` sets the value of its metric.
+  template <typename Fill>
+  void drafters(const std::string& name, const char* help, prometheus::MetricType type,
+                const std::vector<DraftCounts>& by_drafter, Fill fill) {
+    prometheus::MetricFamily family{name, help, type, {}};
+    for (size_t i = 0; i < by_drafter.size(); ++i) {
+      prometheus::ClientMetric& metric = family.metric.emplace_back(labelled());
+      metric.label.push_back({"drafter", std::string(drafter_name(static_cast<Drafter>(i)))});
+      fill(metric, by_drafter[i]);
+    }
+    if (!family.metric.empty()) families_.push_back(std::move(family));
+  }
   void add_vllm_names(const VllmCacheShape& cache) {
     const auto model = labels_.find("model_name");
     append_vllm_names(families_, model == labels_.end() ? "" : model->second, cache);
@@ -335,6 +348,50 @@ double ratio(int64_t part, int64_t whole) {
   return whole == 0 ? 0.0 : static_cast<double>(part) / static_cast<double>(whole);
 }
 
+void fill_accepted_lengths(prometheus::ClientMetric& metric, const DraftCounts& counts) {
+  auto& histogram = metric.histogram;
+  histogram.sample_sum = static_cast<double>(counts.accepted_tokens);
+  const auto& entries = counts.accepted_lengths.entries;
+  for (size_t n = 0; n < entries.size(); ++n) {
+    histogram.sample_count += static_cast<uint64_t>(entries[n]);
+    const bool is_last = n + 1 == entries.size();  // that many and more
+    histogram.bucket.push_back(
+        {histogram.sample_count,
+         is_last ? std::numeric_limits<double>::infinity() : static_cast<double>(n)});
+  }
+}
+
+void add_drafters(Figures& f, const EngineStats& s) {
+  using Metric = prometheus::ClientMetric;
+  using Type = prometheus::MetricType;
+  f.drafters("espalier:spec_drafted_tokens_total", "Draft tokens proposed, by drafter.",
+             Type::Counter, s.by_drafter, [](Metric& metric, const DraftCounts& c) {
+               metric.counter.value = static_cast<double>(c.drafted_tokens);
+             });
+  f.drafters("espalier:spec_accepted_tokens_total", "Draft tokens accepted, by drafter.",
+             Type::Counter, s.by_drafter, [](Metric& metric, const DraftCounts& c) {
+               metric.counter.value = static_cast<double>(c.accepted_tokens);
+             });
+  f.drafters("espalier:spec_verify_ct_total",
+             "Batch entries that verified draft tokens, by drafter.", Type::Counter, s.by_drafter,
+             [](Metric& metric, const DraftCounts& c) {
+               metric.counter.value = static_cast<double>(c.verify_steps);
+             });
+  f.drafters("espalier:spec_accept_rate", "Draft tokens accepted, of those proposed, by drafter.",
+             Type::Gauge, s.by_drafter, [](Metric& metric, const DraftCounts& c) {
+               metric.gauge.value = ratio(c.accepted_tokens, c.drafted_tokens);
+             });
+  f.drafters("espalier:spec_accept_length",
+             "Tokens of an entry that verified draft tokens, its own too, by drafter.", Type::Gauge,
+             s.by_drafter, [](Metric& metric, const DraftCounts& c) {
+               metric.gauge.value =
+                   c.verify_steps == 0 ? 0.0 : 1 + ratio(c.accepted_tokens, c.verify_steps);
+             });
+  f.drafters("espalier:spec_accepted_tokens",
+             "Draft tokens that an entry which verified some accepted, by drafter.",
+             Type::Histogram, s.by_drafter, fill_accepted_lengths);
+}
+
 void add_steps(Figures& f, const EngineStats& s) {
   f.counter("sglang:forward_execution_seconds_total", "Time in forward passes.",
             s.forward_seconds_total);
@@ -349,10 +406,9 @@ void add_steps(Figures& f, const EngineStats& s) {
             s.verify_steps_total);
   f.gauge("sglang:spec_accept_rate", "Draft tokens accepted, of those proposed.",
           ratio(s.accepted_draft_tokens_total, s.drafted_tokens_total));
-  f.gauge(
-      "sglang:spec_accept_length", "Tokens of an entry that verified draft tokens, its own too.",
-      s.verify_steps_total == 0 ? 0.0
-                                : 1 + ratio(s.accepted_draft_tokens_total, s.verify_steps_total));
+  f.gauge("sglang:spec_accept_length",
+          "Tokens of an entry that verified draft tokens, its own too.", s.spec_accept_length());
+  add_drafters(f, s);
   f.counter("espalier:host_seconds_total", "Scheduling work of all steps.", s.host_seconds_total);
   f.counter("espalier:cache_events_total", "Events of the cache so far (--kv-events-config).",
             s.num_cache_events_total);

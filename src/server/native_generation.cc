@@ -84,6 +84,11 @@ class NativeGeneration final : public Generation {
           .member("spec_accept_length",
                   1 + static_cast<double>(s.accepted_draft_tokens) / s.verify_steps);
     }
+    if (!sample.entries_by_accepted.empty()) {
+      w.key("spec_accept_histogram").begin_array();
+      for (const int32_t count : sample.entries_by_accepted) w.value(count);
+      w.end_array();
+    }
     if (sample.item->request.return_token_origins) {
       w.key("output_token_origins").begin_array();
       for (size_t i = ids_begin; i < sample.origins.size(); ++i)

@@ -154,13 +154,15 @@ TEST_F(ServerTest, Information) {
   }
   for (const char* path : {"/server_info", "/get_server_info"}) {
     const std::string body = call("GET", path).body;
-    for (const char* part :
-         {R"("model_path":"/models/scripted-1b/")", R"("max_total_num_tokens":1000)",
-          R"("max_req_input_len":99)", R"("internal_states":[{"last_gen_throughput":12.5)",
-          R"("effective_max_running_requests_per_dp":8)", R"("avg_spec_accept_length":null)",
-          R"("graph":0.25,"scratch":0.5)", R"("num_failed":4,"num_not_finite":3)",
-          R"("served_model_name":"scripted-1b")", R"("quantization":null)", R"("more":"of it")",
-          R"("version":")"}) {
+    for (
+        const char* part :
+        {R"("model_path":"/models/scripted-1b/")", R"("max_total_num_tokens":1000)",
+         R"("max_req_input_len":99)", R"("internal_states":[{"last_gen_throughput":12.5)",
+         R"("effective_max_running_requests_per_dp":8)", R"("avg_spec_accept_length":null)",
+         R"("spec_drafters":{"radix":{"spec_verify_ct":2,"drafted_tokens":8,"accepted_drafts":6}})",
+         R"("graph":0.25,"scratch":0.5)", R"("num_failed":4,"num_not_finite":3)",
+         R"("served_model_name":"scripted-1b")", R"("quantization":null)", R"("more":"of it")",
+         R"("version":")"}) {
       EXPECT_THAT(body, HasSubstr(part));
     }
     EXPECT_THAT(body, Not(HasSubstr("api_key\"")));  // a key; the path of a file of keys is none
@@ -222,8 +224,21 @@ TEST_F(ServerTest, Metrics) {
   const Answer answer = call("GET", "/metrics");
   EXPECT_THAT(answer.header("Content-Type"), HasSubstr("text/plain; version=0.0.4"));
   const std::string label = "{model_name=\"scripted-1b\"} ";
+  const auto of_radix = [](const std::string& more = "") {
+    return "{model_name=\"scripted-1b\",drafter=\"radix\"" + more + "} ";
+  };
   for (const std::string& line :
-       {"sglang:num_running_reqs" + label + "0", "sglang:num_queue_reqs" + label + "0",
+       {"espalier:spec_drafted_tokens_total" + of_radix() + "8",
+        "espalier:spec_accepted_tokens_total" + of_radix() + "6",
+        "espalier:spec_verify_ct_total" + of_radix() + "2",
+        "espalier:spec_accept_rate" + of_radix() + "0.75",
+        "espalier:spec_accept_length" + of_radix() + "4",
+        "espalier:spec_accepted_tokens_bucket" + of_radix(",le=\"2\"") + "0",
+        "espalier:spec_accepted_tokens_bucket" + of_radix(",le=\"3\"") + "2",
+        "espalier:spec_accepted_tokens_bucket" + of_radix(",le=\"+Inf\"") + "2",
+        "espalier:spec_accepted_tokens_sum" + of_radix() + "6",
+        std::string("espalier:spec_accept_rate{model_name=\"scripted-1b\",drafter=\"ngram\"} 0"),
+        "sglang:num_running_reqs" + label + "0", "sglang:num_queue_reqs" + label + "0",
         "sglang:token_usage" + label + "0.25", "sglang:cache_hit_rate" + label + "0.25",
         "sglang:gen_throughput" + label + "12.5", "sglang:prompt_tokens_total" + label + "40",
         "sglang:generation_tokens_total" + label + "70",

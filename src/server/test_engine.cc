@@ -255,6 +255,10 @@ EngineStats ScriptedEngine::stats() const {
   stats.num_not_finite_total = 3;
   stats.graph_bytes = 250'000'000;
   stats.scratch_bytes = 500'000'000;
+  stats.by_drafter.resize(kNumDrafters);
+  DraftCounts& radix = stats.by_drafter[static_cast<size_t>(Drafter::kRadix)];
+  radix = {.drafted_tokens = 8, .accepted_tokens = 6, .verify_steps = 2};
+  radix.accepted_lengths.entries[3] = 2;
   return stats;
 }
 

@@ -187,7 +187,10 @@ class SpeculationTest(unittest.TestCase):
     def test_answers_are_those_without_draft_tokens(self):
         with Server("--random-seed", "3") as plain:
             expected = self.answers(plain)
-        with Server("--random-seed", "3", "--speculative-algorithm", "NGRAM",
+        for algorithm in ("NGRAM", "RADIX"):
+            with Server("--random-seed", "3", "--speculative-algorithm", algorithm) as drafting:
+                self.assertEqual(self.flat(self.answers(drafting)), self.flat(expected), algorithm)
+        with Server("--random-seed", "3", "--speculative-algorithm", "COMBINED",
                     "--speculative-num-draft-tokens", "6", "--enable-metrics") as drafting:
             found = self.answers(drafting)
             self.assertEqual(self.flat(found), self.flat(expected))
@@ -195,7 +198,13 @@ class SpeculationTest(unittest.TestCase):
             self.assertGreater(meta["spec_verify_ct"], 0)
             self.assertLessEqual(meta["spec_accept_rate"], 1)
             self.assertGreaterEqual(meta["spec_accept_length"], 1)
+            self.assertEqual(sum(meta["spec_accept_histogram"]), meta["spec_verify_ct"])
+            accepted = sum(n * count for n, count in enumerate(meta["spec_accept_histogram"]))
+            self.assertEqual(accepted, meta["accepted_drafts"])
             self.assertGreater(drafting.metric("sglang:spec_verify_calls_total"), 0)
+            state = json.loads(drafting.get("/server_info")[2])["internal_states"][0]
+            self.assertGreaterEqual(state["avg_spec_accept_length"], 1)
+            self.assertGreater(state["spec_drafters"]["ngram"]["spec_verify_ct"], 0)
             # How much is drafted depends on measured times, so an accepted token may take a while.
             repeated = {"text": self.TEXT, "sampling_params": {"temperature": 0, "max_new_tokens": 60}}
 
