@@ -336,6 +336,11 @@ void add_system_rows(SettingTable& table, EngineConfig& engine) {
           "CPU parts of the threads; each has a part of the heads and of the features")
       .aliases = {"tensor-parallel-size", "tp"};
   table
+      .integer("ep-size", engine.compute.ep_size, 1, 1024,
+               "groups of the ranks of --tp-size (on the CPU): each group has whole experts of its "
+               "own, which its ranks divide; divides --tp-size")
+      .aliases = {"expert-parallel-size", "ep"};
+  table
       .integer("dp-size", engine.compute.dp_size, 1, 256,
                "replicas of the model, each with a scheduler and a cache of its own: on the next "
                "--tp-size GPUs, or on the CPU with a part of the threads and of the memory")

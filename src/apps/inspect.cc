@@ -7,6 +7,7 @@
 
 #include "apps/commands.h"
 #include "apps/inspect_program.h"
+#include "apps/inspect_ranks.h"
 #include "apps/session.h"
 #include "checkpoint/checkpoint.h"
 #include "engine/config.h"
@@ -38,6 +39,7 @@ struct Inspection {
   std::string tokenizer_problem, template_problem;
   size_t template_bytes = 0;
   std::optional<program::Report> program;  // where it was asked for
+  std::vector<RankShare> ranks;            // where several ranks have the model
 
   int64_t kv_bytes_per_token() const { return info.kv_bytes_per_token(kv_type); }
   // With every request at its full context.
@@ -98,6 +100,7 @@ Result<Inspection> inspect(const AppConfig& app, int64_t batch, const ProgramReq
   ESP_ASSIGN_OR_RETURN(out.plan, resolve(config, out.info, out.system));
   ESP_ASSIGN_OR_RETURN(out.kv_type, resolve_kv_type(out.plan, out.info));
   out.batch = batch > 0 ? batch : out.plan.schedule.max_running_requests;
+  ESP_ASSIGN_OR_RETURN(out.ranks, share_among_ranks(load, config.compute.tp_size));
   inspect_text(config, out);
   if (program.wanted()) {
     const int64_t kv_bytes = out.kv_type == KvType::kFloat32 ? 4 : 2;
@@ -170,6 +173,8 @@ void print_table(const Inspection& it) {
   row("prefill in one step", fmt::format("{} tokens", it.plan.schedule.chunked_prefill_size));
   row("page", fmt::format("{} tokens", it.plan.cache.page_size));
   row("threads", fmt::format("{}", it.plan.compute.num_threads));
+  for (size_t i = 0; i < it.ranks.size(); ++i)
+    row(fmt::format("rank {}", i), describe(it.ranks[i]));
 }
 
 boost::json::object loaded_json(const Inspection& it) {
@@ -234,6 +239,7 @@ void print_json(const Inspection& it) {
                              {"chunked_prefill_size", it.plan.schedule.chunked_prefill_size},
                              {"page_size", it.plan.cache.page_size},
                              {"num_threads", it.plan.compute.num_threads}};
+  if (!it.ranks.empty()) out["ranks"] = ranks_json(it.ranks);
   if (it.program) out["program"] = program_json(*it.program);
   fmt::print("{}\n", boost::json::serialize(out));
 }

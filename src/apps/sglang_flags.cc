@@ -136,7 +136,7 @@ constexpr Group kGroups[] = {
      "expert-distribution-recorder-buffer-size expert-distribution-recorder-mode "
      "elastic-ep-scale-timeout elastic-ep-join-rank-offset"},
     {Rule::kOnlyValue, kValue, "1", "one device computes; start one server for each device instead",
-     "pp-size pipeline-parallel-size pp ep-size expert-parallel-size ep dcp-size "
+     "pp-size pipeline-parallel-size pp dcp-size "
      "decode-context-parallel-size attn-cp-size attention-context-parallel-size attn-dp-size "
      "attention-data-parallel-size moe-dp-size moe-data-parallel-size moe-dense-tp-size "
      "shared-experts-tp-size dwdp-size nnodes max-ep-size elastic-ep-initial-size"},

@@ -38,6 +38,9 @@ Status check_fields(const EngineConfig& c) {
   ESP_RETURN_IF_ERROR(check_not_negative("num_threads", c.compute.num_threads));
   if (c.compute.tp_size < 1)
     return invalid_argument("tp_size is {}, but must be at least 1", c.compute.tp_size);
+  if (c.compute.ep_size < 1 || c.compute.tp_size % c.compute.ep_size != 0)
+    return invalid_argument("ep_size is {}, but must divide tp_size, which is {}",
+                            c.compute.ep_size, c.compute.tp_size);
   if (c.compute.dp_size < 1)
     return invalid_argument("dp_size is {}, but must be at least 1", c.compute.dp_size);
   if (const auto method = parse_load_balance(c.compute.load_balance_method); !method)
@@ -336,6 +339,7 @@ ModelLoadOptions model_load_options(const EngineConfig& config) {
           .context_length = config.model.context_length,
           .is_embedding = config.model.is_embedding,
           .config_overrides = config.model.json_model_override_args,
+          .ep_size = config.compute.ep_size,
           .enable_lora = config.lora.enable_lora,
           .progress = config.model.load_progress};
 }

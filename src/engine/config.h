@@ -38,6 +38,8 @@ struct ComputeSettings {
   // Ranks that divide the model among themselves (tensor parallelism), on the CPU: each has a part
   // of the heads, of the features and of the threads.
   int32_t tp_size = 1;
+  // Groups of these ranks: each has whole experts, which the ranks of a group divide.
+  int32_t ep_size = 1;
   // Replicas of the engine, each with tp_size ranks of its own, behind one front (replicas/), and
   // how requests are divided among them: auto, round_robin, shortest_queue or cache_aware.
   int32_t dp_size = 1;

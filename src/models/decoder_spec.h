@@ -123,6 +123,11 @@ struct ExpertsSpec {
   bool router_bias = false;
   std::optional<MlpSpec> shared;
   bool shared_gate = false;  // the shared one's result times sigmoid(shared_gate(x)): Qwen 2 MoE
+  // Of a rank, the experts that it has: so many from the first on; 0: all.
+  int32_t first_local = 0;
+  int32_t local_count = 0;
+
+  int32_t num_local() const { return local_count > 0 ? local_count : router.num_experts; }
 };
 
 struct LayerSpec {
@@ -258,6 +263,9 @@ struct DecoderSpec {
   int32_t learned_positions = 0;  // rows of the position embedding; 0: there is none
   std::vector<RopeSpec> ropes;
   std::vector<LayerSpec> layers;
+  // Groups of ranks, where several ranks have the model: each group has whole experts, which its
+  // ranks divide among themselves (--ep-size).
+  int32_t expert_groups = 1;
   DType checkpoint_dtype = DType::kBFloat16;  // what config.json says that the weights are
   std::vector<TokenId> eos_ids;               // sorted
   std::optional<PoolingSpec> pooling;         // there is no head over the vocabulary then

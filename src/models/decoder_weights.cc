@@ -137,6 +137,7 @@ class Loader {
       ESP_RETURN_IF_ERROR(
           load_mlp({WeightKind::kExpertGateUp, index}, expert, out.experts.experts.emplace_back()));
     }
+    for (const MlpLayout& expert : experts.elsewhere) read_.pass_over(expert);
     if (experts.experts.empty()) {
       ESP_RETURN_IF_ERROR(load_fused_experts(spec, experts, out.experts));
     }
@@ -148,9 +149,20 @@ class Loader {
   Status load_fused_experts(const ExpertsSpec& spec, const ExpertsLayout& layout,
                             ExpertsWeights& out) {
     const int64_t count = spec.router.num_experts, ffn = layout.fused_features;
-    const int64_t hidden = spec_.hidden_size;
-    const ExpertRows gate_up_rows{count, 2 * ffn, hidden, true, layout.fused_gate_up_shard};
-    const ExpertRows down_rows{count, hidden, ffn, false, layout.fused_down_shard};
+    const int64_t hidden = spec_.hidden_size, first = spec.first_local, local = spec.num_local();
+    const ExpertRows gate_up_rows{.count = count,
+                                  .rows = 2 * ffn,
+                                  .columns = hidden,
+                                  .interleaved = true,
+                                  .shard = layout.fused_gate_up_shard,
+                                  .first = first,
+                                  .local = local};
+    const ExpertRows down_rows{.count = count,
+                               .rows = hidden,
+                               .columns = ffn,
+                               .shard = layout.fused_down_shard,
+                               .first = first,
+                               .local = local};
     const bool mxfp4 = spec_.names.experts == WeightNames::Experts::kFusedMxfp4;
     const auto read = [&](const std::string& tensor, const ExpertRows& shape,
                           std::vector<PackedMatrix>& to) {
@@ -163,7 +175,7 @@ class Loader {
     ESP_RETURN_IF_ERROR(
         read_.expert_biases(layout.fused_gate_up + "_bias", gate_up_rows, gate_up_bias));
     ESP_RETURN_IF_ERROR(read_.expert_biases(layout.fused_down + "_bias", down_rows, down_bias));
-    for (size_t i = 0; i < static_cast<size_t>(count); ++i) {
+    for (size_t i = 0; i < static_cast<size_t>(local); ++i) {
       out.experts.push_back({std::move(gate_up[i]), std::move(gate_up_bias[i]), std::move(down[i]),
                              std::move(down_bias[i])});
     }

@@ -239,6 +239,7 @@ Result<JsonObject> read_changed_config(const ModelLoadOptions& options) {
 Result<ModelPlan> plan_model(const ModelLoadOptions& options) {
   ESP_ASSIGN_OR_RETURN(DecoderSpec spec, read_spec(options));
   ESP_RETURN_IF_ERROR(set_context_length(options.context_length, spec));
+  spec.expert_groups = options.ep_size;
   ESP_ASSIGN_OR_RETURN(const DType type, choose_dtype(options.dtype, spec.checkpoint_dtype));
   return ModelPlan{std::move(spec), type, choose_weight_types(options.dtype, type)};
 }

@@ -102,6 +102,8 @@ struct ModelLoadOptions {
   // Ranks that divide the model among themselves: threads, each with its share of the pool's number
   // of threads. Fails where the model's heads or features are not divided evenly.
   int32_t tp_size = 1;
+  // Groups of these ranks that have whole experts; divides tp_size.
+  int32_t ep_size = 1;
   int32_t first_cpu = 0;     // of the usable ones, where ranks' threads begin
   bool enable_lora = false;  // load_adapter() is to be used
   ReportLoaded progress;     // of a checkpoint; null: progress goes to the log

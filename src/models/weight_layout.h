@@ -106,12 +106,13 @@ struct ExpertsLayout {
   MatrixLayout router;             // hidden -> experts
   VectorLayout router_bias;        // [experts]
   VectorLayout router_correction;  // [experts]
-  std::vector<MlpLayout> experts;  // empty where all of them are in one tensor:
+  std::vector<MlpLayout> experts;  // of the rank; empty where all of them are in one tensor:
   std::string fused_gate_up;       // see WeightNames::Experts; with "_bias" after it, and "_blocks"
   std::string fused_down;          // and "_scales" where they are MXFP4
   int64_t fused_features = 0;      // of an expert, there
   Shard fused_gate_up_shard, fused_down_shard;
-  MatrixLayout shared_gate;  // hidden -> 1
+  std::vector<MlpLayout> elsewhere;  // experts that other ranks have
+  MatrixLayout shared_gate;          // hidden -> 1
 };
 
 struct LayerLayout {

@@ -258,13 +258,19 @@ Status WeightReader::pack_transposed(const LentTensor& tensor, int64_t rows, int
   return pack({turned.data(), DType::kFloat32}, columns, rows, out);
 }
 
+void WeightReader::pass_over(const MlpLayout& expert) {
+  for (const auto* blocks : {&expert.gate_up.blocks, &expert.gate_up_bias.blocks,
+                             &expert.down.blocks, &expert.down_bias.blocks})
+    for (const WeightBlock& block : *blocks) source_.pass_over(block.name);
+}
+
 Status WeightReader::experts(const std::string& name, const ExpertRows& shape,
                              std::vector<PackedMatrix>& out) {
   const int64_t extents[] = {shape.count, shape.columns, shape.rows};
   ESP_ASSIGN_OR_RETURN(const LentTensor lent, source_.lend(name, extents));
   const int64_t size = shape.rows * shape.columns;
   const TensorSlice slice = shape.slice();
-  for (int64_t expert = 0; expert < shape.count; ++expert) {
+  for (int64_t expert = shape.first; expert < shape.first + shape.local; ++expert) {
     ESP_ASSIGN_OR_RETURN(Buffer turned,
                          transpose(skip_elements(lent, expert * size), shape.columns, shape.rows));
     const auto* rows = turned.as<float>();
@@ -315,7 +321,7 @@ Status WeightReader::mxfp4_experts(const std::string& name, const ExpertRows& sh
   } else {
     spec.quantize = types_.quantize;
   }
-  for (int64_t expert = 0; expert < shape.count; ++expert) {
+  for (int64_t expert = shape.first; expert < shape.first + shape.local; ++expert) {
     backend_.pool().parallel_for(shape.rows, 16, [&](int64_t begin, int64_t end) {
       for (int64_t row = begin; row < end; ++row) {
         const int64_t place = local_row(shape, row);
@@ -343,7 +349,7 @@ Status WeightReader::expert_biases(const std::string& name, const ExpertRows& sh
   const int64_t extents[] = {shape.count, shape.rows};
   ESP_ASSIGN_OR_RETURN(const LentTensor lent, source_.lend(name, extents));
   const auto local_rows = static_cast<size_t>(shape.blocks() * shape.slice().rows);
-  for (int64_t expert = 0; expert < shape.count; ++expert) {
+  for (int64_t expert = shape.first; expert < shape.first + shape.local; ++expert) {
     std::vector<float>& bias = out.emplace_back(local_rows);
     for (int64_t i = 0; i < shape.rows; ++i) {
       const int64_t place = local_row(shape, i);

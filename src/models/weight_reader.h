@@ -23,11 +23,13 @@ namespace espalier {
 struct NormWeights;
 
 // [count] matrices of [rows, columns] in one tensor. interleaved: gate and up take turns as rows;
-// they are parted, all of gate first. shard: of each matrix; of gate and of up an equal part.
+// they are parted, all of gate first. shard: of each matrix; of gate and of up an equal part. Of
+// the matrices [first, first + local) are read.
 struct ExpertRows {
   int64_t count = 0, rows = 0, columns = 0;
   bool interleaved = false;
   Shard shard;
+  int64_t first = 0, local = 0;
 
   int64_t blocks() const { return interleaved ? 2 : 1; }
   // Of one block.
@@ -52,6 +54,9 @@ class WeightReader {
   Status norm(const std::optional<NormSpec>& spec, const VectorLayout& layout, NormWeights& out);
   // [rows, columns] in the model's type, not packed; of a shard, which has whole rows, its rows.
   Status table(const MatrixLayout& layout, Buffer& out);
+
+  // An expert of another rank: its tensors are used, though not here.
+  void pass_over(const MlpLayout& expert);
 
   // [count, columns, rows]: each expert's matrix lies [in, out].
   Status experts(const std::string& name, const ExpertRows& shape,

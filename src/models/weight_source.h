@@ -47,6 +47,8 @@ class WeightSource {
   virtual Result<StoredBlocks> lend_blocks(const std::string& name, std::span<const int64_t> shape);
   // The loader has copied it; its memory may go.
   virtual void give_back(const std::string& name) = 0;
+  // It belongs to another rank: it counts as requested.
+  virtual void pass_over(const std::string&) {}
   // After the last tensor: fails by name for one that was never requested.
   virtual Status finish() = 0;
 };
@@ -73,6 +75,7 @@ class CheckpointSource final : public WeightSource {
   Result<StoredBlocks> lend_blocks(const std::string& name,
                                    std::span<const int64_t> shape) override;
   void give_back(const std::string& name) override;
+  void pass_over(const std::string& name) override { lent_.insert(stored_name(name)); }
   Status finish() override;
 
  private:

@@ -149,6 +149,7 @@ void write_engine_settings(JsonWriter& w, const EngineConfig& e) {
       .member("speculative_ngram_capacity", e.speculation.speculative_ngram_capacity);
   w.member("sampling_defaults", e.sampling.sampling_defaults);
   w.member("tp_size", e.compute.tp_size)
+      .member("ep_size", e.compute.ep_size)
       .member("dp_size", e.compute.dp_size)
       .member("load_balance_method", e.compute.load_balance_method)
       .member("num_threads", e.compute.num_threads)

@@ -24,8 +24,9 @@ std::string scope_text(const EngineConfig& config, const PageNameScope& names,
   const auto isa = kernels::resolve_cpu_isa({});
   std::string processor = copier.device_name();
   if (processor.empty() && isa) processor = kernels::cpu_isa_name(*isa);
-  return fmt::format("model {}\nlayout {}\ncomputed by {} {} tp_size={}\n", names.model_fingerprint,
-                     names.kv_layout, config.compute.device, processor, config.compute.tp_size);
+  return fmt::format("model {}\nlayout {}\ncomputed by {} {} tp_size={} ep_size={}\n",
+                     names.model_fingerprint, names.kv_layout, config.compute.device, processor,
+                     config.compute.tp_size, config.compute.ep_size);
 }
 
 Result<std::filesystem::path> storage_path(const EngineConfig& config) {

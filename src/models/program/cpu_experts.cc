@@ -17,9 +17,10 @@ struct Sizes {
 Sizes sizes_of(const Program& program) {
   Sizes out;
   for (const Op& op : program.ops) {
+    if (op.kind == OpKind::kMoeRoute)
+      out.experts = std::max<int64_t>(out.experts, op.as<MoeRoute>().router.num_experts);
     if (op.kind != OpKind::kMoeExperts) continue;
     const auto& a = op.as<MoeExperts>();
-    out.experts = std::max<int64_t>(out.experts, a.gate_up.num_experts);
     out.top_k = std::max<int64_t>(out.top_k, a.combine.top_k);
     out.hidden = std::max<int64_t>(out.hidden, a.gate_up.in_features);
     out.inner = std::max<int64_t>(out.inner, a.gate_up.out_features);
@@ -67,12 +68,20 @@ void CpuExperts::run(kernels::CpuBackend& backend, const ExpertsArgs& args) {
 // Fills begins_, rows_ and slots_.
 void CpuExperts::sort_pairs(const ExpertsArgs& args) {
   const int64_t top_k = args.op->combine.top_k, pairs = args.rows * top_k;
+  const int32_t first = args.op->gate_up.first_expert, count = args.op->gate_up.num_experts;
+  const auto local = [&](int64_t pair) { return args.experts[pair] - first; };
+  const auto is_here = [&](int64_t pair) { return local(pair) >= 0 && local(pair) < count; };
   std::ranges::fill(begins_, 0);
-  for (int64_t i = 0; i < pairs; ++i) ++begins_[static_cast<size_t>(args.experts[i]) + 1];
+  for (int64_t i = 0; i < pairs; ++i)
+    if (is_here(i)) ++begins_[static_cast<size_t>(local(i)) + 1];
   for (size_t i = 1; i < begins_.size(); ++i) begins_[i] += begins_[i - 1];
   // Each begin moves to its end, which is the next one's begin; they are moved back at last.
   for (int64_t i = 0; i < pairs; ++i) {
-    const int32_t to = begins_[static_cast<size_t>(args.experts[i])]++;
+    if (!is_here(i)) {
+      slots_[static_cast<size_t>(i)] = -1;
+      continue;
+    }
+    const int32_t to = begins_[static_cast<size_t>(local(i))]++;
     rows_[static_cast<size_t>(to)] = static_cast<int32_t>(i / top_k);
     slots_[static_cast<size_t>(i)] = to;
   }

@@ -57,11 +57,12 @@ class CpuExperts {
 
   int64_t pass_rows_ = 0;
   espalier::Buffer logits_;
-  espalier::Buffer x_, y_;       // [pass_rows_, hidden]: rows of a pass, and their results
-  espalier::Buffer inner_;       // [pass_rows_, widest of gate_up]
-  std::vector<int32_t> rows_;    // [pairs]: rows by expert
-  std::vector<int32_t> slots_;   // [pairs]: the index of each pair in rows_
-  std::vector<int32_t> begins_;  // [experts + 1]: of each expert's rows in rows_
+  espalier::Buffer x_, y_;     // [pass_rows_, hidden]: rows of a pass, and their results
+  espalier::Buffer inner_;     // [pass_rows_, widest of gate_up]
+  std::vector<int32_t> rows_;  // [pairs]: rows by expert
+  // [pairs]: the index of each pair in rows_; -1: its expert is another rank's.
+  std::vector<int32_t> slots_;
+  std::vector<int32_t> begins_;               // [experts + 1]: of each expert's rows in rows_
   std::vector<kernels::LinearGroup> groups_;  // of a pass
 };
 

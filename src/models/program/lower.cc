@@ -233,7 +233,8 @@ void lower_experts(Builder& b, const ExpertsSpec& experts, const Operand& x,
     b.add(OpKind::kMoeMatmul, {from, ids}, {to},
           MoeMatmul{.weight = b.weight(matrix),
                     .bias = b.weight_if(mlp.bias, bias),
-                    .num_experts = router.num_experts,
+                    .num_experts = experts.num_local(),
+                    .first_expert = experts.first_local,
                     .in_features = from.columns,
                     .out_features = to.columns});
   };

@@ -35,7 +35,17 @@ bool writes_pages(const AttentionSpec& a, const Ranks& ranks) {
   return ranks.rank % (ranks.num_ranks / a.num_kv_heads) == 0;
 }
 
-Status check_layer(const LayerSpec& layer, int32_t num_ranks) {
+Status check_experts(const ExpertsSpec& experts, int32_t num_ranks, int32_t num_groups) {
+  if (experts.router.num_experts % num_groups != 0)
+    return invalid_argument(
+        "ep_size is {}, but the model has {} experts in a layer, which it does not divide evenly",
+        num_groups, experts.router.num_experts);
+  return check_divides(experts.expert.intermediate_size, num_ranks / num_groups,
+                       "features in an expert");
+}
+
+// num_groups: of ranks that have whole experts.
+Status check_layer(const LayerSpec& layer, int32_t num_ranks, int32_t num_groups) {
   ESP_RETURN_IF_ERROR(check_attention(layer.attention, num_ranks));
   if (!layer.experts)
     return check_divides(layer.mlp.intermediate_size, num_ranks, "features in an MLP");
@@ -43,13 +53,24 @@ Status check_layer(const LayerSpec& layer, int32_t num_ranks) {
   if (experts.shared)
     ESP_RETURN_IF_ERROR(check_divides(experts.shared->intermediate_size, num_ranks,
                                       "features in the shared expert"));
-  return check_divides(experts.expert.intermediate_size, num_ranks, "features in an expert");
+  return check_experts(experts, num_ranks, num_groups);
+}
+
+Status check_groups(const DecoderSpec& spec, int32_t num_ranks) {
+  if (spec.expert_groups < 1 || num_ranks % spec.expert_groups != 0)
+    return invalid_argument("ep_size is {}, but must divide tp_size, which is {}",
+                            spec.expert_groups, num_ranks);
+  const auto has_experts = [](const LayerSpec& layer) { return layer.experts.has_value(); };
+  if (spec.expert_groups == 1 || std::ranges::any_of(spec.layers, has_experts)) return Status();
+  return invalid_argument("ep_size is {}, but the model has no experts: leave it out",
+                          spec.expert_groups);
 }
 
 // Inserts the sums: an operand is partial from the matrix that makes it until it is summed.
 class SumInserter {
  public:
-  SumInserter(Program program, const Ranks& ranks) : program_(std::move(program)), ranks_(ranks) {}
+  SumInserter(Program program, const Ranks& ranks, const Ranks& expert_slices)
+      : program_(std::move(program)), ranks_(ranks), expert_slices_(expert_slices) {}
 
   Program run() {
     std::vector<Op> ops;
@@ -99,13 +120,14 @@ class SumInserter {
     } else if (op.kind == OpKind::kMoeMatmul) {
       auto& a = op.as<MoeMatmul>();
       partial = is_column_matrix(a.weight);
-      if (partial && ranks_.rank > 0) a.bias = {};
+      if (partial && expert_slices_.rank > 0) a.bias = {};
     }
     if (partial) partial_.push_back(op.outputs[0]);
   }
 
   Program program_;
   const Ranks ranks_;
+  const Ranks expert_slices_;  // ranks that divide the same experts
   std::vector<Operand> partial_;
 };
 
@@ -208,13 +230,34 @@ void shard_mlp(const Ranks& ranks, MlpLayout& mlp) {
   shard_matrix(mlp.down, Shard::Axis::kColumns, ranks);
 }
 
+void shard_experts(const ExpertRanks& at, ExpertsLayout& layout) {
+  for (MlpLayout& expert : layout.experts) shard_mlp(at.slices, expert);
+  layout.fused_gate_up_shard = {Shard::Axis::kRows, at.slices.rank, at.slices.num_ranks};
+  layout.fused_down_shard = {Shard::Axis::kColumns, at.slices.rank, at.slices.num_ranks};
+  const auto all = static_cast<int64_t>(layout.experts.size());
+  const int64_t first = at.groups.begin(all), last = first + at.groups.count(all);
+  std::vector<MlpLayout> here;
+  for (int64_t i = 0; i < all; ++i) {
+    auto& to = i >= first && i < last ? here : layout.elsewhere;
+    to.push_back(std::move(layout.experts[static_cast<size_t>(i)]));
+  }
+  layout.experts = std::move(here);
+}
+
 }  // namespace
+
+ExpertRanks expert_ranks(const DecoderSpec& spec, const Ranks& ranks) {
+  const int32_t num_slices = ranks.num_ranks / spec.expert_groups;
+  return {.groups = {ranks.rank / num_slices, spec.expert_groups},
+          .slices = {ranks.rank % num_slices, num_slices}};
+}
 
 Status check_partition(const DecoderSpec& spec, int32_t num_ranks) {
   if (num_ranks < 1) return invalid_argument("tp_size is {}, but must be at least 1", num_ranks);
+  ESP_RETURN_IF_ERROR(check_groups(spec, num_ranks));
   if (num_ranks == 1) return Status();
   for (const LayerSpec& layer : spec.layers) {
-    ESP_RETURN_IF_ERROR(check_layer(layer, num_ranks));
+    ESP_RETURN_IF_ERROR(check_layer(layer, num_ranks, spec.expert_groups));
   }
   return Status();
 }
@@ -229,7 +272,11 @@ DecoderSpec local_spec(const DecoderSpec& spec, const Ranks& ranks) {
     }
     divide(layer.mlp.intermediate_size);
     if (!layer.experts) continue;
-    divide(layer.experts->expert.intermediate_size);
+    const ExpertRanks at = expert_ranks(spec, ranks);
+    layer.experts->expert.intermediate_size /= at.slices.num_ranks;
+    const int64_t num_experts = layer.experts->router.num_experts;
+    layer.experts->first_local = static_cast<int32_t>(at.groups.begin(num_experts));
+    layer.experts->local_count = static_cast<int32_t>(at.groups.count(num_experts));
     if (layer.experts->shared) divide(layer.experts->shared->intermediate_size);
   }
   return out;
@@ -241,7 +288,8 @@ bool divides_vocabulary(const DecoderSpec& spec, const Ranks& ranks) {
 
 Program partition(const DecoderSpec& spec, const Ranks& ranks, RankPages pages) {
   if (ranks.single()) return lower(spec);
-  Program program = SumInserter(lower(local_spec(spec, ranks)), ranks).run();
+  Program program =
+      SumInserter(lower(local_spec(spec, ranks)), ranks, expert_ranks(spec, ranks).slices).run();
   program = gather_norms(std::move(program), spec, ranks);
   if (pages == RankPages::kShared) program = share_pages(std::move(program), spec, ranks);
   if (!divides_vocabulary(spec, ranks)) return program;
@@ -274,9 +322,7 @@ WeightLayout partition_weights(const DecoderSpec& spec, const Ranks& ranks) {
       layer.sinks.parts.push_back({ranks.begin(heads), ranks.count(heads)});
     }
     shard_mlp(ranks, layer.mlp);
-    for (MlpLayout& expert : layer.experts.experts) shard_mlp(ranks, expert);
-    layer.experts.fused_gate_up_shard = {Shard::Axis::kRows, ranks.rank, ranks.num_ranks};
-    layer.experts.fused_down_shard = {Shard::Axis::kColumns, ranks.rank, ranks.num_ranks};
+    shard_experts(expert_ranks(spec, ranks), layer.experts);
   }
   return out;
 }

@@ -3,6 +3,11 @@
 // whose outputs are divided has a part of its rows, one whose inputs are divided a part of its
 // columns, and what comes out of the latter is summed over the ranks.
 //
+// Experts may be spread whole (expert parallelism): the ranks form DecoderSpec::expert_groups
+// groups of neighbours, each group has an equal part of the experts, and the ranks of a group
+// divide the features of these. Every rank routes all rows and computes its experts' part of them;
+// the sum behind the experts, which is there in any case, adds up all parts.
+//
 // Pure functions.
 #pragma once
 
@@ -15,6 +20,13 @@
 #include "tensor/collective.h"
 
 namespace espalier::program {
+
+// A rank's place among the groups that have whole experts.
+struct ExpertRanks {
+  Ranks groups;  // which group of how many
+  Ranks slices;  // which rank of the group
+};
+ExpertRanks expert_ranks(const DecoderSpec& spec, const Ranks& ranks);
 
 // kInvalidArgument says which part of the model is not divided by so many ranks.
 Status check_partition(const DecoderSpec& spec, int32_t num_ranks);

@@ -111,6 +111,7 @@ class Writer {
   }
   void operator()(const MoeMatmul& a) {
     put("experts", a.num_experts);
+    if (a.first_expert > 0) put("first", a.first_expert);
     if (a.activation) put("activation", activation_name(*a.activation));
   }
   void operator()(const MoeCombine& a) {

@@ -203,7 +203,8 @@ struct MoeRoute {
 // Each pair by the matrix of its expert. x has a row for each token, or for each pair.
 struct MoeMatmul {
   WeightId weight, bias;
-  int32_t num_experts = 0;
+  int32_t num_experts = 0;   // that have a matrix here
+  int32_t first_expert = 0;  // of them; pairs of experts that are not here have no result
   int32_t in_features = 0;
   int32_t out_features = 0;              // of a matrix
   std::optional<Activation> activation;  // fused by passes
