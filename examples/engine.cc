@@ -55,8 +55,8 @@ Status run(const char* model_path, const std::string& prompt) {
   ESP_RETURN_IF_ERROR(stream(*engine, prompt));
   const espalier::EngineStats stats = engine->stats();
   std::printf("\n%lld tokens in %lld steps, %.0f %% of the prompts from the cache\n",
-              static_cast<long long>(stats.generation_tokens_total),
-              static_cast<long long>(stats.num_steps_total), 100 * stats.cache_hit_rate());
+              static_cast<long long>(stats.tokens.generated),
+              static_cast<long long>(stats.steps.num_steps), 100 * stats.cache_hit_rate());
   return {};
 }
 

@@ -187,7 +187,7 @@ boost::json::object json_of(const Row& row) {
           {"schedule_policy", row.options.policy},
           {"tenants", row.options.tenants},
           {"steps", row.options.steps},
-          {"retractions", row.stats.num_retractions_total},
+          {"retractions", row.stats.requests.num_retractions},
           {"host_us_per_step",
            {{"p50", row.host_us.median},
             {"p90", row.host_us.p90},

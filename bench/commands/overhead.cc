@@ -231,7 +231,7 @@ Result<Measured> measure(AppConfig& app, const Options& options) {
   m.processor_on = quantile(cpu[0], 0.5), m.processor_off = quantile(cpu[1], 0.5);
   m.wall_on = quantile(wall[0], 0.5), m.wall_off = quantile(wall[1], 0.5);
   const EngineStats stats = engines[0]->stats();
-  if (stats.cached_tokens_total > stats.prompt_tokens_total / 100)
+  if (stats.tokens.cached > stats.tokens.prompt / 100)
     return fail(error(StatusCode::kInternal, "prompts shared what they should not"));
 
   ESP_ASSIGN_OR_RETURN(m.tree, tree_seconds_of_slice(ground, options, seed));

@@ -121,8 +121,8 @@ class Bench {
     }
     m.hit_rate = mean(static_cast<double>(cached), static_cast<double>(m.optimum.prompt_tokens));
     const EngineStats stats = engine.stats();
-    m.batch_size = mean(static_cast<double>(stats.num_entries_total),
-                        static_cast<double>(stats.num_steps_total));
+    m.batch_size = mean(static_cast<double>(stats.steps.num_entries),
+                        static_cast<double>(stats.steps.num_steps));
     return m;
   }
 

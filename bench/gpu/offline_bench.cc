@@ -156,12 +156,12 @@ Result<OfflineResult> run_offline(const OfflineWorkload& w, const std::string& c
   r.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   const EngineStats after = engine->stats();
   const auto grown = [](auto now, auto then) { return static_cast<double>(now - then); };
-  r.prompt_tokens = grown(after.prompt_tokens_total, before.prompt_tokens_total);
-  r.output_tokens = grown(after.generation_tokens_total, before.generation_tokens_total);
-  r.cached_tokens = grown(after.cached_tokens_total, before.cached_tokens_total);
-  r.forward_seconds = grown(after.forward_seconds_total, before.forward_seconds_total);
-  r.host_seconds = grown(after.host_seconds_total, before.host_seconds_total);
-  r.steps = grown(after.num_steps_total, before.num_steps_total);
+  r.prompt_tokens = grown(after.tokens.prompt, before.tokens.prompt);
+  r.output_tokens = grown(after.tokens.generated, before.tokens.generated);
+  r.cached_tokens = grown(after.tokens.cached, before.tokens.cached);
+  r.forward_seconds = grown(after.steps.forward_seconds, before.steps.forward_seconds);
+  r.host_seconds = grown(after.steps.host_seconds, before.steps.host_seconds);
+  r.steps = grown(after.steps.num_steps, before.steps.num_steps);
   return r;
 }
 

@@ -24,8 +24,8 @@ void log_plan(const Engine& engine) {
       "context={} threads={} max_running={} chunk={} policy={} radix_cache={}",
       config.model.model_path.string(), engine.model_info().architecture,
       static_cast<double>(engine.model_info().num_parameters) / 1e6,
-      static_cast<double>(stats.weight_bytes) / kMiB, config.cache.max_total_tokens,
-      static_cast<double>(stats.kv_bytes) / kMiB, engine.context_length(),
+      static_cast<double>(stats.memory.weight_bytes) / kMiB, config.cache.max_total_tokens,
+      static_cast<double>(stats.memory.kv_bytes) / kMiB, engine.context_length(),
       config.compute.num_threads, config.schedule.max_running_requests,
       config.schedule.chunked_prefill_size, config.schedule.schedule_policy,
       config.cache.disable_radix_cache ? "off" : "on");

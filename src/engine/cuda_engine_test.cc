@@ -71,7 +71,7 @@ class EngineCuda : public testing::TestWithParam<std::string> {
 
 TEST_P(EngineCuda, GivesTheTokensOfTheCpu) {
   check("as it is", {});
-  EXPECT_GT(last_stats_.cached_tokens_total, 100);
+  EXPECT_GT(last_stats_.tokens.cached, 100);
   check("no graphs", {.compute = {.disable_cuda_graph = true}});
   check("no overlap", {.compute = {.disable_overlap_schedule = true}});
   check("no radix cache", {.cache = {.disable_radix_cache = true}});
@@ -88,7 +88,7 @@ TEST_P(EngineCuda, GivesThemThroughRetractions) {
         {.cache = {.max_total_tokens = 160, .disable_hybrid_swa_memory = true},
          .schedule = {.chunked_prefill_size = 16,
                       .schedule_conservativeness = 0.05}});  // few sequences fit a window's pages
-  EXPECT_GT(last_stats_.num_retractions_total, 0);
+  EXPECT_GT(last_stats_.requests.num_retractions, 0);
 }
 
 INSTANTIATE_TEST_SUITE_P(Models, EngineCuda,
@@ -117,7 +117,7 @@ TEST_P(SlidingWindowCuda, AnswersAreThoseOfOneMap) {
     EXPECT_GT(engine->config().cache.max_window_tokens, 0);
     EXPECT_EQ(answers_to_long(*engine), want) << "cold";
     EXPECT_EQ(answers_to_long(*engine), want) << "warm";
-    EXPECT_GT(engine->stats().cached_tokens_total, 300);
+    EXPECT_GT(engine->stats().tokens.cached, 300);
   };
   check("a short window pool", {.cache = {.max_total_tokens = 2000}});
   check("chunks", {.cache = {.max_total_tokens = 900}, .schedule = {.chunked_prefill_size = 7}});
@@ -229,7 +229,7 @@ TEST_F(EngineCudaDeterministic, AnswersDependOnTheRequestAlone) {
     want = alone(*e);
     same(crowd(*e), "a crowd");
     same(crowd(*e), "a crowd that finds its prompts cached");
-    EXPECT_GT(e->stats().cached_tokens_total, 5000);
+    EXPECT_GT(e->stats().tokens.cached, 5000);
   }
   const auto check = [&](const std::string& how, const EngineConfig& config) {
     const auto e = engine(config);

@@ -43,7 +43,7 @@ TEST(TiersCudaCrowd, GetsTheTokensOfNoTier) {
     auto engine = load_golden("llama_untied_bias", config);
     ASSERT_NE(engine, nullptr);
     for (int round = 0; round < 4; ++round) EXPECT_EQ(answers_to_long(*engine), want) << round;
-    EXPECT_GT(engine->stats().cached_tokens_host_total, 0);
+    EXPECT_GT(engine->stats().tokens.cached_host, 0);
   }
 }
 

@@ -54,12 +54,12 @@ TEST_P(Determinism, AloneAgainAndWarm) {
   for (const GenerateRequest& request : make_requests())
     warm.push_back(answer_of(*engine->generate(request)));
   expect_same(warm, alone_, "warm");
-  EXPECT_GT(engine->stats().cached_tokens_total, 100);
+  EXPECT_GT(engine->stats().tokens.cached, 100);
 }
 
 TEST_P(Determinism, Crowd) {
   check("one thread", {});
-  EXPECT_GT(last_stats_.num_entries_total, 2 * last_stats_.num_steps_total);  // it was a crowd
+  EXPECT_GT(last_stats_.steps.num_entries, 2 * last_stats_.steps.num_steps);  // it was a crowd
   check("two threads", {.compute = {.num_threads = 2}});
   check("no overlap", {.compute = {.disable_overlap_schedule = true}});
   check("no radix cache", {.cache = {.disable_radix_cache = true}});
@@ -81,8 +81,8 @@ TEST_P(Determinism, DraftTokens) {
       expect_same(answers, alone_, std::string(algorithm) + ", round " + std::to_string(round));
     }
     const EngineStats stats = engine->stats();
-    EXPECT_GT(stats.drafted_tokens_total, 0);  // how many pay, the time of steps decides
-    EXPECT_GE(stats.drafted_tokens_total, stats.accepted_draft_tokens_total);
+    EXPECT_GT(stats.speculation.drafted_tokens, 0);  // how many pay, the time of steps decides
+    EXPECT_GE(stats.speculation.drafted_tokens, stats.speculation.accepted_tokens);
     expect_same(answers_in_a_crowd(*engine), alone_, "draft tokens in a crowd");
   }
   config.cache.page_size = 5;
@@ -111,7 +111,7 @@ TEST_P(Determinism, Retraction) {
   check("a tiny pool", config);  // where layers have windows, few sequences fit their pages at once
   config.cache.disable_hybrid_swa_memory = true;
   check("a tiny pool for all layers", config);
-  EXPECT_GT(last_stats_.num_retractions_total, 0);
+  EXPECT_GT(last_stats_.requests.num_retractions, 0);
 }
 
 // Ranks add their sums in another order than the whole model does, and always in the same.

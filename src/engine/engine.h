@@ -36,59 +36,87 @@ using MakeTiers = std::function<Result<std::unique_ptr<KvTiers>>(
     const EngineConfig& config, const ModelInfo& info, const PageNameScope& name_scope,
     Executor& executor, const Clock& clock)>;
 
-// A snapshot of what the engine is doing. Counters only grow.
+// A snapshot of what the engine is doing, in groups. Counters only grow.
 struct EngineStats {
-  int32_t num_running = 0, num_waiting = 0;               // samples
-  int64_t num_requests_total = 0;                         // accepted, each with its n samples
-  int64_t num_finished_total = 0, num_aborted_total = 0;  // samples; finished: by error, too
-  int64_t num_failed_total = 0;                           // of those finished: by error
-  int64_t num_not_finite_total = 0;  // of those failed: the model gave NaN or infinity
-  int64_t num_retractions_total = 0;
-  int64_t prompt_tokens_total = 0;
-  int64_t cached_tokens_total = 0;  // of prompt_tokens_total: hit rate = cached / prompt
-  // Of cached_tokens_total: loaded from tiers below the device.
-  int64_t cached_tokens_host_total = 0, cached_tokens_storage_total = 0;
-  KvTiersStats tiers;  // without stores where there are no tiers
-  int64_t generation_tokens_total = 0;
-  int64_t num_steps_total = 0;
-  int64_t num_entries_total = 0;  // average batch = entries / steps
-  double forward_seconds_total = 0;
-  double host_seconds_total = 0;  // scheduling work of the steps, waits excluded
-  // Steps that took longer than soft_watchdog_timeout and watchdog_timeout.
-  int64_t num_slow_steps_total = 0, num_very_slow_steps_total = 0;
-  int64_t forced_tokens_total = 0, forwards_saved_total = 0;  // jump-forward: see RequestStats
-  int64_t drafted_tokens_total = 0, accepted_draft_tokens_total = 0;
-  int64_t verify_steps_total = 0;       // entries with draft tokens
-  std::vector<DraftCounts> by_drafter;  // the same by Drafter, of Engine::stats() alone
-  int64_t num_masks_total = 0;          // of constrained entries
-  double mask_seconds_total = 0;        // of the scheduler's thread
-  int64_t num_grammars_total = 0, num_grammar_cache_hits_total = 0;  // requests with a grammar
-  int64_t num_grammars_cancelled_total = 0, num_grammars_compiled_total = 0;
-  double grammar_compile_seconds_total = 0;
-  int32_t num_grammars_waiting = 0;                        // being compiled
-  int64_t num_grammars_kept = 0, grammar_cache_bytes = 0;  // compiled, and the memory they hold
-  int64_t num_images_total = 0;                            // pictures that requests brought
-  int64_t num_images_encoded_total = 0;                    // the rows of the others were kept
-  double image_encode_seconds_total = 0;
-  int64_t image_row_bytes = 0;  // of encoders' outputs, in use and kept
-  int32_t num_sessions = 0;     // open
-  int64_t session_bytes = 0;    // of memory, that these hold
-  int64_t num_cache_events_total = 0, num_cache_events_overwritten_total = 0;
-  int32_t kv_tokens_total = 0, kv_tokens_running = 0, kv_tokens_cached = 0;
-  int64_t weight_bytes = 0, kv_bytes = 0;
-  int64_t scratch_bytes = 0, graph_bytes = 0;  // of a GPU; graphs: reserved for
-  double gen_throughput = 0;                   // output tokens a second over the last few seconds
+  struct Requests {
+    int32_t num_running = 0, num_waiting = 0;   // samples
+    int64_t num_total = 0;                      // accepted, each with its n samples
+    int64_t num_finished = 0, num_aborted = 0;  // samples; finished: by error, too
+    int64_t num_failed = 0;                     // of those finished: by error
+    int64_t num_not_finite = 0;                 // of those failed: the model gave NaN or infinity
+    int64_t num_retractions = 0;
+  };
+  struct Tokens {
+    int64_t prompt = 0;
+    int64_t cached = 0;                           // of the prompts: hit rate = cached / prompt
+    int64_t cached_host = 0, cached_storage = 0;  // of those cached: loaded from that tier
+    int64_t generated = 0;
+    double generated_per_second = 0;  // over the last few seconds
+  };
+  struct Steps {
+    int64_t num_steps = 0, num_entries = 0;  // average batch = entries / steps
+    double forward_seconds = 0;
+    double host_seconds = 0;  // of scheduling, waits excluded
+    int64_t num_masks = 0;    // of constrained entries
+    double mask_seconds = 0;  // of the scheduler's thread
+    // That took longer than soft_watchdog_timeout and watchdog_timeout.
+    int64_t num_slow = 0, num_very_slow = 0;
+  };
+  struct Speculation {
+    int64_t forced_tokens = 0, forwards_saved = 0;  // jump-forward: see RequestStats
+    int64_t drafted_tokens = 0, accepted_tokens = 0;
+    int64_t num_verified = 0;             // entries with draft tokens
+    std::vector<DraftCounts> by_drafter;  // the same by Drafter, of Engine::stats() alone
 
-  // Tokens of an entry that verified draft tokens, its own too; 0 where there was none.
-  double spec_accept_length() const {
-    return verify_steps_total == 0 ? 0.0
-                                   : 1 + static_cast<double>(accepted_draft_tokens_total) /
-                                             static_cast<double>(verify_steps_total);
-  }
+    // Tokens of an entry that verified draft tokens, its own too; 0 where there was none.
+    double accept_length() const {
+      return num_verified == 0
+                 ? 0.0
+                 : 1 + static_cast<double>(accepted_tokens) / static_cast<double>(num_verified);
+    }
+  };
+  struct Grammars {
+    int64_t num_requested = 0, num_cache_hits = 0;  // requests with a grammar
+    int64_t num_cancelled = 0, num_compiled = 0;
+    double compile_seconds = 0;
+    int32_t num_waiting = 0;               // being compiled
+    int64_t num_kept = 0, kept_bytes = 0;  // compiled, and the memory that they hold
+  };
+  struct Images {
+    int64_t num_total = 0;    // pictures that requests brought
+    int64_t num_encoded = 0;  // the rows of the others were kept
+    double encode_seconds = 0;
+    int64_t row_bytes = 0;  // of encoders' outputs, in use and kept
+  };
+  struct Sessions {
+    int32_t num_open = 0;
+    int64_t bytes = 0;  // of memory, that these hold
+  };
+  struct CacheEvents {
+    int64_t num_total = 0, num_overwritten = 0;
+  };
+  struct Memory {
+    int32_t kv_tokens = 0;  // that the pool holds
+    int32_t kv_tokens_running = 0, kv_tokens_cached = 0;
+    int64_t weight_bytes = 0, kv_bytes = 0;
+    int64_t scratch_bytes = 0, graph_bytes = 0;  // of a GPU; graphs: reserved for
+  };
+
+  Requests requests;
+  Tokens tokens;
+  Steps steps;
+  Speculation speculation;
+  Grammars grammars;
+  Images images;
+  Sessions sessions;
+  CacheEvents cache_events;
+  Memory memory;
+  KvTiersStats tiers;  // without stores where there are no tiers
+
   double cache_hit_rate() const {
-    return prompt_tokens_total == 0 ? 0.0
-                                    : static_cast<double>(cached_tokens_total) /
-                                          static_cast<double>(prompt_tokens_total);
+    return tokens.prompt == 0
+               ? 0.0
+               : static_cast<double>(tokens.cached) / static_cast<double>(tokens.prompt);
   }
 };
 

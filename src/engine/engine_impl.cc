@@ -512,40 +512,40 @@ EngineStats EngineImpl::stats() const {
   EngineStats s = loop_->stats();
   if (watchdog_ != nullptr) {
     const WatchdogCounts slow = watchdog_->counts();
-    s.num_slow_steps_total = slow.soft;
-    s.num_very_slow_steps_total = slow.hard;
+    s.steps.num_slow = slow.soft;
+    s.steps.num_very_slow = slow.hard;
   }
-  s.weight_bytes = parts_.info.weight_bytes;
+  s.memory.weight_bytes = parts_.info.weight_bytes;
   const MemoryPlan plan = parts_.executor->memory_plan();
-  s.scratch_bytes = plan.scratch + plan.steps;
-  s.graph_bytes = plan.graphs;
-  s.num_sessions = sessions_->num_open();
-  s.session_bytes = sessions_->num_bytes();
+  s.memory.scratch_bytes = plan.scratch + plan.steps;
+  s.memory.graph_bytes = plan.graphs;
+  s.sessions.num_open = sessions_->num_open();
+  s.sessions.bytes = sessions_->num_bytes();
   if (cache_parts_.tiers != nullptr) s.tiers = cache_parts_.tiers->stats();
   if (const CacheEventLog* const events = cache_parts_.events.get()) {
-    s.num_cache_events_total = static_cast<int64_t>(events->num_events());
-    s.num_cache_events_overwritten_total = static_cast<int64_t>(events->num_overwritten());
+    s.cache_events.num_total = static_cast<int64_t>(events->num_events());
+    s.cache_events.num_overwritten = static_cast<int64_t>(events->num_overwritten());
   }
   if (images_ != nullptr) {
     const ImagePoolStats images = images_->stats();
-    s.num_images_total = images.num_images_total;
-    s.num_images_encoded_total = images.num_encoded_total;
-    s.image_encode_seconds_total = images.encode_seconds_total;
-    s.image_row_bytes = images.row_bytes;
+    s.images.num_total = images.num_images_total;
+    s.images.num_encoded = images.num_encoded_total;
+    s.images.encode_seconds = images.encode_seconds_total;
+    s.images.row_bytes = images.row_bytes;
   }
   if (grammars_ != nullptr) {
     const GrammarCompilerStats g = grammars_->stats();
-    s.num_grammars_total = g.requests;
-    s.num_grammar_cache_hits_total = g.cache_hits;
-    s.num_grammars_cancelled_total = g.cancelled;
-    s.num_grammars_compiled_total = g.compiled;
-    s.grammar_compile_seconds_total = g.compile_seconds;
-    s.num_grammars_waiting = g.waiting;
-    s.num_grammars_kept = g.kept;
-    s.grammar_cache_bytes = g.kept_bytes;
+    s.grammars.num_requested = g.requests;
+    s.grammars.num_cache_hits = g.cache_hits;
+    s.grammars.num_cancelled = g.cancelled;
+    s.grammars.num_compiled = g.compiled;
+    s.grammars.compile_seconds = g.compile_seconds;
+    s.grammars.num_waiting = g.waiting;
+    s.grammars.num_kept = g.kept;
+    s.grammars.kept_bytes = g.kept_bytes;
   }
   const auto type = resolve_kv_type(config_, parts_.info);
-  if (type) s.kv_bytes = kv_bytes(config_, parts_.info, *type);
+  if (type) s.memory.kv_bytes = kv_bytes(config_, parts_.info, *type);
   return s;
 }
 

@@ -326,24 +326,25 @@ class EngineSimulation {
   void flush() {
     const Status flushed = engine_->flush_cache();
     EXPECT_TRUE(flushed.ok()) << flushed.to_string();
-    EXPECT_EQ(engine_->stats().kv_tokens_cached, 0);
+    EXPECT_EQ(engine_->stats().memory.kv_tokens_cached, 0);
     ++tally_.flushes;
   }
 
   void check() {
     const EngineStats stats = engine_->stats();
-    EXPECT_EQ(stats.num_running + stats.num_waiting, 0);
-    EXPECT_EQ(stats.kv_tokens_running, 0);
-    EXPECT_EQ(stats.num_sessions, static_cast<int32_t>(sessions_.size()));
+    EXPECT_EQ(stats.requests.num_running + stats.requests.num_waiting, 0);
+    EXPECT_EQ(stats.memory.kv_tokens_running, 0);
+    EXPECT_EQ(stats.sessions.num_open, static_cast<int32_t>(sessions_.size()));
     for (const std::string& id : sessions_) EXPECT_TRUE(engine_->close_session(id).ok());
-    EXPECT_EQ(engine_->stats().num_sessions, 0);
+    EXPECT_EQ(engine_->stats().sessions.num_open, 0);
     ++tally_.seeds;
     tally_.requests += static_cast<int64_t>(asked_.size());
-    tally_.retractions += stats.num_retractions_total;
-    tally_.cached_tokens += stats.cached_tokens_total;
-    tally_.drafted += stats.drafted_tokens_total;
-    tally_.accepted += stats.accepted_draft_tokens_total;
-    tally_.by_radix += stats.by_drafter[static_cast<size_t>(Drafter::kRadix)].accepted_tokens;
+    tally_.retractions += stats.requests.num_retractions;
+    tally_.cached_tokens += stats.tokens.cached;
+    tally_.drafted += stats.speculation.drafted_tokens;
+    tally_.accepted += stats.speculation.accepted_tokens;
+    tally_.by_radix +=
+        stats.speculation.by_drafter[static_cast<size_t>(Drafter::kRadix)].accepted_tokens;
     check_drafters(stats);
     tally_.loads += stats.tiers.loads;
     tally_.loads_late += stats.tiers.loads_late;
@@ -360,7 +361,7 @@ class EngineSimulation {
   // The counts by drafter are those of all together.
   static void check_drafters(const EngineStats& stats) {
     DraftCounts sum;
-    for (const DraftCounts& counts : stats.by_drafter) {
+    for (const DraftCounts& counts : stats.speculation.by_drafter) {
       sum.drafted_tokens += counts.drafted_tokens;
       sum.accepted_tokens += counts.accepted_tokens;
       int64_t num_entries = 0;
@@ -368,9 +369,9 @@ class EngineSimulation {
       EXPECT_EQ(num_entries, counts.verify_steps);
       sum.verify_steps += counts.verify_steps;
     }
-    EXPECT_EQ(sum.drafted_tokens, stats.drafted_tokens_total);
-    EXPECT_EQ(sum.accepted_tokens, stats.accepted_draft_tokens_total);
-    EXPECT_EQ(sum.verify_steps, stats.verify_steps_total);
+    EXPECT_EQ(sum.drafted_tokens, stats.speculation.drafted_tokens);
+    EXPECT_EQ(sum.accepted_tokens, stats.speculation.accepted_tokens);
+    EXPECT_EQ(sum.verify_steps, stats.speculation.num_verified);
   }
 
   void check_sample(const Asked& a, const SampleEvents& sample_events) {
@@ -484,7 +485,8 @@ TEST(EngineSimulation, EveryRequestGetsItsOwnTokensAndOneEnd) {
       "%lld seeds of whole engines: %lld requests (%lld of sessions), %lld samples; %lld aborts, "
       "%lld failing entries, %lld refusals (%lld by a full queue, %lld evicted from it), %lld "
       "retractions, %lld pauses, %lld flushes; %lld loads (%lld late, %lld in part) of %lld "
-      "tokens, %lld seeds with a remote device; %lld draft tokens (%lld accepted, %lld of the radix "
+      "tokens, %lld seeds with a remote device; %lld draft tokens (%lld accepted, %lld of the "
+      "radix "
       "tree's); %lld lost\n",
       n(total.seeds), n(total.requests), n(total.of_sessions), n(total.samples), n(total.aborts),
       n(total.failures), n(total.refusals), n(total.full), n(total.evictions), n(total.retractions),

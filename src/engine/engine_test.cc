@@ -283,10 +283,10 @@ TEST(Engine, AbortMeansExactlyWhatItsScopeSays) {
   ASSERT_TRUE(a.wait_end());
   EXPECT_EQ(a.finish_type(), Type::kAbort);
   EXPECT_EQ(a.result().finish.status.code(), StatusCode::kAborted);
-  EXPECT_EQ(engine->stats().num_running, 3);
+  EXPECT_EQ(engine->stats().requests.num_running, 3);
   engine->abort("ab", Scope::kPrefix);
   ASSERT_TRUE(ab.wait_end() && abc.wait_end());
-  const int running_x = engine->stats().num_running;
+  const int running_x = engine->stats().requests.num_running;
   EXPECT_EQ(running_x, 1);
   engine->abort("", Scope::kAll);
   ASSERT_TRUE(x.wait_end());
@@ -344,8 +344,8 @@ TEST(Engine, AbortsAtAnyMomentLeaveNothingBehind) {
   }
   for (Collector& c : collectors) ASSERT_TRUE(c.wait_end()) << "seed " << seed;
   EXPECT_TRUE(engine->flush_cache().ok());
-  EXPECT_EQ(engine->stats().kv_tokens_cached, 0);
-  EXPECT_EQ(engine->stats().kv_tokens_running, 0);
+  EXPECT_EQ(engine->stats().memory.kv_tokens_cached, 0);
+  EXPECT_EQ(engine->stats().memory.kv_tokens_running, 0);
 }
 
 TEST(Engine, AFullQueueRefuses) {
@@ -371,7 +371,7 @@ TEST(Engine, AFullQueueRefuses) {
 TEST(Engine, FlushNeedsAnIdleEngine) {
   auto [engine, device] = make_test_engine({.step_delay = milliseconds(1)});
   ASSERT_TRUE(engine->generate({.text = "warm up", .sampling = {.max_new_tokens = 4}}));
-  EXPECT_GT(engine->stats().kv_tokens_cached, 0);
+  EXPECT_GT(engine->stats().memory.kv_tokens_cached, 0);
   Collector c;
   ASSERT_TRUE(engine->submit({.text = "warm up", .sampling = {.max_new_tokens = 3000}}, c.sink()));
   EXPECT_EQ(engine->flush_cache().code(), StatusCode::kFailedPrecondition);
@@ -491,13 +491,13 @@ TEST_P(Crowd, GetsTheRightAnswers) {
   for (std::thread& t : clients) t.join();
   EXPECT_EQ(wrong, 0);
   const EngineStats s = engine->stats();
-  EXPECT_EQ(s.num_requests_total, 180);
-  EXPECT_EQ(device->num_steps(), s.num_steps_total);
-  EXPECT_EQ(device->num_waits(), s.num_steps_total);  // no other synchronisation
+  EXPECT_EQ(s.requests.num_total, 180);
+  EXPECT_EQ(device->num_steps(), s.steps.num_steps);
+  EXPECT_EQ(device->num_waits(), s.steps.num_steps);  // no other synchronisation
   EXPECT_TRUE(engine->flush_cache().ok());
-  EXPECT_EQ(engine->stats().kv_tokens_cached, 0);
+  EXPECT_EQ(engine->stats().memory.kv_tokens_cached, 0);
   if (std::string_view(GetParam().name) == "TinyPool") {
-    EXPECT_GT(s.num_retractions_total, 0);
+    EXPECT_GT(s.requests.num_retractions, 0);
   }
 }
 

@@ -41,12 +41,12 @@ TEST(Fault, ALostDeviceEndsWhatRunsAndWhatComes) {
   const auto later = (*engine)->generate({.text = "later", .sampling = {.max_new_tokens = 3}});
   ASSERT_FALSE(later);
   EXPECT_EQ(later.error(), lost);
-  EXPECT_EQ((*engine)->stats().num_failed_total, 5);
-  EXPECT_EQ((*engine)->stats().num_not_finite_total, 0);
+  EXPECT_EQ((*engine)->stats().requests.num_failed, 5);
+  EXPECT_EQ((*engine)->stats().requests.num_not_finite, 0);
   // Given back when the step in flight has been committed, which may be after the end was reported.
-  for (int i = 0; i < 1000 && (*engine)->stats().kv_tokens_running > 0; ++i)
+  for (int i = 0; i < 1000 && (*engine)->stats().memory.kv_tokens_running > 0; ++i)
     std::this_thread::sleep_for(std::chrono::milliseconds(5));
-  EXPECT_EQ((*engine)->stats().kv_tokens_running, 0);
+  EXPECT_EQ((*engine)->stats().memory.kv_tokens_running, 0);
 }
 
 }  // namespace

@@ -96,7 +96,7 @@ TEST_F(MemoryCuda, AfterTheStartNothingIsAllocated) {
   const int64_t at_start = free_bytes();
   storm(**e);
   const int64_t after_one = free_bytes();
-  const int64_t graphs = (*e)->stats().graph_bytes;
+  const int64_t graphs = (*e)->stats().memory.graph_bytes;
   EXPECT_LE(at_start - after_one, graphs + 512 * kMiB);
   storm(**e);
   storm(**e);
@@ -111,7 +111,7 @@ TEST_F(MemoryCuda, WithoutGraphsNotAByte) {
   const auto e =
       engine({.compute = {.disable_cuda_graph = true}, .cache = {.max_total_tokens = 60000}});
   ASSERT_TRUE(e) << e.error().to_string();
-  EXPECT_EQ((*e)->stats().graph_bytes, 0);
+  EXPECT_EQ((*e)->stats().memory.graph_bytes, 0);
   storm(**e);  // loads what kernels are left
   const int64_t before = free_bytes();
   storm(**e);
@@ -124,10 +124,10 @@ TEST_F(MemoryCuda, BesideOthersItTakesWhatIsLeft) {
   const auto e = engine();
   ASSERT_TRUE(e) << e.error().to_string();
   const EngineStats stats = (*e)->stats();
-  EXPECT_GT(stats.kv_bytes, 2 * kGiB);
-  EXPECT_LT(stats.kv_bytes, 5 * kGiB);
+  EXPECT_GT(stats.memory.kv_bytes, 2 * kGiB);
+  EXPECT_LT(stats.memory.kv_bytes, 5 * kGiB);
   // Nothing is left but what is reserved for graphs and libraries.
-  EXPECT_LT(free_bytes(), stats.graph_bytes + 600 * kMiB);
+  EXPECT_LT(free_bytes(), stats.memory.graph_bytes + 600 * kMiB);
   storm(**e);
   EXPECT_GE(free_bytes(), 0);
 }

@@ -75,7 +75,7 @@ TEST(MemoryShortage, ASinkWithoutMemoryEndsItsRequestAlone) {
   EXPECT_EQ(finish.status.code(), StatusCode::kResourceExhausted);
   ASSERT_TRUE(other.wait_end());
   EXPECT_EQ(other.finish_type(), FinishReason::Type::kLength);
-  EXPECT_EQ(engine->stats().num_aborted_total, 1);
+  EXPECT_EQ(engine->stats().requests.num_aborted, 1);
 }
 
 int64_t address_space_bytes() {

@@ -27,32 +27,32 @@ TEST_F(PauseTest, InPlaceNothingRunsUntilItGoesOn) {
   submit();
   ASSERT_TRUE(collector_.wait_events(5));
   ASSERT_TRUE(test_.engine->pause_generation(Engine::PauseMode::kInPlace).ok());
-  const int64_t steps = test_.engine->stats().num_steps_total;
-  EXPECT_EQ(test_.engine->stats().num_running, 1);
+  const int64_t steps = test_.engine->stats().steps.num_steps;
+  EXPECT_EQ(test_.engine->stats().requests.num_running, 1);
   Collector late;
   ASSERT_TRUE(
       test_.engine->submit({.text = "late", .sampling = {.max_new_tokens = 3}}, late.sink()));
   ASSERT_TRUE(test_.engine->pause_generation(Engine::PauseMode::kInPlace).ok());  // twice is once
-  EXPECT_EQ(test_.engine->stats().num_steps_total, steps);
+  EXPECT_EQ(test_.engine->stats().steps.num_steps, steps);
   EXPECT_EQ(test_.engine->flush_cache().code(), StatusCode::kFailedPrecondition);
   ASSERT_TRUE(test_.engine->continue_generation().ok());
   ASSERT_TRUE(collector_.wait_end() && late.wait_end());
   EXPECT_EQ(collector_.result().output_ids, expected(1000));
-  EXPECT_EQ(test_.engine->stats().num_retractions_total, 0);
+  EXPECT_EQ(test_.engine->stats().requests.num_retractions, 0);
 }
 
 TEST_F(PauseTest, RetractedTheCacheCanBeFlushedAndNoTokenIsLost) {
   submit();
   ASSERT_TRUE(collector_.wait_events(5));
   ASSERT_TRUE(test_.engine->pause_generation(Engine::PauseMode::kRetract).ok());
-  EXPECT_EQ(test_.engine->stats().num_running, 0);
-  EXPECT_EQ(test_.engine->stats().num_waiting, 1);
+  EXPECT_EQ(test_.engine->stats().requests.num_running, 0);
+  EXPECT_EQ(test_.engine->stats().requests.num_waiting, 1);
   EXPECT_TRUE(test_.engine->flush_cache().ok());
-  EXPECT_EQ(test_.engine->stats().kv_tokens_cached, 0);
+  EXPECT_EQ(test_.engine->stats().memory.kv_tokens_cached, 0);
   ASSERT_TRUE(test_.engine->continue_generation().ok());
   ASSERT_TRUE(collector_.wait_end());
   EXPECT_EQ(collector_.result().output_ids, expected(1000));
-  EXPECT_EQ(test_.engine->stats().num_retractions_total, 1);
+  EXPECT_EQ(test_.engine->stats().requests.num_retractions, 1);
 }
 
 TEST_F(PauseTest, AbortEndsAllAndLaterOnesWait) {

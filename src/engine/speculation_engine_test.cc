@@ -47,8 +47,7 @@ TEST(SpeculationEngine, AnswersAreTheSameInFewerSteps) {
     EXPECT_GT(got->stats.verify_steps, 3);
     EXPECT_LT(drafting.device->num_steps(), plain.device->num_steps() - 25);
     // What the answer said serves the next request, whose own text lacks it.
-    EXPECT_EQ(plain.engine->stats().cached_tokens_total,
-              drafting.engine->stats().cached_tokens_total);
+    EXPECT_EQ(plain.engine->stats().tokens.cached, drafting.engine->stats().tokens.cached);
   }
 }
 
@@ -75,7 +74,7 @@ TEST_P(SpeculationEngineOf, StopStringsAndLengthsEndWithinAcceptedTokens) {
     ASSERT_TRUE(got);
     EXPECT_EQ(got->output_ids, bytes_of(kAnswer.substr(0, static_cast<size_t>(count))));
   }
-  EXPECT_GT(drafting.engine->stats().accepted_draft_tokens_total, 300);
+  EXPECT_GT(drafting.engine->stats().speculation.accepted_tokens, 300);
 }
 
 // What one request said behind a prefix is drafted for the next one, from the tree alone.
@@ -108,7 +107,7 @@ TEST(SpeculationEngine, TheTreeKnowsWhatOthersSaid) {
       }
       EXPECT_EQ(num_entries, again->stats.verify_steps);
       EXPECT_EQ(num_accepted, again->stats.accepted_draft_tokens);
-      const auto by_drafter = drafting.engine->stats().by_drafter;
+      const auto by_drafter = drafting.engine->stats().speculation.by_drafter;
       ASSERT_EQ(by_drafter.size(), kNumDrafters);
       const DraftCounts& radix = by_drafter[static_cast<size_t>(Drafter::kRadix)];
       EXPECT_EQ(radix.accepted_tokens, again->stats.accepted_draft_tokens);
@@ -153,8 +152,8 @@ TEST(SpeculationEngine, TheCacheIsAsWithoutDraftTokens) {
         }
       }
       for (const TestEngine& engine : drafting)
-        EXPECT_GT(engine.engine->stats().accepted_draft_tokens_total, 500);
-      EXPECT_GT(plain.engine->stats().cached_tokens_total, 500);
+        EXPECT_GT(engine.engine->stats().speculation.accepted_tokens, 500);
+      EXPECT_GT(plain.engine->stats().tokens.cached, 500);
     }
 }
 

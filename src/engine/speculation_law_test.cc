@@ -242,11 +242,12 @@ TEST_P(SpeculationLaw, IsThatOfTheParameters) {
       EXPECT_LT(chi, critical_value()) << c.name << (overlap ? "" : ", no overlap");
     }
     const EngineStats stats = engine->stats();
-    EXPECT_GT(stats.accepted_draft_tokens_total, 0);  // masks have a drafter of their own
-    EXPECT_GT(stats.drafted_tokens_total, stats.accepted_draft_tokens_total) << "none was refused";
+    EXPECT_GT(stats.speculation.accepted_tokens, 0);  // masks have a drafter of their own
+    EXPECT_GT(stats.speculation.drafted_tokens, stats.speculation.accepted_tokens)
+        << "none was refused";
     int64_t by_others = 0;
     for (const Drafter drafter : {Drafter::kNgram, Drafter::kRadix})
-      by_others += stats.by_drafter[static_cast<size_t>(drafter)].verify_steps;
+      by_others += stats.speculation.by_drafter[static_cast<size_t>(drafter)].verify_steps;
     EXPECT_EQ(by_others > 0, is_on);
   }
 }

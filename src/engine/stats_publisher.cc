@@ -9,29 +9,29 @@ void StatsPublisher::publish() {
   const PrefixCacheSizes pages = cache_.sizes();
   const FinishCounts& ends = events_.counts();
   const int32_t page_size = cache_.page_size();
-  const bool has_verified = s.verify_steps != totals_.verify_steps_total;
-  totals_.num_running = s.num_running;
-  totals_.num_waiting = s.num_waiting;
-  totals_.num_finished_total = ends.finished;
-  totals_.num_aborted_total = ends.aborted;
-  totals_.num_failed_total = ends.failed;
-  totals_.num_not_finite_total = ends.not_finite;
-  totals_.num_retractions_total = s.num_retractions;
-  totals_.prompt_tokens_total = s.prompt_tokens;
-  totals_.cached_tokens_total = s.cached_tokens;
-  totals_.cached_tokens_host_total = s.cached_tokens_host;
-  totals_.cached_tokens_storage_total = s.cached_tokens_storage;
-  totals_.generation_tokens_total = s.generated_tokens;
-  totals_.num_steps_total = s.steps;
-  totals_.num_entries_total = s.entries;
-  totals_.forced_tokens_total = s.forced_tokens;
-  totals_.forwards_saved_total = s.forwards_saved;
-  totals_.drafted_tokens_total = s.drafted_tokens;
-  totals_.accepted_draft_tokens_total = s.accepted_draft_tokens;
-  totals_.verify_steps_total = s.verify_steps;
-  totals_.kv_tokens_total = pages.total * page_size;
-  totals_.kv_tokens_running = pages.in_use() * page_size;
-  totals_.kv_tokens_cached = (pages.evictable + pages.protected_) * page_size;
+  const bool has_verified = s.verify_steps != totals_.speculation.num_verified;
+  totals_.requests.num_running = s.num_running;
+  totals_.requests.num_waiting = s.num_waiting;
+  totals_.requests.num_finished = ends.finished;
+  totals_.requests.num_aborted = ends.aborted;
+  totals_.requests.num_failed = ends.failed;
+  totals_.requests.num_not_finite = ends.not_finite;
+  totals_.requests.num_retractions = s.num_retractions;
+  totals_.tokens.prompt = s.prompt_tokens;
+  totals_.tokens.cached = s.cached_tokens;
+  totals_.tokens.cached_host = s.cached_tokens_host;
+  totals_.tokens.cached_storage = s.cached_tokens_storage;
+  totals_.tokens.generated = s.generated_tokens;
+  totals_.steps.num_steps = s.steps;
+  totals_.steps.num_entries = s.entries;
+  totals_.speculation.forced_tokens = s.forced_tokens;
+  totals_.speculation.forwards_saved = s.forwards_saved;
+  totals_.speculation.drafted_tokens = s.drafted_tokens;
+  totals_.speculation.accepted_tokens = s.accepted_draft_tokens;
+  totals_.speculation.num_verified = s.verify_steps;
+  totals_.memory.kv_tokens = pages.total * page_size;
+  totals_.memory.kv_tokens_running = pages.in_use() * page_size;
+  totals_.memory.kv_tokens_cached = (pages.evictable + pages.protected_) * page_size;
   if (const int64_t count = events_.take_new_tokens(); count > 0)
     throughput_.add(clock_.now(), count);
   std::lock_guard lock(mutex_);
@@ -46,12 +46,13 @@ EngineStats StatsPublisher::snapshot() const {
   const ThroughputWindow throughput = published_throughput_;
   const DraftTotals by_drafter = published_by_drafter_;
   lock.unlock();
-  s.by_drafter.assign(by_drafter.begin(), by_drafter.end());
-  s.gen_throughput = throughput.per_second(clock_.now());
-  s.num_requests_total = registry_.num_requests_total();
+  s.speculation.by_drafter.assign(by_drafter.begin(), by_drafter.end());
+  s.tokens.generated_per_second = throughput.per_second(clock_.now());
+  s.requests.num_total = registry_.num_requests_total();
   // Samples whose prompts are being tokenised wait too.
-  s.num_waiting =
-      std::max(s.num_waiting, static_cast<int32_t>(registry_.num_samples()) - s.num_running);
+  s.requests.num_waiting =
+      std::max(s.requests.num_waiting,
+               static_cast<int32_t>(registry_.num_samples()) - s.requests.num_running);
   return s;
 }
 

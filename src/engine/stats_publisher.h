@@ -20,17 +20,17 @@ class StatsPublisher {
                  const RequestRegistry& registry, const Clock& clock)
       : scheduler_(scheduler), cache_(cache), events_(events), registry_(registry), clock_(clock) {}
 
-  void add_forward(double seconds) { totals_.forward_seconds_total += seconds; }
-  void add_host(double seconds) { totals_.host_seconds_total += seconds; }
+  void add_forward(double seconds) { totals_.steps.forward_seconds += seconds; }
+  void add_host(double seconds) { totals_.steps.host_seconds += seconds; }
   void add_masks(int64_t count, double seconds) {
-    totals_.num_masks_total += count;
-    totals_.mask_seconds_total += seconds;
+    totals_.steps.num_masks += count;
+    totals_.steps.mask_seconds += seconds;
   }
 
   void publish();
   // As published last.
-  int32_t num_running() const { return totals_.num_running; }
-  int32_t num_waiting() const { return totals_.num_waiting; }
+  int32_t num_running() const { return totals_.requests.num_running; }
+  int32_t num_waiting() const { return totals_.requests.num_waiting; }
   EngineStats snapshot() const;
 
  private:

@@ -64,12 +64,12 @@ TEST(Timing, HostWorkIsHiddenBehindTheDevice) {
     const double seconds = to_seconds(clock.now() - start);
     const EngineStats s = engine->stats();
     ASSERT_EQ(device->num_waits(), device->num_steps());  // one synchronisation a step
-    const auto steps = static_cast<double>(s.num_steps_total);
+    const auto steps = static_cast<double>(s.steps.num_steps);
     const double excess = seconds / (steps * to_seconds(delay)) - 1;
     const double host_ms = (cpu_seconds() - cpu_before) * 1e3 / steps;
     best_excess = std::min(best_excess, excess);
     fewest_late = std::min(fewest_late, device->num_late_steps());
-    fewest_steps = std::min(fewest_steps, s.num_steps_total);
+    fewest_steps = std::min(fewest_steps, s.steps.num_steps);
     least_host_ms = std::min(least_host_ms, host_ms);
     std::printf(
         "%.0f steps of %lld ms in %.1f ms: %.2f %% over the device alone, %lld late, %.2f ms of "
@@ -105,13 +105,13 @@ TEST(Timing, PrintsHostWorkOfAStepWith256Running) {
   }
   for (Collector& c : collectors) ASSERT_TRUE(c.wait_end());
   const EngineStats s = engine->stats();
-  const auto steps = static_cast<double>(s.num_steps_total);
+  const auto steps = static_cast<double>(s.steps.num_steps);
   std::printf("host work: %.1f us a step, %.0f entries a step, %.0f steps\n",
-              s.host_seconds_total / steps * 1e6, static_cast<double>(s.num_entries_total) / steps,
+              s.steps.host_seconds / steps * 1e6, static_cast<double>(s.steps.num_entries) / steps,
               steps);
-  EXPECT_EQ(s.generation_tokens_total, kRunning * kTokens);
-  EXPECT_GT(s.gen_throughput, 0);
-  EXPECT_GT(s.host_seconds_total, 0);
+  EXPECT_EQ(s.tokens.generated, kRunning * kTokens);
+  EXPECT_GT(s.tokens.generated_per_second, 0);
+  EXPECT_GT(s.steps.host_seconds, 0);
 }
 
 TEST(Timing, ThroughputForgetsWhatIsOld) {

@@ -24,9 +24,9 @@ TEST_P(SlidingWindow, AnswersAreThoseOfOneMap) {
     EXPECT_EQ(answers_to_long(*engine), want) << "cold";
     EXPECT_EQ(answers_to_long(*engine), want) << "warm";
     if (engine->config().cache.disable_radix_cache)
-      EXPECT_EQ(engine->stats().cached_tokens_total, 0);
+      EXPECT_EQ(engine->stats().tokens.cached, 0);
     else
-      EXPECT_GT(engine->stats().cached_tokens_total, 300);
+      EXPECT_GT(engine->stats().tokens.cached, 300);
   };
   check("plenty", {.cache = {.max_total_tokens = 4000}});
   check("a short window pool", {.cache = {.max_total_tokens = 2000, .swa_full_tokens_ratio = 0.1}});
@@ -48,7 +48,7 @@ INSTANTIATE_TEST_SUITE_P(Models, SlidingWindow,
 TEST(SlidingWindowMemory, TakesLess) {
   const auto bytes_of = [](const std::string& model, EngineConfig config) {
     config.cache.max_total_tokens = 4000;
-    return load_golden(model, config)->stats().kv_bytes;
+    return load_golden(model, config)->stats().memory.kv_bytes;
   };
   const EngineConfig one_map{.cache = {.disable_hybrid_swa_memory = true}};
   const EngineConfig a_tenth{.cache = {.swa_full_tokens_ratio = 0.1}};

@@ -54,7 +54,7 @@ class EndToEnd : public ::testing::Test {
   }
   int num_in_engine() {
     const EngineStats s = parts_.engine->stats();
-    return s.num_running + s.num_waiting;
+    return s.requests.num_running + s.requests.num_waiting;
   }
   bool becomes_idle() {
     for (int i = 0; i < 5000; ++i) {
@@ -117,7 +117,7 @@ TEST_F(EndToEnd, ASessionContinuesItsTokens) {
         "session_params":{{"id":"{}","rid":"1"}}}})",
                                      id));
   EXPECT_EQ(third.at("choices").at(0).at("text").get_string(), answer_of(whole, 4));
-  EXPECT_GE(parts_.engine->stats().cached_tokens_total, static_cast<int64_t>(whole.size()) - 1);
+  EXPECT_GE(parts_.engine->stats().tokens.cached, static_cast<int64_t>(whole.size()) - 1);
 
   EXPECT_EQ(post("/generate", turn("x", "4", R"(,"rid":"nobody")")).status, 400);
   EXPECT_EQ(post("/generate", turn("x", "5", R"(,"rid":"1","offset":99)")).status, 400);
@@ -217,13 +217,13 @@ TEST_F(EndToEnd, GenerationIsPausedAndGoesOn) {
                .at("text")
                .get_string();
   });
-  while (parts_.engine->stats().generation_tokens_total < 5) std::this_thread::yield();
+  while (parts_.engine->stats().tokens.generated < 5) std::this_thread::yield();
   for (const char* mode : {"in_place", "retract"}) {
     const std::string body = fmt::format(R"({{"mode":"{}"}})", mode);
     EXPECT_EQ(post_json("/pause_generation", body).at("status"), "ok");
-    const int64_t steps = parts_.engine->stats().num_steps_total;
+    const int64_t steps = parts_.engine->stats().steps.num_steps;
     std::this_thread::sleep_for(5ms);
-    EXPECT_EQ(parts_.engine->stats().num_steps_total, steps) << mode;
+    EXPECT_EQ(parts_.engine->stats().steps.num_steps, steps) << mode;
   }
   EXPECT_EQ(post("/flush_cache", "").status, 200);  // nothing runs: its memory is free
   EXPECT_EQ(post_json("/continue_generation", "{}").at("status"), "ok");
@@ -235,7 +235,7 @@ TEST_F(EndToEnd, GenerationIsPausedAndGoesOn) {
   std::thread second([&] {
     aborted = post("/generate", R"({"text":"x","sampling_params":{"max_new_tokens":3000}})");
   });
-  while (parts_.engine->stats().num_running == 0) std::this_thread::yield();
+  while (parts_.engine->stats().requests.num_running == 0) std::this_thread::yield();
   EXPECT_EQ(post("/pause_generation", "").status, 200);
   second.join();
   EXPECT_THAT(aborted.body, HasSubstr(R"("type":"abort")"));
@@ -420,12 +420,12 @@ TEST_F(EndToEnd, ARidInUseIsRefusedAndItsOwnerGoesOn) {
   EXPECT_EQ(post("/pause_generation", R"({"mode":"in_place"})").status, 200);
   const std::string body = R"({"text":"a","rid":"same","sampling_params":{"max_new_tokens":40}})";
   std::thread owner([&] { EXPECT_EQ(post("/generate", body).status, 200); });
-  while (parts_.engine->stats().num_waiting == 0) std::this_thread::sleep_for(1ms);
+  while (parts_.engine->stats().requests.num_waiting == 0) std::this_thread::sleep_for(1ms);
   const net::HttpResponse second = post("/generate", body);
   EXPECT_EQ(second.status, 400) << second.body;
   EXPECT_EQ(post("/continue_generation", "{}").status, 200);
   owner.join();
-  EXPECT_EQ(parts_.engine->stats().num_aborted_total, 0);
+  EXPECT_EQ(parts_.engine->stats().requests.num_aborted, 0);
 }
 
 TEST_F(EndToEnd, AClientThatLeavesFreesItsPlace) {
@@ -441,11 +441,11 @@ TEST_F(EndToEnd, AClientThatLeavesFreesItsPlace) {
       socket.write(
           fmt::format("POST /generate HTTP/1.1\r\nHost: localhost\r\nContent-Length: {}\r\n\r\n{}",
                       body.size(), body));
-      while (parts_.engine->stats().num_running == 0) std::this_thread::sleep_for(1ms);
+      while (parts_.engine->stats().requests.num_running == 0) std::this_thread::sleep_for(1ms);
     }
     EXPECT_TRUE(becomes_idle());
   }
-  EXPECT_EQ(parts_.engine->stats().num_aborted_total, 3);
+  EXPECT_EQ(parts_.engine->stats().requests.num_aborted, 3);
 }
 
 TEST_F(EndToEnd, AFullQueueAnswers503) {

@@ -37,8 +37,9 @@ void write_model(JsonWriter& w, const Context& context, std::string_view adapter
 }
 
 double token_usage(const EngineStats& s) {
-  return s.kv_tokens_total == 0 ? 0.0
-                                : static_cast<double>(s.kv_tokens_running) / s.kv_tokens_total;
+  return s.memory.kv_tokens == 0
+             ? 0.0
+             : static_cast<double>(s.memory.kv_tokens_running) / s.memory.kv_tokens;
 }
 
 void write_text_or_null(JsonWriter& w, std::string_view key, std::string_view text) {
@@ -256,8 +257,8 @@ void write_settings(JsonWriter& w, const Context& context, bool admin) {
 // What became of draft tokens, by drafter; of those that proposed any.
 void write_drafters(JsonWriter& w, const EngineStats& s) {
   w.key("spec_drafters").begin_object();
-  for (size_t i = 0; i < s.by_drafter.size(); ++i) {
-    const DraftCounts& counts = s.by_drafter[i];
+  for (size_t i = 0; i < s.speculation.by_drafter.size(); ++i) {
+    const DraftCounts& counts = s.speculation.by_drafter[i];
     if (counts.verify_steps == 0) continue;
     w.key(drafter_name(static_cast<Drafter>(i))).begin_object();
     w.member("spec_verify_ct", counts.verify_steps);
@@ -274,20 +275,22 @@ void write_load(JsonWriter& w, size_t dp_rank, const EngineStats& s,
   };
   w.begin_object().member("dp_rank", dp_rank);
   if (wants("core")) {
-    w.member("num_running_reqs", s.num_running).member("num_waiting_reqs", s.num_waiting);
-    w.member("num_total_reqs", s.num_running + s.num_waiting);
-    w.member("num_used_tokens", s.kv_tokens_running);
-    w.member("max_total_num_tokens", s.kv_tokens_total).member("token_usage", token_usage(s));
-    w.member("gen_throughput", s.gen_throughput).member("cache_hit_rate", s.cache_hit_rate());
+    w.member("num_running_reqs", s.requests.num_running)
+        .member("num_waiting_reqs", s.requests.num_waiting);
+    w.member("num_total_reqs", s.requests.num_running + s.requests.num_waiting);
+    w.member("num_used_tokens", s.memory.kv_tokens_running);
+    w.member("max_total_num_tokens", s.memory.kv_tokens).member("token_usage", token_usage(s));
+    w.member("gen_throughput", s.tokens.generated_per_second)
+        .member("cache_hit_rate", s.cache_hit_rate());
   }
   if (wants("memory")) {
-    w.key("memory").begin_object().member("weight_gb", s.weight_bytes / 1e9);
-    w.member("kv_cache_gb", s.kv_bytes / 1e9).member("token_capacity", s.kv_tokens_total);
-    w.member("cached_tokens", s.kv_tokens_cached).end_object();
+    w.key("memory").begin_object().member("weight_gb", s.memory.weight_bytes / 1e9);
+    w.member("kv_cache_gb", s.memory.kv_bytes / 1e9).member("token_capacity", s.memory.kv_tokens);
+    w.member("cached_tokens", s.memory.kv_tokens_cached).end_object();
   }
   if (wants("queues")) {
-    w.key("queues").begin_object().member("waiting", s.num_waiting);
-    w.member("retracted", s.num_retractions_total).end_object();
+    w.key("queues").begin_object().member("waiting", s.requests.num_waiting);
+    w.member("retracted", s.requests.num_retractions).end_object();
   }
   w.end_object();
 }
@@ -411,22 +414,23 @@ void handle_weight_version(const ContextPtr& context, HttpRequest&&, ResponsePtr
 // Of one replica.
 void write_internal_state(JsonWriter& w, const Engine& engine) {
   const EngineStats s = engine.stats();
-  w.begin_object().member("last_gen_throughput", s.gen_throughput);
+  w.begin_object().member("last_gen_throughput", s.tokens.generated_per_second);
   w.key("memory_usage").begin_object();
-  w.member("weight", s.weight_bytes / 1e9).member("kvcache", s.kv_bytes / 1e9);
-  w.member("token_capacity", s.kv_tokens_total).member("graph", s.graph_bytes / 1e9);
-  w.member("scratch", s.scratch_bytes / 1e9).end_object();
+  w.member("weight", s.memory.weight_bytes / 1e9).member("kvcache", s.memory.kv_bytes / 1e9);
+  w.member("token_capacity", s.memory.kv_tokens).member("graph", s.memory.graph_bytes / 1e9);
+  w.member("scratch", s.memory.scratch_bytes / 1e9).end_object();
   w.member("effective_max_running_requests_per_dp", engine.config().schedule.max_running_requests);
   w.key("avg_spec_accept_length");
-  if (s.verify_steps_total > 0)
-    w.value(s.spec_accept_length());
+  if (s.speculation.num_verified > 0)
+    w.value(s.speculation.accept_length());
   else
     w.null();
   write_drafters(w, s);
-  w.member("num_running_reqs", s.num_running).member("num_waiting_reqs", s.num_waiting);
+  w.member("num_running_reqs", s.requests.num_running)
+      .member("num_waiting_reqs", s.requests.num_waiting);
   w.member("cache_hit_rate", s.cache_hit_rate());
-  w.member("num_failed", s.num_failed_total).member("num_not_finite", s.num_not_finite_total);
-  w.member("num_retractions", s.num_retractions_total).end_object();
+  w.member("num_failed", s.requests.num_failed).member("num_not_finite", s.requests.num_not_finite);
+  w.member("num_retractions", s.requests.num_retractions).end_object();
 }
 
 void handle_server_info(const ContextPtr& context, HttpRequest&& request, ResponsePtr response) {
@@ -438,7 +442,7 @@ void handle_server_info(const ContextPtr& context, HttpRequest&& request, Respon
   write_settings(w, *context, is_admin(context->config, context->tenants.get(), request));
   w.member("vocab_size", engine.model_info().vocab_size);
   w.member("status", context->stopping ? "stopping" : "ready");
-  w.member("max_total_num_tokens", s.kv_tokens_total);
+  w.member("max_total_num_tokens", s.memory.kv_tokens);
   w.member("max_req_input_len", engine.context_length() - 1);
   w.key("internal_states").begin_array();
   for (const Engine* replica : engine.replicas()) write_internal_state(w, *replica);
@@ -496,8 +500,9 @@ void handle_get_load(const ContextPtr& context, HttpRequest&&, ResponsePtr respo
   for (size_t i = 0; i < replicas.size(); ++i) {
     const EngineStats s = replicas[i]->stats();
     w.begin_object().member("dp_rank", i);
-    w.member("num_reqs", s.num_running + s.num_waiting).member("num_waiting_reqs", s.num_waiting);
-    w.member("num_tokens", s.kv_tokens_running).end_object();
+    w.member("num_reqs", s.requests.num_running + s.requests.num_waiting)
+        .member("num_waiting_reqs", s.requests.num_waiting);
+    w.member("num_tokens", s.memory.kv_tokens_running).end_object();
   }
   w.end_array();
   send_json(response, std::move(out));

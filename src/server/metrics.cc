@@ -261,52 +261,56 @@ void add_http(Figures& f, const Metrics::Http& http) {
 }
 
 void add_load(Figures& f, const Engine& engine, const EngineStats& s) {
-  f.gauge("sglang:num_running_reqs", "Requests in the batch.", s.num_running);
-  f.gauge("sglang:num_queue_reqs", "Requests that wait.", s.num_waiting);
+  f.gauge("sglang:num_running_reqs", "Requests in the batch.", s.requests.num_running);
+  f.gauge("sglang:num_queue_reqs", "Requests that wait.", s.requests.num_waiting);
   for (const char* name : {"sglang:num_used_tokens", "sglang:kv_used_tokens"})
-    f.gauge(name, "KV tokens of running requests.", s.kv_tokens_running);
-  f.gauge("sglang:kv_evictable_tokens", "KV tokens of cached prefixes.", s.kv_tokens_cached);
+    f.gauge(name, "KV tokens of running requests.", s.memory.kv_tokens_running);
+  f.gauge("sglang:kv_evictable_tokens", "KV tokens of cached prefixes.", s.memory.kv_tokens_cached);
   f.gauge("sglang:kv_available_tokens", "KV tokens that are free.",
-          std::max(0, s.kv_tokens_total - s.kv_tokens_running - s.kv_tokens_cached));
-  f.gauge("sglang:max_total_num_tokens", "KV tokens of the pool.", s.kv_tokens_total);
+          std::max(0, s.memory.kv_tokens - s.memory.kv_tokens_running - s.memory.kv_tokens_cached));
+  f.gauge("sglang:max_total_num_tokens", "KV tokens of the pool.", s.memory.kv_tokens);
   for (const char* name : {"sglang:token_usage", "sglang:full_token_usage"})
     f.gauge(name, "Share of the pool that running requests use.",
-            s.kv_tokens_total == 0 ? 0.0
-                                   : static_cast<double>(s.kv_tokens_running) / s.kv_tokens_total);
+            s.memory.kv_tokens == 0
+                ? 0.0
+                : static_cast<double>(s.memory.kv_tokens_running) / s.memory.kv_tokens);
   f.gauge("sglang:cache_hit_rate", "Share of prompt tokens that came from the cache.",
           s.cache_hit_rate());
-  f.gauge("sglang:gen_throughput", "Output tokens a second.", s.gen_throughput);
+  f.gauge("sglang:gen_throughput", "Output tokens a second.", s.tokens.generated_per_second);
   f.gauge("sglang:context_len", "Tokens that prompt and answer share.", engine.context_length());
   f.gauge("sglang:page_size", "Tokens of a page.", engine.config().cache.page_size);
   f.gauge("sglang:num_pages", "Pages of the pool.",
-          s.kv_tokens_total / engine.config().cache.page_size);
-  f.gauge("sglang:num_streaming_sessions", "Sessions that are open.", s.num_sessions);
+          s.memory.kv_tokens / engine.config().cache.page_size);
+  f.gauge("sglang:num_streaming_sessions", "Sessions that are open.", s.sessions.num_open);
 }
 
 void add_memory_of_model(Figures& f, const EngineStats& s) {
   constexpr double kGigabyte = 1e9;
-  f.gauge("sglang:weight_memory_usage_gb", "Memory of the weights.", s.weight_bytes / kGigabyte);
-  f.gauge("sglang:kv_cache_memory_usage_gb", "Memory of the pool.", s.kv_bytes / kGigabyte);
+  f.gauge("sglang:weight_memory_usage_gb", "Memory of the weights.",
+          s.memory.weight_bytes / kGigabyte);
+  f.gauge("sglang:kv_cache_memory_usage_gb", "Memory of the pool.", s.memory.kv_bytes / kGigabyte);
   f.gauge("sglang:graph_memory_usage_gb", "Memory reserved for graphs of a GPU.",
-          s.graph_bytes / kGigabyte);
+          s.memory.graph_bytes / kGigabyte);
 }
 
 void add_requests(Figures& f, const EngineStats& s) {
-  f.counter("sglang:prompt_tokens_total", "Prompt tokens so far.", s.prompt_tokens_total);
-  f.counter("sglang:generation_tokens_total", "Output tokens so far.", s.generation_tokens_total);
+  f.counter("sglang:prompt_tokens_total", "Prompt tokens so far.", s.tokens.prompt);
+  f.counter("sglang:generation_tokens_total", "Output tokens so far.", s.tokens.generated);
   f.counter("sglang:cached_tokens_total", "Prompt tokens that came from the cache so far.",
-            s.cached_tokens_total);
+            s.tokens.cached);
   f.counters("sglang:realtime_tokens_total", "Tokens so far, by what was done for them.", "mode",
-             {{"prefill_compute", s.prompt_tokens_total - s.cached_tokens_total},
-              {"prefill_cache", s.cached_tokens_total},
-              {"decode", s.generation_tokens_total}});
-  f.counter("sglang:num_requests_total", "Requests so far.", s.num_requests_total);
-  f.counter("sglang:num_aborted_requests_total", "Requests aborted so far.", s.num_aborted_total);
+             {{"prefill_compute", s.tokens.prompt - s.tokens.cached},
+              {"prefill_cache", s.tokens.cached},
+              {"decode", s.tokens.generated}});
+  f.counter("sglang:num_requests_total", "Requests so far.", s.requests.num_total);
+  f.counter("sglang:num_aborted_requests_total", "Requests aborted so far.",
+            s.requests.num_aborted);
   f.counter("espalier:failed_requests_total", "Requests that ended with an error so far.",
-            s.num_failed_total);
+            s.requests.num_failed);
   f.counter("espalier:not_finite_total", "Of them, those whose logits contained NaN or infinity.",
-            s.num_not_finite_total);
-  f.counter("sglang:num_retracted_requests_total", "Retractions so far.", s.num_retractions_total);
+            s.requests.num_not_finite);
+  f.counter("sglang:num_retracted_requests_total", "Retractions so far.",
+            s.requests.num_retractions);
 }
 
 // One series of each counter for each tier, labelled "tier".
@@ -333,9 +337,9 @@ void add_tiers(Figures& f, const EngineStats& s) {
   add("espalier:tier_written_bytes_total", "Bytes written to a tier.",
       [](const TierStats& t) { return t.store.bytes_written; });
   f.counter("espalier:tier_cached_tokens_host_total",
-            "Cached tokens that were loaded from the host's memory.", s.cached_tokens_host_total);
+            "Cached tokens that were loaded from the host's memory.", s.tokens.cached_host);
   f.counter("espalier:tier_cached_tokens_storage_total",
-            "Cached tokens that were loaded from storage.", s.cached_tokens_storage_total);
+            "Cached tokens that were loaded from storage.", s.tokens.cached_storage);
   f.counter("espalier:tier_loads_total", "Prefixes that were loaded from tiers.", tiers.loads);
   f.counter("espalier:tier_loads_late_total", "Of them, those given up because they were late.",
             tiers.loads_late);
@@ -365,55 +369,57 @@ void add_drafters(Figures& f, const EngineStats& s) {
   using Metric = prometheus::ClientMetric;
   using Type = prometheus::MetricType;
   f.drafters("espalier:spec_drafted_tokens_total", "Draft tokens proposed, by drafter.",
-             Type::Counter, s.by_drafter, [](Metric& metric, const DraftCounts& c) {
+             Type::Counter, s.speculation.by_drafter, [](Metric& metric, const DraftCounts& c) {
                metric.counter.value = static_cast<double>(c.drafted_tokens);
              });
   f.drafters("espalier:spec_accepted_tokens_total", "Draft tokens accepted, by drafter.",
-             Type::Counter, s.by_drafter, [](Metric& metric, const DraftCounts& c) {
+             Type::Counter, s.speculation.by_drafter, [](Metric& metric, const DraftCounts& c) {
                metric.counter.value = static_cast<double>(c.accepted_tokens);
              });
   f.drafters("espalier:spec_verify_ct_total",
-             "Batch entries that verified draft tokens, by drafter.", Type::Counter, s.by_drafter,
-             [](Metric& metric, const DraftCounts& c) {
+             "Batch entries that verified draft tokens, by drafter.", Type::Counter,
+             s.speculation.by_drafter, [](Metric& metric, const DraftCounts& c) {
                metric.counter.value = static_cast<double>(c.verify_steps);
              });
   f.drafters("espalier:spec_accept_rate", "Draft tokens accepted, of those proposed, by drafter.",
-             Type::Gauge, s.by_drafter, [](Metric& metric, const DraftCounts& c) {
+             Type::Gauge, s.speculation.by_drafter, [](Metric& metric, const DraftCounts& c) {
                metric.gauge.value = ratio(c.accepted_tokens, c.drafted_tokens);
              });
   f.drafters("espalier:spec_accept_length",
              "Tokens of an entry that verified draft tokens, its own too, by drafter.", Type::Gauge,
-             s.by_drafter, [](Metric& metric, const DraftCounts& c) {
+             s.speculation.by_drafter, [](Metric& metric, const DraftCounts& c) {
                metric.gauge.value =
                    c.verify_steps == 0 ? 0.0 : 1 + ratio(c.accepted_tokens, c.verify_steps);
              });
   f.drafters("espalier:spec_accepted_tokens",
              "Draft tokens that an entry which verified some accepted, by drafter.",
-             Type::Histogram, s.by_drafter, fill_accepted_lengths);
+             Type::Histogram, s.speculation.by_drafter, fill_accepted_lengths);
 }
 
 void add_steps(Figures& f, const EngineStats& s) {
   f.counter("sglang:forward_execution_seconds_total", "Time in forward passes.",
-            s.forward_seconds_total);
-  f.counter("espalier:steps_total", "Steps of the scheduler.", s.num_steps_total);
+            s.steps.forward_seconds);
+  f.counter("espalier:steps_total", "Steps of the scheduler.", s.steps.num_steps);
   for (const char* name : {"espalier:batch_entries_total", "espalier:lanes_total"})
     f.counter(name, "Batch entries of all steps; over steps: the average batch.",
-              s.num_entries_total);
-  f.counter("espalier:drafted_tokens_total", "Draft tokens proposed.", s.drafted_tokens_total);
+              s.steps.num_entries);
+  f.counter("espalier:drafted_tokens_total", "Draft tokens proposed.",
+            s.speculation.drafted_tokens);
   f.counter("espalier:accepted_drafts_total", "Draft tokens accepted.",
-            s.accepted_draft_tokens_total);
+            s.speculation.accepted_tokens);
   f.counter("sglang:spec_verify_calls_total", "Batch entries that verified draft tokens.",
-            s.verify_steps_total);
+            s.speculation.num_verified);
   f.gauge("sglang:spec_accept_rate", "Draft tokens accepted, of those proposed.",
-          ratio(s.accepted_draft_tokens_total, s.drafted_tokens_total));
+          ratio(s.speculation.accepted_tokens, s.speculation.drafted_tokens));
   f.gauge("sglang:spec_accept_length",
-          "Tokens of an entry that verified draft tokens, its own too.", s.spec_accept_length());
+          "Tokens of an entry that verified draft tokens, its own too.",
+          s.speculation.accept_length());
   add_drafters(f, s);
-  f.counter("espalier:host_seconds_total", "Scheduling work of all steps.", s.host_seconds_total);
+  f.counter("espalier:host_seconds_total", "Scheduling work of all steps.", s.steps.host_seconds);
   f.counter("espalier:cache_events_total", "Events of the cache so far (--kv-events-config).",
-            s.num_cache_events_total);
+            s.cache_events.num_total);
   f.counter("espalier:cache_events_overwritten_total", "Of them, those that are kept no more.",
-            s.num_cache_events_overwritten_total);
+            s.cache_events.num_overwritten);
 }
 
 void add_gpus(Figures& f, const std::vector<cuda::GpuFigures>& gpus) {
@@ -433,39 +439,40 @@ void add_gpus(Figures& f, const std::vector<cuda::GpuFigures>& gpus) {
 }
 
 void add_images(Figures& f, const EngineStats& s) {
-  f.counter("espalier:images_total", "Pictures that requests brought.", s.num_images_total);
+  f.counter("espalier:images_total", "Pictures that requests brought.", s.images.num_total);
   f.counter("espalier:images_encoded_total",
             "Of them, those that were encoded; what the encoder made of the others was kept.",
-            s.num_images_encoded_total);
+            s.images.num_encoded);
   f.counter("espalier:image_encode_seconds_total", "Time in encoding pictures.",
-            s.image_encode_seconds_total);
+            s.images.encode_seconds);
   f.gauge("espalier:image_row_bytes", "Memory of encoded pictures, in use and kept.",
-          s.image_row_bytes);
+          s.images.row_bytes);
 }
 
 void add_grammars(Figures& f, const EngineStats& s) {
-  f.counter("sglang:num_grammar_total", "Requests with a grammar so far.", s.num_grammars_total);
+  f.counter("sglang:num_grammar_total", "Requests with a grammar so far.",
+            s.grammars.num_requested);
   f.counter("sglang:num_grammar_cache_hit_total", "Of them, those whose grammar was known.",
-            s.num_grammar_cache_hits_total);
+            s.grammars.num_cache_hits);
   f.counter("sglang:num_grammar_aborted_total",
             "Grammars that were wanted no more before they were compiled.",
-            s.num_grammars_cancelled_total);
+            s.grammars.num_cancelled);
   f.gauge("sglang:num_grammar_queue_reqs", "Grammars that wait or are compiled.",
-          s.num_grammars_waiting);
-  f.gauge("espalier:num_grammars_kept", "Compiled grammars that are kept.", s.num_grammars_kept);
-  f.gauge("espalier:session_bytes", "Memory that open sessions hold.", s.session_bytes);
-  f.gauge("espalier:grammar_cache_bytes", "Memory that these hold.", s.grammar_cache_bytes);
+          s.grammars.num_waiting);
+  f.gauge("espalier:num_grammars_kept", "Compiled grammars that are kept.", s.grammars.num_kept);
+  f.gauge("espalier:session_bytes", "Memory that open sessions hold.", s.sessions.bytes);
+  f.gauge("espalier:grammar_cache_bytes", "Memory that these hold.", s.grammars.kept_bytes);
   f.counter("espalier:grammars_compiled_total", "Grammars compiled so far.",
-            s.num_grammars_compiled_total);
+            s.grammars.num_compiled);
   f.counter("espalier:grammar_compile_seconds_total", "Time in compiling grammars.",
-            s.grammar_compile_seconds_total);
-  f.counter("espalier:masks_total", "Masks of constrained entries.", s.num_masks_total);
+            s.grammars.compile_seconds);
+  f.counter("espalier:masks_total", "Masks of constrained entries.", s.steps.num_masks);
   f.counter("espalier:mask_seconds_total", "The scheduler's time in filling masks.",
-            s.mask_seconds_total);
+            s.steps.mask_seconds);
   f.counter("espalier:forced_tokens_total", "Output tokens that a grammar forced.",
-            s.forced_tokens_total);
+            s.speculation.forced_tokens);
   f.counter("espalier:forwards_saved_total", "Entries that forced tokens have saved.",
-            s.forwards_saved_total);
+            s.speculation.forwards_saved);
 }
 
 // Of each replica, under names of their own: a sum over series of the others stays true.
@@ -517,7 +524,7 @@ std::string Metrics::scrape(const Engine& engine, const Http& http) const {
     f.counters("espalier:rate_limited_total", "Calls refused by the limits of their key.", "tenant",
                http.num_refused);
   const int32_t page_size = engine.config().cache.page_size;
-  f.add_vllm_names({.block_size = page_size, .num_blocks = s.kv_tokens_total / page_size});
+  f.add_vllm_names({.block_size = page_size, .num_blocks = s.memory.kv_tokens / page_size});
   return f.text();
 }
 

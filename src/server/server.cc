@@ -137,7 +137,8 @@ bool is_busy(const Context& context, const std::string& owner) {
   const bool has_share = context.engine.config().schedule.fair_share == "tenant";
   const TenantPtr tenant =
       has_share && context.tenants != nullptr ? context.tenants->named(owner) : nullptr;
-  return tenant != nullptr ? tenant->num_waiting() > 0 : context.engine.stats().num_waiting > 0;
+  return tenant != nullptr ? tenant->num_waiting() > 0
+                           : context.engine.stats().requests.num_waiting > 0;
 }
 
 Status open_batches(const ContextPtr& context) {

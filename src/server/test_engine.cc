@@ -67,7 +67,7 @@ ScriptedEngine::~ScriptedEngine() {
 
 void ScriptedEngine::set_num_waiting(int32_t count) {
   std::lock_guard lock(mutex_);
-  stats_.num_waiting = count;
+  stats_.requests.num_waiting = count;
 }
 
 void ScriptedEngine::set_script(Script script) {
@@ -105,7 +105,7 @@ Result<std::string> ScriptedEngine::submit(GenerateRequest request, EventSink si
   submitted_.push_back(request);
   if (!script_.submit_error.ok()) return fail(script_.submit_error);
   if (request.sampling.n < 1) return fail(invalid_argument("n must be at least 1"));
-  ++stats_.num_requests_total;
+  ++stats_.requests.num_total;
   std::string rid = request.rid;
   work_.push_back([this, request = std::move(request), sink = std::move(sink), script = script_] {
     run(request, sink, script);
@@ -244,19 +244,19 @@ Status ScriptedEngine::flush_cache() {
 EngineStats ScriptedEngine::stats() const {
   std::lock_guard lock(mutex_);
   EngineStats stats = stats_;
-  stats.num_running = static_cast<int32_t>(open_.size());
-  stats.prompt_tokens_total = 40;
-  stats.cached_tokens_total = 10;
-  stats.generation_tokens_total = 70;
-  stats.kv_tokens_total = 1000;
-  stats.kv_tokens_running = 250;
-  stats.gen_throughput = 12.5;
-  stats.num_failed_total = 4;
-  stats.num_not_finite_total = 3;
-  stats.graph_bytes = 250'000'000;
-  stats.scratch_bytes = 500'000'000;
-  stats.by_drafter.resize(kNumDrafters);
-  DraftCounts& radix = stats.by_drafter[static_cast<size_t>(Drafter::kRadix)];
+  stats.requests.num_running = static_cast<int32_t>(open_.size());
+  stats.tokens.prompt = 40;
+  stats.tokens.cached = 10;
+  stats.tokens.generated = 70;
+  stats.memory.kv_tokens = 1000;
+  stats.memory.kv_tokens_running = 250;
+  stats.tokens.generated_per_second = 12.5;
+  stats.requests.num_failed = 4;
+  stats.requests.num_not_finite = 3;
+  stats.memory.graph_bytes = 250'000'000;
+  stats.memory.scratch_bytes = 500'000'000;
+  stats.speculation.by_drafter.resize(kNumDrafters);
+  DraftCounts& radix = stats.speculation.by_drafter[static_cast<size_t>(Drafter::kRadix)];
   radix = {.drafted_tokens = 8, .accepted_tokens = 6, .verify_steps = 2};
   radix.accepted_lengths.entries[3] = 2;
   return stats;

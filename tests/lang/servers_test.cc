@@ -100,10 +100,10 @@ TEST(Endpoint, CancellingAProgramEndsItsRequestsOnTheServer) {
   const RunningServer running = run_server({}, std::chrono::milliseconds(2));
   State s = start({.backend = connect(running)});
   s += "x" + gen("a", {.max_tokens = 3000});
-  while (running.engine->stats().num_running == 0) std::this_thread::yield();
+  while (running.engine->stats().requests.num_running == 0) std::this_thread::yield();
   s.cancel();
   EXPECT_EQ(s.sync().code(), StatusCode::kAborted);
-  while (running.engine->stats().num_running > 0) std::this_thread::yield();
+  while (running.engine->stats().requests.num_running > 0) std::this_thread::yield();
 }
 
 TEST(Endpoint, ALostServerIsAnErrorAtTheLineOfTheGen) {

@@ -127,10 +127,10 @@ int run_bench_offline(const std::vector<std::string>& args) {
                   {"output_len", fmt::format("{}", workload_options.output_len)},
                   {"threads", fmt::format("{}", (*engine)->config().compute.num_threads)},
                   {"average_batch",
-                   fmt::format("{:.2f}", stats.num_steps_total == 0
+                   fmt::format("{:.2f}", stats.steps.num_steps == 0
                                              ? 0.0
-                                             : static_cast<double>(stats.num_entries_total) /
-                                                   static_cast<double>(stats.num_steps_total))}};
+                                             : static_cast<double>(stats.steps.num_entries) /
+                                                   static_cast<double>(stats.steps.num_steps))}};
   return publish(sum, output, output_file);
 }
 

@@ -251,7 +251,7 @@ TEST(GrammarEngine, CompilesForItselfAndReportsWhatItIs) {
   EXPECT_EQ(drawn.error().code(), StatusCode::kInvalidArgument);
   EXPECT_THAT(drawn.error().message(), HasSubstr("regex"));
   ASSERT_TRUE(engine->generate({.text = "x", .sampling = {.regex = "abc[0-9]"}}));
-  EXPECT_EQ(engine->stats().num_grammar_cache_hits_total, 1);
+  EXPECT_EQ(engine->stats().grammars.num_cache_hits, 1);
 
   EngineConfig config;
   config.grammar.grammar_backend = "none";
@@ -277,7 +277,7 @@ TEST(GrammarEngine, AnAbortEndsTheCompilationThatNobodyWaitsFor) {
   }
   for (int i = 5; i >= 0; --i) engine->abort(fmt::format("g{}", i), Engine::AbortScope::kExact);
   for (Collector& c : collectors) ASSERT_TRUE(c.wait_end());
-  EXPECT_GE(engine->stats().num_grammars_cancelled_total, 5);
+  EXPECT_GE(engine->stats().grammars.num_cancelled, 5);
   ASSERT_TRUE(engine->generate({.text = "x", .sampling = {.regex = "ab"}}));
 }
 

@@ -248,7 +248,7 @@ TEST(JumpForward, AnswersAreTheSameWithAndWithout) {
         }
         const auto [it, added] = answers.try_emplace("all", all);
         EXPECT_EQ(it->second, all) << "overlap " << overlap << " jump " << jump;
-        EXPECT_EQ(engine->stats().forwards_saved_total > 300, jump);
+        EXPECT_EQ(engine->stats().speculation.forwards_saved > 300, jump);
       }
     }
   }
@@ -267,7 +267,7 @@ TEST(JumpForward, FewerStepsAndASwitchForEachRequest) {
     EXPECT_EQ(answer->output_ids.size(), 28u);
     EXPECT_EQ(answer->stats.completion_tokens, 28);
     EXPECT_EQ(answer->stats.forced_tokens, jump ? 27 : 0);
-    steps[jump ? 0 : 1] = engine->stats().num_steps_total;
+    steps[jump ? 0 : 1] = engine->stats().steps.num_steps;
   }
   EXPECT_LT(steps[0], 8);
   EXPECT_GE(steps[1], 28);
@@ -281,7 +281,7 @@ TEST(JumpForward, FewerStepsAndASwitchForEachRequest) {
       EXPECT_EQ(answer->text, most == 2 ? "ab" : "abcd");
       EXPECT_EQ(answer->finish.type, most == 2 ? Type::kLength : Type::kStop);
     }
-    EXPECT_EQ(engine->stats().num_steps_total, 0);
+    EXPECT_EQ(engine->stats().steps.num_steps, 0);
   }
 }
 
@@ -316,7 +316,7 @@ TEST(JumpForward, ForcedTokensAreCertain) {
                                             .top_logprobs_num = 2,
                                             .token_ids_logprob = {'a'}});
   ASSERT_TRUE(all_forced);
-  EXPECT_EQ(engine->stats().num_steps_total, 0);
+  EXPECT_EQ(engine->stats().steps.num_steps, 0);
   ASSERT_EQ(all_forced->output_logprobs.size(), 4u);
   for (size_t i = 0; i < 4; ++i) {
     const TokenLogprobs& at = all_forced->output_logprobs[i];
@@ -345,7 +345,7 @@ TEST(JumpForward, NoEntryBehindAChoiceThatForcesWhatFollows) {
     EXPECT_TRUE(answer) << answer.error().to_string();
     EXPECT_EQ(answer->output_ids.size(), num_tokens) << answer->text;
     EXPECT_EQ(answer->stats.forwards_saved, answer->stats.forced_tokens);
-    return engine->stats().num_entries_total;
+    return engine->stats().steps.num_entries;
   };
   EXPECT_EQ(entries_of("(red|tan) and (cat|dog)\\.", 12), 2);
   EXPECT_EQ(entries_of("(red|tan) or (cat|bat|dog) or (yes|not)", 17), 3);
@@ -452,7 +452,7 @@ TEST(JumpForward, DraftTokensSaveForwardsAndChangeNoAnswer) {
         EXPECT_TRUE(speculates || got.stats.drafted_tokens == 0);
       }
     }
-    entries[speculates ? 0 : 1] = (*engine)->stats().num_entries_total;
+    entries[speculates ? 0 : 1] = (*engine)->stats().steps.num_entries;
   }
   EXPECT_GT(num_accepted, 200);
   EXPECT_LT(entries[0], entries[1] * 3 / 4);

@@ -161,7 +161,7 @@ TEST(ImagesEngine, BitsDoNotDependOnTheCompany) {
     expect_equal(answers(*engine), wanted, how + ", cold");
     expect_equal(answers(*engine), wanted, how + ", warm");
     expect_equal(answers_together(*engine), wanted, how + ", together");
-    EXPECT_GT(engine->stats().cached_tokens_total, 100) << how;
+    EXPECT_GT(engine->stats().tokens.cached, 100) << how;
   };
   check("defaults", {});
   for (const int32_t chunk : {1, 5, 16, 17})
@@ -197,8 +197,8 @@ TEST(ImagesEngine, TheSecondQuestionFindsThePicture) {
   EXPECT_EQ(second->stats.prompt_tokens, 4 + kRows);
   EXPECT_EQ(second->stats.cached_tokens, 2 + kRows);
   EngineStats stats = engine->stats();
-  EXPECT_EQ(stats.num_images_total, 2);
-  EXPECT_EQ(stats.num_images_encoded_total, 1);
+  EXPECT_EQ(stats.images.num_total, 2);
+  EXPECT_EQ(stats.images.num_encoded, 1);
   // Another picture at the same place shares what stands before it, and nothing else.
   request.images = {picture(40, 30)};
   EXPECT_EQ(engine->generate(request)->stats.cached_tokens, 2);
@@ -207,11 +207,11 @@ TEST(ImagesEngine, TheSecondQuestionFindsThePicture) {
   request.images = {picture(40, 31), picture(40, 30)};
   EXPECT_EQ(engine->generate(request)->stats.cached_tokens, 2 + kRows);
   stats = engine->stats();
-  EXPECT_EQ(stats.num_images_encoded_total, 2);
+  EXPECT_EQ(stats.images.num_encoded, 2);
   // Namespaces share rows, which are functions of the picture, and no pages.
   request.extra_key = "other";
   EXPECT_EQ(engine->generate(request)->stats.cached_tokens, 0);
-  EXPECT_EQ(engine->stats().num_images_encoded_total, 2);
+  EXPECT_EQ(engine->stats().images.num_encoded, 2);
 }
 
 TEST(ImagesEngine, SamplesShareThePrompt) {
@@ -240,9 +240,9 @@ TEST(ImagesEngine, RowsStayWithinTheirBound) {
   for (int32_t width = 10; width < 16; ++width) {
     request.images = {picture(width, 20)};
     EXPECT_TRUE(engine->generate(request));
-    EXPECT_LE(engine->stats().image_row_bytes, 2 * kRowBytes);
+    EXPECT_LE(engine->stats().images.row_bytes, 2 * kRowBytes);
   }
-  EXPECT_EQ(engine->stats().num_images_encoded_total, 6);
+  EXPECT_EQ(engine->stats().images.num_encoded, 6);
   request.input_ids = {1, kPlaceholder, kPlaceholder, kPlaceholder};
   request.images = {picture(1, 20), picture(2, 20), picture(3, 20)};
   const auto refused = engine->generate(request);

@@ -97,7 +97,7 @@ Result<std::string> Replicas::open_session(const SessionOptions& options) {
   if (own.id.empty()) {
     // An id of the replica with the fewest sessions.
     const auto fewest = std::ranges::min_element(
-        engines_, {}, [](const auto& engine) { return engine->stats().num_sessions; });
+        engines_, {}, [](const auto& engine) { return engine->stats().sessions.num_open; });
     const auto replica = static_cast<int32_t>(fewest - engines_.begin());
     do {
       own.id = rids_.next();

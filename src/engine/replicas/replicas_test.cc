@@ -69,10 +69,10 @@ TEST(Replicas, EachRequestGetsItsOwnAnswer) {
                 Script().answer(bytes_of("question " + std::to_string(i)), 5 + i % 7));
       ++i;
     }
-    EXPECT_EQ(test.front->stats().num_requests_total, kRequests);
-    EXPECT_EQ(test.front->stats().num_finished_total, kRequests);
+    EXPECT_EQ(test.front->stats().requests.num_total, kRequests);
+    EXPECT_EQ(test.front->stats().requests.num_finished, kRequests);
     for (const Engine* replica : test.front->replicas())
-      EXPECT_EQ(replica->stats().num_requests_total, kRequests / 3);
+      EXPECT_EQ(replica->stats().requests.num_total, kRequests / 3);
     for (const std::string& rid : rids) EXPECT_EQ(test.front->replica_of(rid), -1);
   }
 }
@@ -120,7 +120,7 @@ TEST(Replicas, AbortsReachWhoeverHasTheRequest) {
     ASSERT_TRUE(c.wait_end());
   }
   EXPECT_EQ(collectors.front().finish_type(), FinishReason::Type::kAbort);
-  EXPECT_GE(test.front->stats().num_aborted_total, 3);
+  EXPECT_GE(test.front->stats().requests.num_aborted, 3);
 }
 
 TEST(Replicas, SessionsStayWhereTheyAre) {
@@ -131,8 +131,9 @@ TEST(Replicas, SessionsStayWhereTheyAre) {
     ASSERT_TRUE(id) << id.error().to_string();
     ids.push_back(*id);
   }
-  EXPECT_EQ(test.front->stats().num_sessions, 9);
-  for (const Engine* replica : test.front->replicas()) EXPECT_EQ(replica->stats().num_sessions, 3);
+  EXPECT_EQ(test.front->stats().sessions.num_open, 9);
+  for (const Engine* replica : test.front->replicas())
+    EXPECT_EQ(replica->stats().sessions.num_open, 3);
   std::map<std::string, std::string> said, last;
   for (int turn = 0; turn < 3; ++turn)
     for (const std::string& id : ids) {
@@ -151,7 +152,7 @@ TEST(Replicas, SessionsStayWhereTheyAre) {
             StatusCode::kAlreadyExists);
   ids.push_back("stated");
   for (const std::string& id : ids) EXPECT_TRUE(test.front->close_session(id).ok());
-  EXPECT_EQ(test.front->stats().num_sessions, 0);
+  EXPECT_EQ(test.front->stats().sessions.num_open, 0);
   EXPECT_FALSE(test.front->close_session("stated").ok());
 }
 
@@ -198,14 +199,14 @@ TEST(Replicas, AConversationFindsItsPrefix) {
       text += r->text + std::string(70, '?');
     }
   for (const Engine* replica : test.front->replicas())
-    EXPECT_GT(replica->stats().num_requests_total, 0);
+    EXPECT_GT(replica->stats().requests.num_total, 0);
 }
 
 TEST(Replicas, FlushesAndPausesAllOfThem) {
   TestReplicas test =
       make_replicas(2, LoadBalance::kRoundRobin, {.step_delay = std::chrono::milliseconds(1)});
   for (int i = 0; i < 4; ++i) ASSERT_TRUE(test.front->generate(request_of("some text", 3)));
-  EXPECT_GT(test.front->stats().kv_tokens_cached, 0);
+  EXPECT_GT(test.front->stats().memory.kv_tokens_cached, 0);
   Collector running;
   ASSERT_TRUE(test.front->submit(request_of("running", 400), running.sink()));
   ASSERT_TRUE(running.wait_events(1));
@@ -215,7 +216,7 @@ TEST(Replicas, FlushesAndPausesAllOfThem) {
   ASSERT_TRUE(running.wait_end());
   test.pause();  // the step in flight at the request's end has been committed
   EXPECT_TRUE(test.front->flush_cache().ok());
-  EXPECT_EQ(test.front->stats().kv_tokens_cached, 0);
+  EXPECT_EQ(test.front->stats().memory.kv_tokens_cached, 0);
   test.go_on();
   test.front->drain(std::chrono::seconds(30));
   Collector late;
@@ -229,13 +230,13 @@ TEST(Replicas, GrammarsAreCompiledOnEach) {
   request.sampling.regex = "[0-9]{3}";
   request.sampling.ignore_eos = false;
   ASSERT_TRUE(test.front->compile_grammar(request.sampling, 0));
-  EXPECT_EQ(test.front->stats().num_grammars_compiled_total, 2);
+  EXPECT_EQ(test.front->stats().grammars.num_compiled, 2);
   for (int i = 0; i < 2; ++i) {
     const auto r = test.front->generate(request);
     ASSERT_TRUE(r);
     EXPECT_EQ(r->text.size(), 3u);
   }
-  EXPECT_EQ(test.front->stats().num_grammar_cache_hits_total, 2);
+  EXPECT_EQ(test.front->stats().grammars.num_cache_hits, 2);
   EXPECT_FALSE(test.front->compile_grammar({.regex = "["}, 0));
 }
 
@@ -274,7 +275,7 @@ TEST(Replicas, AnswersAreThoseOfOneEngine) {
       for (int round = 0; round < 2; ++round)
         EXPECT_EQ(answers_in_a_crowd(*engine), alone) << method;
       for (const Engine* replica : engine->replicas())
-        EXPECT_GE(replica->stats().num_requests_total, method == "cache_aware" ? 0 : 1) << method;
+        EXPECT_GE(replica->stats().requests.num_total, method == "cache_aware" ? 0 : 1) << method;
     }
   }
 }
@@ -428,7 +429,7 @@ void live(uint64_t seed) {
   }
   ASSERT_TRUE(front.pause_generation(Engine::PauseMode::kInPlace).ok());
   const EngineStats stats = front.stats();
-  EXPECT_EQ(stats.num_running + stats.num_waiting, 0);
+  EXPECT_EQ(stats.requests.num_running + stats.requests.num_waiting, 0);
 }
 
 TEST(Replicas, WhereOneFailsTheOthersGoOn) {

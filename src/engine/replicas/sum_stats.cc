@@ -18,6 +18,7 @@ void add(KvTiersStats& to, const KvTiersStats& from) {
       to, from,
       {&T::loads, &T::loads_late, &T::loads_in_part, &T::host_tokens, &T::storage_tokens});
   to.load_seconds += from.load_seconds;
+  to.pinned_bytes += from.pinned_bytes;
   for (const TierStats& tier : from.stores) {
     const auto same = std::ranges::find(to.stores, tier.kind, &TierStats::kind);
     if (same == to.stores.end()) {
@@ -31,52 +32,75 @@ void add(KvTiersStats& to, const KvTiersStats& from) {
   }
 }
 
-void add(EngineStats& to, const EngineStats& from) {
-  using S = EngineStats;
-  add_fields<S, int32_t>(
-      to, from,
-      {&S::num_running, &S::num_waiting, &S::num_grammars_waiting, &S::num_sessions,
-       &S::kv_tokens_total, &S::kv_tokens_running, &S::kv_tokens_cached});
+// Each replica has counted all drafters, or none where it has drafted nothing yet.
+void add(std::vector<DraftCounts>& to, const std::vector<DraftCounts>& from) {
+  to.resize(std::max(to.size(), from.size()));
+  for (size_t i = 0; i < from.size(); ++i) {
+    using D = DraftCounts;
+    add_fields<D, int64_t>(to[i], from[i],
+                           {&D::drafted_tokens, &D::accepted_tokens, &D::verify_steps});
+    auto& lengths = to[i].accepted_lengths.entries;
+    for (size_t n = 0; n < lengths.size(); ++n) lengths[n] += from[i].accepted_lengths.entries[n];
+  }
+}
+
+void add(EngineStats::Requests& to, const EngineStats::Requests& from) {
+  using R = EngineStats::Requests;
+  add_fields<R, int32_t>(to, from, {&R::num_running, &R::num_waiting});
+  add_fields<R, int64_t>(to, from,
+                         {&R::num_total, &R::num_finished, &R::num_aborted, &R::num_failed,
+                          &R::num_not_finite, &R::num_retractions});
+}
+
+void add(EngineStats::Steps& to, const EngineStats::Steps& from) {
+  using S = EngineStats::Steps;
+  add_fields<S, int64_t>(
+      to, from, {&S::num_steps, &S::num_entries, &S::num_masks, &S::num_slow, &S::num_very_slow});
+  add_fields<S, double>(to, from, {&S::forward_seconds, &S::host_seconds, &S::mask_seconds});
+}
+
+void add(EngineStats::Speculation& to, const EngineStats::Speculation& from) {
+  using S = EngineStats::Speculation;
   add_fields<S, int64_t>(to, from,
-                         {&S::num_requests_total,
-                          &S::num_finished_total,
-                          &S::num_aborted_total,
-                          &S::num_failed_total,
-                          &S::num_not_finite_total,
-                          &S::num_retractions_total,
-                          &S::prompt_tokens_total,
-                          &S::cached_tokens_total,
-                          &S::cached_tokens_host_total,
-                          &S::cached_tokens_storage_total,
-                          &S::generation_tokens_total,
-                          &S::num_steps_total,
-                          &S::num_entries_total,
-                          &S::forced_tokens_total,
-                          &S::forwards_saved_total,
-                          &S::drafted_tokens_total,
-                          &S::accepted_draft_tokens_total,
-                          &S::verify_steps_total,
-                          &S::num_masks_total,
-                          &S::num_grammars_total,
-                          &S::num_grammar_cache_hits_total,
-                          &S::num_grammars_cancelled_total,
-                          &S::num_grammars_compiled_total,
-                          &S::num_grammars_kept,
-                          &S::grammar_cache_bytes,
-                          &S::num_images_total,
-                          &S::num_images_encoded_total,
-                          &S::image_row_bytes,
-                          &S::session_bytes,
-                          &S::num_cache_events_total,
-                          &S::num_cache_events_overwritten_total,
-                          &S::weight_bytes,
-                          &S::kv_bytes,
-                          &S::scratch_bytes,
-                          &S::graph_bytes});
-  add_fields<S, double>(
-      to, from,
-      {&S::forward_seconds_total, &S::host_seconds_total, &S::mask_seconds_total,
-       &S::grammar_compile_seconds_total, &S::image_encode_seconds_total, &S::gen_throughput});
+                         {&S::forced_tokens, &S::forwards_saved, &S::drafted_tokens,
+                          &S::accepted_tokens, &S::num_verified});
+  add(to.by_drafter, from.by_drafter);
+}
+
+void add(EngineStats::Grammars& to, const EngineStats::Grammars& from) {
+  using G = EngineStats::Grammars;
+  add_fields<G, int64_t>(to, from,
+                         {&G::num_requested, &G::num_cache_hits, &G::num_cancelled,
+                          &G::num_compiled, &G::num_kept, &G::kept_bytes});
+  to.num_waiting += from.num_waiting;
+  to.compile_seconds += from.compile_seconds;
+}
+
+void add(EngineStats::Memory& to, const EngineStats::Memory& from) {
+  using M = EngineStats::Memory;
+  add_fields<M, int32_t>(to, from, {&M::kv_tokens, &M::kv_tokens_running, &M::kv_tokens_cached});
+  add_fields<M, int64_t>(to, from,
+                         {&M::weight_bytes, &M::kv_bytes, &M::scratch_bytes, &M::graph_bytes});
+}
+
+void add(EngineStats& to, const EngineStats& from) {
+  using T = EngineStats::Tokens;
+  using I = EngineStats::Images;
+  using C = EngineStats::CacheEvents;
+  add(to.requests, from.requests);
+  add_fields<T, int64_t>(
+      to.tokens, from.tokens,
+      {&T::prompt, &T::cached, &T::cached_host, &T::cached_storage, &T::generated});
+  to.tokens.generated_per_second += from.tokens.generated_per_second;
+  add(to.steps, from.steps);
+  add(to.speculation, from.speculation);
+  add(to.grammars, from.grammars);
+  add_fields<I, int64_t>(to.images, from.images, {&I::num_total, &I::num_encoded, &I::row_bytes});
+  to.images.encode_seconds += from.images.encode_seconds;
+  to.sessions.num_open += from.sessions.num_open;
+  to.sessions.bytes += from.sessions.bytes;
+  add_fields<C, int64_t>(to.cache_events, from.cache_events, {&C::num_total, &C::num_overwritten});
+  add(to.memory, from.memory);
   add(to.tiers, from.tiers);
 }
 

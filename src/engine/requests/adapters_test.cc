@@ -107,10 +107,10 @@ TEST_F(Adapters, AnswersWithDraftTokensAreThoseWithout) {
   ASSERT_TRUE(plain && drafting);
   const auto want = answers(*plain);
   // How long a step takes decides whether draft tokens pay, so a round may have none.
-  for (int round = 0; round < 100 && drafting->stats().drafted_tokens_total == 0; ++round)
+  for (int round = 0; round < 100 && drafting->stats().speculation.drafted_tokens == 0; ++round)
     EXPECT_EQ(answers(*drafting), want) << round;
-  EXPECT_GT(drafting->stats().drafted_tokens_total, 0);
-  EXPECT_EQ(plain->stats().drafted_tokens_total, 0);
+  EXPECT_GT(drafting->stats().speculation.drafted_tokens, 0);
+  EXPECT_EQ(plain->stats().speculation.drafted_tokens, 0);
 }
 
 TEST_F(Adapters, PrefixesAreCachedForEachAdapterByItself) {

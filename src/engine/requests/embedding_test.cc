@@ -87,7 +87,7 @@ TEST(Embedding, TheLastTokensComeFromTheCacheAndMeansDoNot) {
   for (int i = 0; i < 2; ++i) {
     EXPECT_EQ(mean->encode({.input_ids = tokens})->stats.cached_tokens, 0);
   }
-  EXPECT_EQ(mean->stats().kv_tokens_running, 0);
+  EXPECT_EQ(mean->stats().memory.kv_tokens_running, 0);
 }
 
 TEST(Embedding, ShortensAndNormalises) {

@@ -76,7 +76,7 @@ TEST(Join, RefusesWhatItCannot) {
   EXPECT_EQ(join(*small.engine, {.prefix = prefix, .branches = {long_a, long_b}}).error().code(),
             StatusCode::kResourceExhausted);
   compute(*small.engine, prefix + long_b);  // and no page stays in use
-  EXPECT_EQ(small.engine->stats().kv_tokens_running, 0);
+  EXPECT_EQ(small.engine->stats().memory.kv_tokens_running, 0);
 }
 
 // Random branches, joined while others run, whose answers stay theirs.

@@ -238,7 +238,7 @@ TEST(SessionEngine, KeysAndValuesOfWhatIsContinuedAreReused) {
   TestEngine test = make_test_engine();
   Engine& engine = *test.engine;
   const std::string s = engine.open_session({.capacity = 1000}).value();
-  EXPECT_EQ(engine.stats().num_sessions, 1);
+  EXPECT_EQ(engine.stats().sessions.num_open, 1);
   const GenerateResult one = engine.generate(turn("Once upon a time", "1", {.id = s})).value();
   EXPECT_EQ(one.stats.cached_tokens, 0);
   Tokens whole = bytes_of("Once upon a time");

@@ -119,9 +119,9 @@ inline void expect_not_finite_ends_one_request(const std::string& device, int32_
     }
   }
   const EngineStats stats = (*engine)->stats();
-  EXPECT_EQ(stats.num_not_finite_total, num_bad);
-  EXPECT_EQ(stats.num_failed_total, num_bad);
-  EXPECT_EQ(stats.num_finished_total, kRounds * std::ssize(requests) + num_bad);
+  EXPECT_EQ(stats.requests.num_not_finite, num_bad);
+  EXPECT_EQ(stats.requests.num_failed, num_bad);
+  EXPECT_EQ(stats.requests.num_finished, kRounds * std::ssize(requests) + num_bad);
 }
 
 }  // namespace espalier

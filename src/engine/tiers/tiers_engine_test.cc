@@ -98,7 +98,7 @@ TEST_F(TiersEngineTest, ARestartedEngineFindsWhatItHadOnDisk) {
   for (int i = 0; i < 1000 && found() < 50; ++i)
     std::this_thread::sleep_for(std::chrono::milliseconds(5));
   const EngineStats all = engine_->stats();
-  EXPECT_EQ(all.cached_tokens_storage_total, 200);
+  EXPECT_EQ(all.tokens.cached_storage, 200);
   EXPECT_EQ(all.tiers.loads, 1);
   ASSERT_EQ(all.tiers.stores.size(), 1u);
   EXPECT_EQ(all.tiers.stores[0].kind, "disk");
@@ -140,7 +140,7 @@ TEST_F(TiersEngineTest, PrefixesThatTheDeviceEvictsComeBack) {
         EXPECT_GE(stats.cached_tokens, 156);
       }
     const EngineStats stats = engine_->stats();
-    EXPECT_GT(stats.cached_tokens_host_total, 0);
+    EXPECT_GT(stats.tokens.cached_host, 0);
     EXPECT_EQ(stats.tiers.loads_late, 0);
     EXPECT_TRUE(engine_->flush_cache().ok());
     EXPECT_EQ(engine_->stats().tiers.stores.at(0).store.num_pages, 0);
@@ -178,7 +178,7 @@ TEST_F(TiersEngineTest, OthersRunWhileOneIsLoading) {
     if (aborts) engine_->abort("slow", Engine::AbortScope::kExact);
     ASSERT_TRUE(loading.wait_end());
     EXPECT_EQ(loading.finish_type() == FinishReason::Type::kAbort, aborts);
-    EXPECT_EQ(engine_->stats().kv_tokens_running, 0);
+    EXPECT_EQ(engine_->stats().memory.kv_tokens_running, 0);
     EXPECT_EQ(engine_->stats().tiers.loads, loads + 1);
   }
   EXPECT_GT(store->stats().stored, 0);

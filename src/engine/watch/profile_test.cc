@@ -166,7 +166,7 @@ TEST(WatchdogEngine, CountsStepsBeyondTheLimits) {
   ASSERT_TRUE(
       test.engine->submit({.text = "x", .sampling = {.max_new_tokens = 4000}}, collector.sink()));
   ASSERT_TRUE(collector.wait_events(1));
-  while (test.engine->stats().num_very_slow_steps_total == 0)
+  while (test.engine->stats().steps.num_very_slow == 0)
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
   test.engine->abort("", Engine::AbortScope::kAll);
   ASSERT_TRUE(collector.wait_end());

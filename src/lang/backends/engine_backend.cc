@@ -181,12 +181,12 @@ Result<std::string> EngineBackend::server_info() {
                    {"num_parameters", info.num_parameters},
                    {"context_length", engine()->context_length()},
                    {"max_total_num_tokens", engine()->config().cache.max_total_tokens},
-                   {"num_running", stats.num_running},
-                   {"num_waiting", stats.num_waiting},
-                   {"prompt_tokens_total", stats.prompt_tokens_total},
-                   {"cached_tokens_total", stats.cached_tokens_total},
-                   {"generation_tokens_total", stats.generation_tokens_total},
-                   {"gen_throughput", stats.gen_throughput}});
+                   {"num_running", stats.requests.num_running},
+                   {"num_waiting", stats.requests.num_waiting},
+                   {"prompt_tokens_total", stats.tokens.prompt},
+                   {"cached_tokens_total", stats.tokens.cached},
+                   {"generation_tokens_total", stats.tokens.generated},
+                   {"gen_throughput", stats.tokens.generated_per_second}});
 }
 
 void EngineBackend::submit(GenerateRequest request, std::shared_ptr<Gathered> gathered) {

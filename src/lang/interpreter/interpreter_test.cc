@@ -278,7 +278,7 @@ TEST_F(Interpreter, ACancelledJoinEnds) {
     s.cancel();
     EXPECT_EQ(s.sync().code(), StatusCode::kAborted);
   }
-  while (slow.engine->stats().num_running > 0) std::this_thread::yield();
+  while (slow.engine->stats().requests.num_running > 0) std::this_thread::yield();
 }
 
 TEST_F(Interpreter, ScopesNameWhatIsAppendedInThem) {
@@ -380,7 +380,8 @@ TEST_F(Interpreter, AProgramThatThrowsIsAnErrorAndLeavesNothingRunning) {
       options());
   EXPECT_NE(s.error().message().find("my mistake"), std::string::npos);
   EXPECT_EQ(s.get("long").error().code(), StatusCode::kAborted);
-  while (engine_->stats().num_running + engine_->stats().num_waiting > 0) std::this_thread::yield();
+  while (engine_->stats().requests.num_running + engine_->stats().requests.num_waiting > 0)
+    std::this_thread::yield();
 }
 
 TEST_F(Interpreter, CancelAbortsTheCallsOfAStateAndItsBranches) {
@@ -394,7 +395,7 @@ TEST_F(Interpreter, CancelAbortsTheCallsOfAStateAndItsBranches) {
   EXPECT_EQ(s.sync().code(), StatusCode::kAborted);
   EXPECT_EQ(forks[1].sync().code(), StatusCode::kAborted);
   EXPECT_EQ(s.get("b").error().code(), StatusCode::kAborted);
-  EXPECT_EQ(engine_->stats().num_running, 0);
+  EXPECT_EQ(engine_->stats().requests.num_running, 0);
 }
 
 TEST_F(Interpreter, WhatNobodyCanReadIsCancelled) {
@@ -403,8 +404,9 @@ TEST_F(Interpreter, WhatNobodyCanReadIsCancelled) {
     State s = start(options());
     s += "x" + gen("a", {.max_tokens = 3000});
   }
-  while (engine_->stats().num_running + engine_->stats().num_waiting > 0) std::this_thread::yield();
-  EXPECT_EQ(engine_->stats().num_aborted_total, 1);
+  while (engine_->stats().requests.num_running + engine_->stats().requests.num_waiting > 0)
+    std::this_thread::yield();
+  EXPECT_EQ(engine_->stats().requests.num_aborted, 1);
 }
 
 TEST_F(Interpreter, AValueKeepsItsStateAlive) {
@@ -545,7 +547,7 @@ TEST_F(Interpreter, MoreCallsThanTheEngineTakesWaitForTheirTurn) {
   more += gen("a", {.max_tokens = 500});
   s.cancel();
   for (State& f : more) EXPECT_EQ(f.sync().code(), StatusCode::kAborted);
-  EXPECT_EQ(engine->stats().num_running + engine->stats().num_waiting, 0);
+  EXPECT_EQ(engine->stats().requests.num_running + engine->stats().requests.num_waiting, 0);
 }
 
 TEST_F(Interpreter, ABatchComputesItsConstantPrefixFirst) {
@@ -637,7 +639,7 @@ TEST_F(Interpreter, BadInputIsAnErrorAndLeavesNothingRunning) {
     EXPECT_NE(said.find(c.said), std::string::npos) << said;
     EXPECT_NE(std::string_view(where.file).find("interpreter_test"), std::string_view::npos);
     s.cancel();
-    while (engine_->stats().num_running + engine_->stats().num_waiting > 0)
+    while (engine_->stats().requests.num_running + engine_->stats().requests.num_waiting > 0)
       std::this_thread::yield();
   }
 }
@@ -655,7 +657,8 @@ TEST_F(Interpreter, AWaitCanBeBrokenOff) {
   EXPECT_EQ(times, 3);
   EXPECT_TRUE(s.error().ok());  // the wait has ended, the program goes on
   s.cancel();
-  while (engine_->stats().num_running + engine_->stats().num_waiting > 0) std::this_thread::yield();
+  while (engine_->stats().requests.num_running + engine_->stats().requests.num_waiting > 0)
+    std::this_thread::yield();
 }
 
 TEST_F(Interpreter, ABatchThatIsBrokenOffLeavesNothingRunning) {
@@ -670,7 +673,8 @@ TEST_F(Interpreter, ABatchThatIsBrokenOffLeavesNothingRunning) {
   const auto states = run_batch(program, batch, {.run = options(), .num_threads = 4});
   ASSERT_EQ(states.size(), batch.size());
   for (const State& s : states) EXPECT_EQ(s.error().code(), StatusCode::kAborted);
-  while (engine_->stats().num_running + engine_->stats().num_waiting > 0) std::this_thread::yield();
+  while (engine_->stats().requests.num_running + engine_->stats().requests.num_waiting > 0)
+    std::this_thread::yield();
 }
 
 TEST_F(Interpreter, ProgramsCheckTheirArguments) {

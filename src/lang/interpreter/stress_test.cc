@@ -95,7 +95,8 @@ TEST(Stress, ProgramsThatAreDisturbedLeaveNothingBehind) {
       threads.emplace_back([&, seed] { disturb(made.backend, seed); });
     threads.emplace_back([&] { stay(made.backend, 9); });
     for (std::thread& thread : threads) thread.join();
-    while (made.engine->stats().num_running + made.engine->stats().num_waiting > 0)
+    while (made.engine->stats().requests.num_running + made.engine->stats().requests.num_waiting >
+           0)
       std::this_thread::yield();
   }
 }

@@ -66,7 +66,7 @@ void handle_props(const ContextPtr& context, HttpRequest&&, ResponsePtr response
 // Running requests stand in the first slots. A slot shows neither text nor settings, since these
 // are another client's.
 void handle_slots(const ContextPtr& context, HttpRequest&& request, ResponsePtr response) {
-  const int32_t running = context->engine.stats().num_running;
+  const int32_t running = context->engine.stats().requests.num_running;
   const int32_t total = std::max(context->engine.config().schedule.max_running_requests, running);
   if (running == total && request.query_param("fail_on_no_slot"))
     return send(response, fail(error(StatusCode::kUnavailable, "no slot available")));
