@@ -100,7 +100,7 @@ Result<EncodedImage> ImagePool::encode(const ImageInput& input) {
     return fail(error(StatusCode::kResourceExhausted,
                       "all keys of pictures are used up: start the engine again"));
   std::lock_guard lock(mutex_);
-  ++stats_.images.num_total;
+  ++stats_.num_images_total;
   return EncodedImage{.key = *key, .rows = std::move(rows)};
 }
 
