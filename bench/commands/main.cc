@@ -13,6 +13,8 @@ int run(const std::vector<std::string>& args) {
       {"host", "time the host's work of a step, without a model", run_host},
       {"overhead", "what the radix cache costs where nothing is shared", run_overhead},
       {"batches", "answer batches of token ids from standard input, for bench/peers", run_batches},
+      {"quality", "compare formats by the tokens that they make likely", run_quality},
+      {"route_latency", "what the router adds to the time of an event", run_route_latency},
       {"workloads", "run the SGLang paper's programs, cache on and off", run_workloads},
   };
   return apps::dispatch("espalier_bench", all, args);
