@@ -238,7 +238,7 @@ class Comparison {
     return engine;
   }
   Result<Quality> measure(Engine& engine, const std::string& name) {
-    Quality out{.name = name, .weight_bytes = engine.stats().weight_bytes};
+    Quality out{.name = name, .weight_bytes = engine.stats().memory.weight_bytes};
     ESP_RETURN_IF_ERROR(compare(engine, texts_, out));
     if (text_.empty()) return out;
     const std::vector<TokenId> ids = engine.tokenizer()->encode(text_);

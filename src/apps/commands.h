@@ -16,6 +16,7 @@ int run_chat(const std::vector<std::string>& args);
 int run_models_list(const std::vector<std::string>& args);
 int run_models_convert(const std::vector<std::string>& args);
 int run_models_quantize(const std::vector<std::string>& args);
+int run_replay(const std::vector<std::string>& args);
 int run_top(const std::vector<std::string>& args);
 int run_doctor(const std::vector<std::string>& args);
 int run_inspect(const std::vector<std::string>& args);

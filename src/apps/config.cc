@@ -357,6 +357,11 @@ void add_system_rows(SettingTable& table, EngineConfig& engine) {
   shown_default(table.integer("tokenizer-worker-num", engine.model.tokenizer_threads, 0, 256,
                               "threads that turn text into tokens"),
                 "chosen");
+  table.number("watchdog-timeout", engine.watch.watchdog_timeout, 0, 1e6,
+               "seconds after which a step that has not ended is reported in the log as an error, "
+               "with the stacks of all threads; nothing is ended. 0 is never");
+  table.number("soft-watchdog-timeout", engine.watch.soft_watchdog_timeout, 0, 1e6,
+               "the same as a warning, at another time");
 }
 
 void add_adapter_rows(SettingTable& table, EngineConfig& engine) {
@@ -491,6 +496,16 @@ void add_answer_rows(SettingTable& table, ServerConfig& server) {
              "OpenTelemetry collector that gets spans of each request: http://HOST:4318 (OTLP over "
              "HTTP)");
   table.text("otlp-service-name", server.otlp_service_name, "NAME", "the server's name in traces");
+  table.text("request-log", server.request_log, "FILE",
+             "file that gets a line of JSON for each request, for `espalier replay`; prompts are "
+             "left out of it");
+  table.toggle("request-log-prompts", server.request_log_prompts,
+               "keep prompts and all else of the bodies in --request-log");
+  table.integer("request-log-max-bytes", server.request_log_max_bytes, 0, int64_t{1} << 50,
+                "size at which --request-log is renamed to FILE.1, which it replaces; 0 is never");
+  table.text("profile-dir", server.profile_dir, "PATH",
+             "folder of the traces that /start_profile records, and the only one that its callers "
+             "may write to; without it there are no profiles");
 }
 
 void add_playground_row(SettingTable& table, ServerConfig& server) {

@@ -41,6 +41,7 @@ const std::vector<Command>& commands() {
       {"template", "print the prompt that a chat template makes", run_template},
       {"models", "list, verify, convert and quantise models", run_models, model_commands()},
       {"top", "watch a running server", run_top},
+      {"replay", "send the requests of a log again", run_replay},
       {"doctor", "say what is wrong with this computer for serving, and what to do", run_doctor},
       {"completion", "print a completion script for bash, zsh or fish", run_own_completion},
       {"manual", "print manual pages", run_own_manual},
@@ -111,8 +112,8 @@ int run_own_completion(const std::vector<std::string>& args) {
   return run_completion(being_described() ? CommandDescription() : description(), args);
 }
 int run_own_manual(const std::vector<std::string>& args) {
-  return run_manual(being_described() ? CommandDescription() : description(), ESPALIER_BUILD_VERSION,
-                    args);
+  return run_manual(being_described() ? CommandDescription() : description(),
+                    ESPALIER_BUILD_VERSION, args);
 }
 
 int run(const std::vector<std::string>& args) {

@@ -102,8 +102,6 @@ constexpr Group kGroups[] = {
      "expert-balancedness-report-mode"},
     {Rule::kNoEffect, kValue, "", "the process has no interpreter whose memory must be collected",
      "gc-threshold gc-warning-threshold-secs"},
-    {Rule::kNoEffect, kValue, "", "a step that takes long does not end the server",
-     "watchdog-timeout soft-watchdog-timeout"},
     {Rule::kNoEffect, kValue, "", "threads are placed by the operating system and --num-threads",
      "numa-node"},
     {Rule::kNoEffect, kSwitch, "", "one process serves all connections",

@@ -22,7 +22,7 @@ Verdict authorize(const ServerConfig& config, const Tenants* tenants, Access acc
                   const HttpRequest& request) {
   const std::string& admin_key =
       config.admin_api_key.empty() ? config.api_key : config.admin_api_key;
-  const bool for_admin = access == Access::kAdmin || access == Access::kPrompts;
+  const bool for_admin = access != Access::kUser && access != Access::kOpen;
   const std::string& key = for_admin ? admin_key : config.api_key;
   if (access == Access::kOpen || (key.empty() && tenants == nullptr)) return Verdict::kAllowed;
   const std::string_view given = key_of(request);
@@ -61,6 +61,16 @@ std::optional<net::HttpResponse> refusal(const ServerConfig& config, const Tenan
         403,
         "this shows prompts, so pages of other origins may not read it without a key: "
         "set --admin-api-key, or name the origin in --cors-origins");
+  if (access == Access::kControl && !needs_key) {
+    if (is_of_foreign_page(config, head))
+      return http_error(403,
+                        "pages of other origins may not call this without a key: set "
+                        "--admin-api-key, or name the origin in --cors-origins");
+    if (head.method != "POST")
+      return http_error(403,
+                        "without a key this is called by POST, for any page can make a browser GET "
+                        "it: send POST, or set --admin-api-key");
+  }
   switch (authorize(config, tenants, access, head)) {
     case Verdict::kAllowed:
       return std::nullopt;

@@ -35,6 +35,8 @@ int64_t logprob_bytes(const TokenEvent& event) {
   return static_cast<int64_t>(num_bytes);
 }
 
+constexpr int kClientGone = 499;  // in --request-log, as nginx has it
+
 // Of one call: about 500 MB of JSON. A prompt of 128k tokens with 100 of the likeliest is within.
 constexpr size_t kLogprobsMax = size_t{1} << 24;
 
@@ -69,6 +71,13 @@ Generation::~Generation() {
   for (const Sample& sample : samples_)
     if (sample.log != nullptr)
       context_->observed->requests.finish(sample.log, "abort", std::chrono::steady_clock::now());
+  if (!caller_.record) return;
+  caller_.record->stream = stream_;
+  if (caller_.tenant != nullptr) caller_.record->tenant = caller_.tenant->name();
+  const size_t n = samples_.size() / items_.size();
+  for (const Sample& sample : samples_)
+    if (sample.log != nullptr)
+      caller_.record->add(*sample.log, static_cast<size_t>(sample.index) % n == 0);
 }
 
 void Generation::set_caller(Caller caller, MemoryCharge body) {
@@ -323,6 +332,7 @@ void Generation::stream_sample(Sample& sample) {
   response_->write(std::move(out));
   if (num_open_ == 0) {
     state_ = State::kAnswered;
+    caller_.record.end(200);
     response_->finish();
   }
 }
@@ -338,6 +348,7 @@ void Generation::finish_whole() {
                             "write so many: ask for fewer, or try again later",
                             num_logprobs_));
   state_ = State::kAnswered;
+  caller_.record.end(200);
   context_->run_sized(num_logprobs_ * kBytesPerLogprob, response_, [self = shared_from_this()] {
     std::string body = self->whole_body();
     self->logprobs_.release();  // the connection charges the body
@@ -353,6 +364,7 @@ void Generation::on_failure(const Status& engine_status) {
   logprobs_.release();
   const Status status = in_client_names(engine_status);
   abort_open();
+  caller_.record.end(streaming_ ? 200 : http_status(status.code()));
   on_failed(status);
   if (!streaming_) {
     net::HttpResponse answer = retry_after_ != 0
@@ -375,6 +387,7 @@ void Generation::append_failure(std::string& out, const Status& status) {
 void Generation::on_gone() {
   if (state_ != State::kActive) return;
   state_ = State::kGone;
+  caller_.record.end(kClientGone);
   waiting_.reset();
   body_.release();
   abort_open();

@@ -17,6 +17,7 @@
 #include "server/errors.h"
 #include "server/json_writer.h"
 #include "server/request_log.h"
+#include "server/tracing/request_recorder.h"
 #include "server/tracing/request_span.h"
 #include "tenants/tenants.h"
 
@@ -63,6 +64,7 @@ struct Caller {
   bool is_line = false;  // it is a line of a batch, which waits where a client is refused
   std::optional<TraceParent> trace;                // its header `traceparent`
   std::string_view operation = "text_completion";  // as RequestSpan names it
+  RecordTicket record;                             // of --request-log
 };
 
 class Generation : public std::enable_shared_from_this<Generation> {

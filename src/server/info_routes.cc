@@ -67,6 +67,8 @@ void write_private_settings(JsonWriter& w, const Context& context, bool admin) {
   path("ssl_ca_certs", context.config.tls.client_ca);
   w.key("ssl_keyfile_password").null();  // it is a secret, so no client sees it
   path("otlp_traces_endpoint", context.config.otlp_traces_endpoint);
+  path("request_log", context.config.request_log);
+  path("profile_dir", context.config.profile_dir);
   path("storage_path", context.config.storage_path);
   path("allowed_local_media_path", context.config.allowed_local_media_path);
   path("hicache_storage_path", e.tiers.hicache_storage_path);
@@ -144,6 +146,8 @@ void write_engine_settings(JsonWriter& w, const EngineConfig& e) {
   w.member("enable_deterministic_inference", e.compute.enable_deterministic_inference);
   w.member("logprobs_mode", e.sampling.logprobs_mode);
   w.member("max_session_bytes", e.cache.max_session_bytes);
+  w.member("watchdog_timeout", e.watch.watchdog_timeout)
+      .member("soft_watchdog_timeout", e.watch.soft_watchdog_timeout);
   write_grammar_settings(w, e.grammar);
   w.member("speculative_algorithm", e.speculation.speculative_algorithm)
       .member("speculative_num_draft_tokens", e.speculation.speculative_num_draft_tokens)
@@ -229,6 +233,8 @@ void write_settings(JsonWriter& w, const Context& context, bool admin) {
   w.member("enable_cache_report", c.enable_cache_report);
   w.member("incremental_streaming_output", c.incremental_streaming_output);
   w.member("stream_interval", c.stream_interval).member("log_requests", c.log_requests);
+  w.member("request_log_prompts", c.request_log_prompts)
+      .member("request_log_max_bytes", c.request_log_max_bytes);
   w.member("otlp_service_name", c.otlp_service_name);
   w.member("max_connections", c.max_connections).member("max_body_bytes", c.max_body_bytes);
   w.member("max_pending_output_bytes", c.max_pending_output_bytes);
@@ -443,7 +449,7 @@ void handle_server_info(const ContextPtr& context, HttpRequest&& request, Respon
   w.member("vocab_size", engine.model_info().vocab_size);
   w.member("status", context->stopping ? "stopping" : "ready");
   w.member("max_total_num_tokens", s.memory.kv_tokens);
-  w.member("max_req_input_len", engine.context_length() - 1);
+  w.member("max_req_input_len", max_input_len(engine));
   w.key("internal_states").begin_array();
   for (const Engine* replica : engine.replicas()) write_internal_state(w, *replica);
   w.end_array();
@@ -470,6 +476,8 @@ void handle_metrics(const ContextPtr& context, HttpRequest&&, ResponsePtr respon
   answer.body = context->observed->metrics.scrape(context->engine, http);
   if (context->observed->spans != nullptr)
     append_metrics(answer.body, context->observed->spans->counts());
+  if (context->observed->recorder != nullptr)
+    append_metrics(answer.body, context->observed->recorder->counts());
   response->send(std::move(answer));
 }
 

@@ -416,6 +416,10 @@ void add_steps(Figures& f, const EngineStats& s) {
           s.speculation.accept_length());
   add_drafters(f, s);
   f.counter("espalier:host_seconds_total", "Scheduling work of all steps.", s.steps.host_seconds);
+  f.counter("espalier:slow_steps_total", "Steps longer than --soft-watchdog-timeout.",
+            s.steps.num_slow);
+  f.counter("espalier:very_slow_steps_total", "Steps longer than --watchdog-timeout.",
+            s.steps.num_very_slow);
   f.counter("espalier:cache_events_total", "Events of the cache so far (--kv-events-config).",
             s.cache_events.num_total);
   f.counter("espalier:cache_events_overwritten_total", "Of them, those that are kept no more.",

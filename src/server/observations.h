@@ -8,6 +8,8 @@
 #include "server/kv_event_publisher.h"
 #include "server/metrics.h"
 #include "server/request_log.h"
+#include "server/tracing/profiler.h"
+#include "server/tracing/request_recorder.h"
 #include "server/tracing/span_exporter.h"
 #include "server/tree_mirror.h"
 
@@ -23,7 +25,9 @@ struct Observations {
   Metrics metrics;                                                          // GET /metrics
   const std::shared_ptr<HttpCounts> http = std::make_shared<HttpCounts>();  // GET /metrics
   RequestLog requests;                                                      // GET /requests
-  std::unique_ptr<SpanExporter> spans;  // null without --otlp-traces-endpoint
+  std::unique_ptr<RequestRecorder> recorder;  // null without --request-log
+  Profiler profiler;                          // /start_profile
+  std::unique_ptr<SpanExporter> spans;        // null without --otlp-traces-endpoint
   // One for each replica; none but with --kv-events-config's zmq.
   std::vector<std::unique_ptr<KvEventPublisher>> kv_events;
   const std::shared_ptr<TreeWatch> tree;  // GET /cache_tree; shared with a reading under way

@@ -19,6 +19,9 @@ enum class Access {
   // As kAdmin; the answer shows what others asked. Where no key protects it, a page of another
   // origin that a browser shows is refused, though CORS lets it call the model.
   kPrompts,
+  // As kAdmin, for what a call changes. Where no key protects it, a page of another origin may not
+  // call it, and GET, which a page sends for a picture without naming its origin, is refused.
+  kControl,
 };
 
 struct Route {
@@ -58,6 +61,7 @@ const std::vector<Route>& generate_routes();     // answers of the model, in eve
 const std::vector<Route>& grammar_routes();      // /v1/grammar/compile
 const std::vector<Route>& lora_routes();
 const std::vector<Route>& info_routes();     // models, health, state, metrics
+const std::vector<Route>& profile_routes();  // /start_profile, /stop_profile
 const std::vector<Route>& session_routes();  // open, close
 const std::vector<Route>& sglang_routes();   // of SGLang alone: 501 with advice
 const std::vector<Route>& text_routes();     // tokenize, detokenize

@@ -222,6 +222,8 @@ Result<net::BoundAddress> Server::reserve(const ServerConfig& config) {
     ESP_RETURN_IF_ERROR(server::ChatFormat::check(config.chat_template));
   if (auto tenants = read_tenants(config); !tenants) return fail(tenants.error());
   if (auto tls = net::read_tls(config.tls); !tls) return fail(tls.error());
+  if (!config.request_log.empty())
+    ESP_RETURN_IF_ERROR(server::RequestRecorder::check(config.request_log));
   return bind(config);
 }
 
@@ -256,6 +258,13 @@ Result<std::unique_ptr<Server>> Server::create(ServerConfig config, Engine& engi
     ESP_ASSIGN_OR_RETURN(context.observed->spans,
                          server::SpanExporter::start(context.config.otlp_traces_endpoint,
                                                      context.config.otlp_service_name));
+  }
+  if (!context.config.request_log.empty()) {
+    ESP_ASSIGN_OR_RETURN(
+        context.observed->recorder,
+        server::RequestRecorder::start({.path = context.config.request_log,
+                                        .keeps_prompts = context.config.request_log_prompts,
+                                        .max_bytes = context.config.request_log_max_bytes}));
   }
   if (!context.config.kv_events.endpoint.empty()) {
     int32_t dp_rank = 0;

@@ -68,6 +68,12 @@ struct ServerConfig {
   // --otlp-traces-endpoint: a collector that gets spans of each request; empty: none.
   std::string otlp_traces_endpoint;
   std::string otlp_service_name = "espalier";  // --otlp-service-name
+  // --request-log: a file that gets a line of each request; empty: none. --request-log-prompts:
+  // with whole bodies; --request-log-max-bytes: a larger file is renamed, 0: never.
+  std::string request_log;
+  bool request_log_prompts = false;
+  int64_t request_log_max_bytes = int64_t{256} << 20;
+  std::string profile_dir;  // --profile-dir: the folder of traces of /start_profile; empty: none
   KvEventsConfig kv_events;
   // --enable-playground: a page for browsers at `/`. Not set: where the host is bound to loopback.
   std::optional<bool> enable_playground;

@@ -42,7 +42,6 @@ constexpr LackingRoutes kLacking[] = {
      "the devices of a server are chosen at the start: start another server beside it"},
     {"/v1/decisions /v1/systemone",
      "POST /v1/score with a label's token ids, or /generate with the choices as regex"},
-    {"/start_profile /stop_profile", "profile with espalier bench, or with perf from outside"},
     {"/start_expert_distribution_record /stop_expert_distribution_record "
      "/dump_expert_distribution_record",
      "the choice of experts is not recorded: leave the call out"},

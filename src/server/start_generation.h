@@ -9,6 +9,7 @@
 #include "server/errors.h"
 #include "server/generation.h"
 #include "server/json_memory.h"
+#include "server/observations.h"
 
 namespace espalier::server {
 
@@ -23,11 +24,16 @@ void start_generation(const ContextPtr& context, net::HttpRequest&& request,
                 .is_line = !request.tenant.empty(),
                 .trace = parent != nullptr ? TraceParent::parse(*parent) : std::nullopt,
                 .operation = traced_operation(request.path)};
+  const TimePoint arrived = std::chrono::steady_clock::now();
   bool malformed = false;
   auto parsed = parse(request.body, malformed);
+  RequestRecorder* const recorder = context->observed->recorder.get();
+  if (recorder != nullptr)
+    caller.record = recorder->begin(request.path, std::move(request.body), arrived);
   std::string().swap(request.body);  // what is parsed is a copy
   JsonChargeScope::settle();
   if (!parsed) {
+    caller.record.end(http_status(parsed.error().code()));
     const bool openai_shape = dialect == Dialect::kNative || dialect == Dialect::kOpenAi;
     response->send(malformed && openai_shape ? malformed_response(parsed.error())
                                              : error_response(dialect, parsed.error()));

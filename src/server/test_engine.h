@@ -66,6 +66,14 @@ class ScriptedEngine final : public Engine {
   void abort(std::string_view rid, AbortScope scope) override;
   Status flush_cache() override;
   void drain(Duration) override {}
+  // A profile holds nothing, and ends when it is stopped.
+  void profile(ProfileCall call) override {
+    if (!call.start) std::exchange(profile_done_, nullptr)({});
+    if (call.start && call.start->num_steps < 1)
+      return call.answered(invalid_argument("num_steps is {}", call.start->num_steps));
+    if (call.start) profile_done_ = std::move(call.done);
+    call.answered(Status());
+  }
   EngineStats stats() const override;
   const ModelInfo& model_info() const override { return info_; }
   const EngineConfig& config() const override { return config_; }
@@ -75,6 +83,7 @@ class ScriptedEngine final : public Engine {
   static float logprob(TokenId id) { return -(static_cast<float>(id) + 0.5f) / 16.0f; }
 
  private:
+  std::function<void(StepProfile&&)> profile_done_;
   struct OpenRequest {
     std::string rid;
     int32_t num_samples;

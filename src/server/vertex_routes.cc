@@ -109,6 +109,7 @@ void handle_vertex(const ContextPtr& context, net::HttpRequest&& request,
     return response->send(
         malformed_response(invalid_argument("instances[0] has neither text nor input_ids")));
   request.body = json::serialize(to_generate(std::move(*parsed)));
+  request.path = "/generate";  // whose body it has now
   start_generation(context, std::move(request), std::make_shared<Predictions>(std::move(response)),
                    Dialect::kNative, parse_native, make_native_generation);
 }

@@ -21,7 +21,7 @@ import harness
 from harness import BINARY, run
 
 COMMANDS = ("serve", "generate", "chat", "run", "inspect", "tokenize", "template", "models list", "models convert", "models quantize",
-            "top", "doctor", "completion", "manual", "bench serving", "bench offline", "grammar check", "grammar explain")
+            "top", "replay", "doctor", "completion", "manual", "bench serving", "bench offline", "grammar check", "grammar explain")
 
 
 def flags_of(command):

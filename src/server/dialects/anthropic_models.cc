@@ -16,7 +16,7 @@ void write_anthropic_model(JsonWriter& w, const Context& context) {
   w.member("display_name", context.model_name);
   w.member("created_at", fmt::format("{:%Y-%m-%dT%H:%M:%SZ}", fmt::gmtime(created)));
   w.member("lifecycle", "active").key("deprecated_at").null().key("capabilities").null();
-  w.member("max_input_tokens", context.engine.context_length() - 1).member("max_tokens", length);
+  w.member("max_input_tokens", max_input_len(context.engine)).member("max_tokens", length);
   w.end_object();
 }
 
