@@ -15,6 +15,7 @@
 #include <memory>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "engine/engine.h"
@@ -49,9 +50,10 @@ class Replicas final : public Engine {
   Status continue_generation() override;
   void drain(Duration timeout) override;
 
-  // Of the first replica; replicas() has those of the others.
+  // These three are of the first replica; replicas() has those of the others.
   Result<CacheEvents> read_cache_events(uint64_t from, size_t num_events_max) const override;
   void read_cache_nodes(const CacheNodesQuery& query, CacheNodesDone done) override;
+  void profile(ProfileCall call) override { at(0).profile(std::move(call)); }
   EngineStats stats() const override;  // sums
   std::vector<const Engine*> replicas() const override;
   const ModelInfo& model_info() const override { return first().model_info(); }
