@@ -1,8 +1,9 @@
 """A model that two ranks divide, at the built binary: the same answers as undivided, also in a crowd."""
 import json
+import os
 import threading
 
-from harness import Server, run
+from harness import ROOT, Server, run
 
 PROMPTS = ["The capital of France is", "The capital of Spain is", "1 2 3 4 5 6", "Q: What is"]
 SCHEMA = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"], "additionalProperties": False}
@@ -15,10 +16,32 @@ def ask(server, prompt, **more):
     return json.loads(body)["text"]
 
 
+GOLDENS = os.path.join(ROOT, "tests", "golden", "models")
+
+
+def tokens_of(model, *args):
+    """Greedy tokens of a golden model, which has no tokenizer."""
+    with Server("--model-path", os.path.join(GOLDENS, model), "--device", "cpu", "--dtype", "float32",
+                "--skip-tokenizer-init", *args) as server:
+        return [server.post("/generate", {"input_ids": [5, 6, 7, i], "sampling_params": {
+            "temperature": 0, "max_new_tokens": 16, "ignore_eos": True}})["output_ids"] for i in range(8, 14)]
+
+
 def main():
     for value, message in (("5", "tp_size is 5, but the model has 6 heads"), ("0", "--tp-size: 0 is out of range")):
         refused = run("serve", "--port", "0", "--device", "cpu", "--tp-size", value)
         assert refused.returncode != 0 and message in refused.stderr, refused.stderr
+
+    refused = run("serve", "--port", "0", "--device", "cpu", "--tp-size", "2", "--ep-size", "2")
+    assert refused.returncode != 0 and "the model has no experts" in refused.stderr, refused.stderr
+    for model in ("qwen3_moe", "gpt_oss"):
+        whole = tokens_of(model)
+        assert tokens_of(model, "--tp-size", "4", "--ep-size", "2") == whole, model
+    plan = run("inspect", os.path.join(GOLDENS, "qwen3_moe"), "--device", "cpu", "--tp-size", "4", "--ep-size", "2",
+               "--json")
+    ranks = json.loads(plan.stdout)["ranks"]
+    half = ranks[0]["num_experts"]
+    assert [r["first_expert"] for r in ranks] == [0, 0, half, half], ranks
 
     with Server("--device", "cpu") as server:
         want = [ask(server, prompt) for prompt in PROMPTS]
