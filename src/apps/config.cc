@@ -492,6 +492,9 @@ void add_answer_rows(SettingTable& table, ServerConfig& server) {
   table.integer("stream-interval", server.stream_interval, 1, 65536,
                 "tokens between two events of a stream");
   table.toggle("log-requests", server.log_requests, "one line at the end of each request");
+}
+
+void add_observer_rows(SettingTable& table, ServerConfig& server) {
   table.text("otlp-traces-endpoint", server.otlp_traces_endpoint, "URL",
              "OpenTelemetry collector that gets spans of each request: http://HOST:4318 (OTLP over "
              "HTTP)");
@@ -605,6 +608,7 @@ void add_engine_settings(SettingTable& table, AppConfig& config) {
 
 void add_server_settings(SettingTable& table, AppConfig& config) {
   add_answer_rows(table, config.server);
+  add_observer_rows(table, config.server);
   add_playground_row(table, config.server);
   add_class_rows(table, config.server);
   add_media_rows(table, config.server);

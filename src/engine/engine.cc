@@ -218,14 +218,14 @@ Result<EncodeResult> Engine::encode(GenerateRequest request) {
   return EncodeResult{std::move(result.rid), std::move(result.embedding), result.stats};
 }
 
-Result<std::vector<std::vector<float>>> Engine::score(const ScoreRequest& request) {
-  ESP_ASSIGN_OR_RETURN(auto prompts, score_prompts(request, model_info()));
+Result<std::vector<std::vector<float>>> score(Engine& engine, const ScoreRequest& request) {
+  ESP_ASSIGN_OR_RETURN(auto prompts, score_prompts(request, engine.model_info()));
   std::vector<std::pair<std::shared_ptr<Gathering>, std::string>> waiting;
   Status failed;
   for (GenerateRequest& prompt : prompts) {
     auto gathering = std::make_shared<Gathering>(1);
-    auto rid = submit(std::move(prompt),
-                      [gathering](TokenEvent&& event) { gathering->add(std::move(event)); });
+    auto rid = engine.submit(std::move(prompt),
+                             [gathering](TokenEvent&& event) { gathering->add(std::move(event)); });
     if (!rid) {
       failed = rid.error();
       break;
@@ -234,7 +234,7 @@ Result<std::vector<std::vector<float>>> Engine::score(const ScoreRequest& reques
   }
   std::vector<std::vector<float>> scores;
   for (const auto& [gathering, rid] : waiting) {
-    if (!failed.ok()) abort(rid, AbortScope::kExact);
+    if (!failed.ok()) engine.abort(rid, Engine::AbortScope::kExact);
     auto results = gathering->wait(rid);
     if (!results && failed.ok()) failed = results.error();
     if (!failed.ok()) continue;

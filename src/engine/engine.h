@@ -192,8 +192,6 @@ class Engine {
 
   // The vector of the request's text; sets `embed`. kFailedPrecondition for a model that generates.
   Result<EncodeResult> encode(GenerateRequest request);
-  // See score.h: of each item one number for each label. All items run at once.
-  Result<std::vector<std::vector<float>>> score(const ScoreRequest& request);
 
   // Compiles the grammar in `params` and waits for it; requests that bring it find it then. What is
   // wrong with it, or not supported, is said as a request's failure would say it.
@@ -262,6 +260,9 @@ class Engine {
  protected:
   Engine() = default;
 };
+
+// See score.h: of each item one number for each label. All items run at once.
+Result<std::vector<std::vector<float>>> score(Engine& engine, const ScoreRequest& request);
 
 // The longest prompt, in tokens.
 inline int32_t max_input_len(const Engine& engine) { return engine.context_length() - 1; }

@@ -263,10 +263,10 @@ TEST_F(EmbeddingServer, AModelThatGeneratesIsAskedForYesOrNo) {
       return tokenizer.encode(word, {.add_special_tokens = false}).at(0);
     };
     const auto scores =
-        engine_->score({.query_ids = tokenizer.encode(prompt, {.add_special_tokens = false}),
-                        .item_ids = {{}},
-                        .label_token_ids = {id("Yes"), id("No")},
-                        .apply_softmax = true});
+        score(*engine_, {.query_ids = tokenizer.encode(prompt, {.add_special_tokens = false}),
+                         .item_ids = {{}},
+                         .label_token_ids = {id("Yes"), id("No")},
+                         .apply_softmax = true});
     EXPECT_TRUE(scores) << scores.error().to_string();
     return (*scores)[0][0];
   };
@@ -317,8 +317,8 @@ TEST_F(EmbeddingServer, AModelThatGeneratesScoresLabels) {
   start("tests/golden/models/llama_tied_llama3");
   const json::value answer =
       ask("/v1/score", R"({"query":[5,6],"items":[[7],[8,9]],"label_token_ids":[20,30]})");
-  const auto scores =
-      engine_->score({.query_ids = {5, 6}, .item_ids = {{7}, {8, 9}}, .label_token_ids = {20, 30}});
+  const auto scores = score(
+      *engine_, {.query_ids = {5, 6}, .item_ids = {{7}, {8, 9}}, .label_token_ids = {20, 30}});
   for (size_t i = 0; i < 2; ++i) EXPECT_EQ(floats(answer.at("scores").at(i)), (*scores)[i]);
   EXPECT_EQ(ask("/get_model_info").at("is_generation"), true);
   expect_refused("/v1/score", R"({"query":[5],"items":[[6]]})", "label_token_ids is missing");

@@ -485,26 +485,33 @@ void add_replicas(Figures& f, const std::vector<const Engine*>& replicas) {
   std::vector<EngineStats> stats;
   for (const Engine* replica : replicas) stats.push_back(replica->stats());
   using Type = prometheus::MetricType;
-  const auto add = [&](const char* name, const char* help, Type type, auto field) {
+  const auto add = [&](const char* name, const char* help, Type type, auto read) {
     std::vector<Figures::Labelled> series;
     for (size_t i = 0; i < stats.size(); ++i)
-      series.push_back({{{"dp_rank", std::to_string(i)}}, stats[i].*field});
+      series.push_back({{{"dp_rank", std::to_string(i)}}, int64_t{read(stats[i])}});
     f.family(std::string("espalier:replica_") + name, help, type, series);
   };
   using S = EngineStats;
-  add("running_reqs", "Requests in the batch of a replica.", Type::Gauge, &S::num_running);
-  add("queue_reqs", "Requests that wait there.", Type::Gauge, &S::num_waiting);
-  add("kv_tokens", "KV tokens of its pool.", Type::Gauge, &S::kv_tokens_total);
-  add("kv_used_tokens", "Of them, those of running requests.", Type::Gauge, &S::kv_tokens_running);
-  add("kv_cached_tokens", "Of them, those of cached prefixes.", Type::Gauge, &S::kv_tokens_cached);
-  add("requests_total", "Requests that it got so far.", Type::Counter, &S::num_requests_total);
+  add("running_reqs", "Requests in the batch of a replica.", Type::Gauge,
+      [](const S& s) { return s.requests.num_running; });
+  add("queue_reqs", "Requests that wait there.", Type::Gauge,
+      [](const S& s) { return s.requests.num_waiting; });
+  add("kv_tokens", "KV tokens of its pool.", Type::Gauge,
+      [](const S& s) { return s.memory.kv_tokens; });
+  add("kv_used_tokens", "Of them, those of running requests.", Type::Gauge,
+      [](const S& s) { return s.memory.kv_tokens_running; });
+  add("kv_cached_tokens", "Of them, those of cached prefixes.", Type::Gauge,
+      [](const S& s) { return s.memory.kv_tokens_cached; });
+  add("requests_total", "Requests that it got so far.", Type::Counter,
+      [](const S& s) { return s.requests.num_total; });
   add("failed_requests_total", "Of them, those that ended with an error.", Type::Counter,
-      &S::num_failed_total);
-  add("prompt_tokens_total", "Prompt tokens so far.", Type::Counter, &S::prompt_tokens_total);
+      [](const S& s) { return s.requests.num_failed; });
+  add("prompt_tokens_total", "Prompt tokens so far.", Type::Counter,
+      [](const S& s) { return s.tokens.prompt; });
   add("cached_tokens_total", "Of them, those that came from its cache.", Type::Counter,
-      &S::cached_tokens_total);
+      [](const S& s) { return s.tokens.cached; });
   add("generation_tokens_total", "Output tokens so far.", Type::Counter,
-      &S::generation_tokens_total);
+      [](const S& s) { return s.tokens.generated; });
 }
 
 }  // namespace

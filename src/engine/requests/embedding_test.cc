@@ -133,7 +133,7 @@ TEST(Score, IsTheProbabilityOfTheLabelsBehindQueryAndItem) {
   const auto engine = start(config_of(kLlama));
   ScoreRequest request{
       .query_ids = {5, 6, 7}, .item_ids = {{9, 10}, {11}}, .label_token_ids = {20, 30, 40}};
-  const auto scores = engine->score(request);
+  const auto scores = score(*engine, request);
   ASSERT_TRUE(scores) << scores.error().to_string();
   ASSERT_EQ(scores->size(), 2u);
   const auto behind = [&](std::vector<TokenId> ids) {
@@ -150,17 +150,17 @@ TEST(Score, IsTheProbabilityOfTheLabelsBehindQueryAndItem) {
   EXPECT_EQ((*scores)[0], behind({5, 6, 7, 9, 10}));
   EXPECT_EQ((*scores)[1], behind({5, 6, 7, 11}));
   request.item_first = true;
-  EXPECT_EQ((*engine->score(request))[0], behind({9, 10, 5, 6, 7}));
+  EXPECT_EQ((*score(*engine, request))[0], behind({9, 10, 5, 6, 7}));
   request.apply_softmax = true;
-  const std::vector<float> shares = (*engine->score(request))[1];
+  const std::vector<float> shares = (*score(*engine, request))[1];
   EXPECT_NEAR(std::accumulate(shares.begin(), shares.end(), 0.0), 1.0, 1e-6);
   const std::vector<float> raw = behind({11, 5, 6, 7});
   EXPECT_NEAR(shares[0] / shares[2], raw[0] / raw[2], 1e-4 * raw[0] / raw[2]);
 
   request.label_token_ids = {200};
-  EXPECT_THAT(engine->score(request).error().message(), HasSubstr("[0, 200)"));
+  EXPECT_THAT(score(*engine, request).error().message(), HasSubstr("[0, 200)"));
   request.label_token_ids.clear();
-  EXPECT_THAT(engine->score(request).error().message(), HasSubstr("label_token_ids is missing"));
+  EXPECT_THAT(score(*engine, request).error().message(), HasSubstr("label_token_ids is missing"));
 }
 
 TEST(Score, IsTheHeadsWhereThereIsOne) {
@@ -168,12 +168,12 @@ TEST(Score, IsTheHeadsWhereThereIsOne) {
   const auto engine = start(config_of(golden.folder));
   const std::vector<TokenId>& tokens = golden.texts[3].tokens;
   const auto split = tokens.begin() + 10;
-  const auto scores = engine->score(
-      {.query_ids = {tokens.begin(), split}, .item_ids = {{split, tokens.end()}, {4, 5}}});
+  const auto scores = score(
+      *engine, {.query_ids = {tokens.begin(), split}, .item_ids = {{split, tokens.end()}, {4, 5}}});
   ASSERT_TRUE(scores) << scores.error().to_string();
   EXPECT_NEAR((*scores)[0].at(0), golden.texts[3].vector[0], 0.1);
   const auto embeds = start(config_of(kPooled / "qwen3_embedding"));
-  EXPECT_THAT(embeds->score({.query_ids = {4}, .item_ids = {{5}}}).error().message(),
+  EXPECT_THAT(score(*embeds, {.query_ids = {4}, .item_ids = {{5}}}).error().message(),
               HasSubstr("/v1/rerank"));
 }
 
