@@ -242,7 +242,7 @@ class Comparison {
     ESP_RETURN_IF_ERROR(compare(engine, texts_, out));
     if (text_.empty()) return out;
     const std::vector<TokenId> ids = engine.tokenizer()->encode(text_);
-    const auto window = static_cast<size_t>(std::min(options_.window, engine.max_input_len()));
+    const auto window = static_cast<size_t>(std::min(options_.window, max_input_len(engine)));
     ESP_ASSIGN_OR_RETURN(out.perplexity, perplexity(engine, ids, window));
     return out;
   }

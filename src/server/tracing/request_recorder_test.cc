@@ -198,12 +198,12 @@ TEST_F(RequestLogServerTest, EachRequestIsALine) {
   };
   EXPECT_EQ(field(0, "route"), R"("/generate")");
   EXPECT_EQ(field(0, "samples"), "2");
-  EXPECT_EQ(field(0, "prompt_tokens"), "6");
+  EXPECT_EQ(field(0, "prompt_tokens"), "7");
   EXPECT_EQ(field(0, "cached_tokens"), "3");
   EXPECT_EQ(field(0, "completion_tokens"), "20");
   EXPECT_EQ(field(0, "finish_reasons"), R"(["stop","stop"])");
   EXPECT_EQ(field(0, "status"), "200");
-  EXPECT_EQ(field(1, "prompt_tokens"), "7");
+  EXPECT_EQ(field(1, "prompt_tokens"), "9");
   EXPECT_EQ(field(1, "completion_tokens"), "6");
   EXPECT_EQ(field(2, "status"), "400");
   EXPECT_EQ(field(3, "status"), "400");
