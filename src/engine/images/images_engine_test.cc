@@ -169,10 +169,33 @@ TEST(ImagesEngine, BitsDoNotDependOnTheCompany) {
   check("pages of 5", {.compute = {.num_threads = 2},
                        .cache = {.page_size = 5},
                        .schedule = {.chunked_prefill_size = 7}});
-  check("draft tokens", {.speculation = {.speculative_algorithm = "NGRAM"}});
+  for (const char* algorithm : {"NGRAM", "RADIX", "COMBINED"})
+    check(std::string("draft tokens, ") + algorithm,
+          {.speculation = {.speculative_algorithm = algorithm}});
   check("a tiny pool",
         {.cache = {.max_total_tokens = 150},
          .schedule = {.chunked_prefill_size = 16, .schedule_conservativeness = 0.05}});
+}
+
+// The tree holds a picture's keys behind a text that others send too.
+TEST(ImagesEngine, KeysOfPicturesAreNoDraftTokens) {
+  GenerateRequest text = seen_request();
+  text.input_ids.resize(4);  // what stands before the picture
+  text.images.clear();
+  const auto plain = load_golden(kSeeing, {});
+  ASSERT_NE(plain, nullptr);
+  const auto want = plain->generate(text);
+  ASSERT_TRUE(want) << want.error().message();
+  for (const char* algorithm : {"RADIX", "COMBINED"}) {
+    const auto engine = load_golden(kSeeing, {.speculation = {.speculative_algorithm = algorithm}});
+    ASSERT_NE(engine, nullptr);
+    ASSERT_TRUE(engine->generate(seen_request()));
+    for (int i = 0; i < 3; ++i) {
+      const auto got = engine->generate(text);
+      ASSERT_TRUE(got) << got.error().message();
+      EXPECT_EQ(got->output_ids, want->output_ids) << algorithm;
+    }
+  }
 }
 
 TEST(ImagesEngine, RanksGiveOneAnswer) {

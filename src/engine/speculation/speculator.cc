@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "cache/prefix_cache.h"
+#include "seams/forward_batch.h"
 
 namespace espalier {
 
@@ -114,8 +115,10 @@ void Speculator::look_up(DraftSource source, SpeculativeText& text, const DraftS
   std::array<TokenId, Prediction::kTokensMax> found;
   const int32_t count =
       read_continuation(*config_.tree, site.pages.lock(), site.tokens, text.position, found);
-  prediction.take(std::span(found).first(static_cast<size_t>(count)), 0, text.num_outputs,
-                  /*rests=*/true);
+  // Keys of pictures are no tokens and cannot be proposed.
+  const auto end = std::find_if(found.begin(), found.begin() + count,
+                                [](TokenId token) { return token >= kFirstSpanKey; });
+  prediction.take(std::span(found.begin(), end), 0, text.num_outputs, /*rests=*/true);
 }
 
 // The source that is right most often, of equal ones the one whose match is longer.
