@@ -30,9 +30,14 @@ ReplicaChoice::ReplicaChoice(LoadBalance method, int32_t num_replicas)
     : method_(method), replicas_(static_cast<size_t>(num_replicas)), tree_(kTree) {}
 
 int32_t ReplicaChoice::choose(std::span<const uint64_t> key) {
-  bool any_sound = false;
-  for (int32_t i = 0; i < num_replicas(); ++i) any_sound = any_sound || !is_failing(i);
-  probing_ = !any_sound || ++num_choices_ % kProbeEvery == 0;
+  bool any_sound = false, any_failing = false;
+  for (int32_t i = 0; i < num_replicas(); ++i) (is_failing(i) ? any_failing : any_sound) = true;
+  all_fail_ = !any_sound;
+  if (any_sound && any_failing && ++num_choices_ % kProbeEvery == 0) {
+    do probe_ = (probe_ + 1) % num_replicas();
+    while (!is_failing(probe_));
+    return probe_;
+  }
   if (method_ == LoadBalance::kRoundRobin) return in_turn();
   return method_ == LoadBalance::kCacheAware ? by_prefix(key) : least_loaded();
 }

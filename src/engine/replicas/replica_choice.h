@@ -68,15 +68,16 @@ class ReplicaChoice {
   int32_t in_turn();
   int32_t least_loaded();
   int32_t by_prefix(std::span<const uint64_t> key);
-  bool is_candidate(int32_t replica) const { return probing_ || !is_failing(replica); }
+  bool is_candidate(int32_t replica) const { return all_fail_ || !is_failing(replica); }
 
   const LoadBalance method_;
   std::vector<Replica> replicas_;
   PrefixTree tree_;
   PrefixTree::Match match_;  // of one call, kept for its memory
-  int64_t num_choices_ = 0;
-  int32_t turn_ = 0;      // where the search for the least loaded begins
-  bool probing_ = false;  // failing replicas are candidates in this choice
+  int64_t num_choices_ = 0;  // while some replicas fail
+  int32_t probe_ = 0;        // the failing replica that was chosen last
+  int32_t turn_ = 0;         // where the search for the least loaded begins
+  bool all_fail_ = false;    // so all are candidates
 };
 
 }  // namespace espalier

@@ -22,7 +22,6 @@ EngineConfig totals(const std::vector<std::unique_ptr<Engine>>& engines) {
     out.cache.max_total_tokens = std::min(out.cache.max_total_tokens, c.cache.max_total_tokens);
     out.cache.max_session_bytes += c.cache.max_session_bytes;
     out.tiers.hicache_size_gb += c.tiers.hicache_size_gb;
-    out.tiers.hicache_disk_size_gb += c.tiers.hicache_disk_size_gb;
     out.images.image_cache_bytes += c.images.image_cache_bytes;
     out.grammar.grammar_cache_bytes += c.grammar.grammar_cache_bytes;
     out.lora.max_lora_bytes += c.lora.max_lora_bytes;
@@ -172,7 +171,7 @@ Status Replicas::on_each(Do&& act) {
 
 Status Replicas::flush_cache() {
   const Status status = on_each([](Engine& engine) { return engine.flush_cache(); });
-  placement_.forget_prefixes();
+  if (status.ok()) placement_.forget_prefixes();
   return status;
 }
 

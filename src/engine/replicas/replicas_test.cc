@@ -208,11 +208,12 @@ TEST(Replicas, FlushesAndPausesAllOfThem) {
   for (int i = 0; i < 4; ++i) ASSERT_TRUE(test.front->generate(request_of("some text", 3)));
   EXPECT_GT(test.front->stats().memory.kv_tokens_cached, 0);
   Collector running;
-  ASSERT_TRUE(test.front->submit(request_of("running", 400), running.sink()));
+  ASSERT_TRUE(test.front->submit(request_of("running", 3000, "running"), running.sink()));
   ASSERT_TRUE(running.wait_events(1));
   test.pause();  // it runs on one of them
   EXPECT_EQ(test.front->flush_cache().code(), StatusCode::kFailedPrecondition);
   test.go_on();
+  test.front->abort("running", Engine::AbortScope::kExact);
   ASSERT_TRUE(running.wait_end());
   test.pause();  // the step in flight at the request's end has been committed
   EXPECT_TRUE(test.front->flush_cache().ok());

@@ -35,7 +35,6 @@ EngineConfig config_of_replica(const EngineConfig& user, const ReplicaPart& part
   divide(c.grammar.grammar_cache_bytes, parts);
   divide(c.lora.max_lora_bytes, parts);
   c.tiers.hicache_size_gb /= parts;
-  c.tiers.hicache_disk_size_gb /= parts;
   // Valid: start_replicas() has parsed it.
   if (const auto device = parse_device(c.compute.device); device && device->index) {
     c.compute.device = device->kind;

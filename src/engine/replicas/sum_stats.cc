@@ -10,7 +10,7 @@ void add_fields(Struct& to, const Struct& from, std::initializer_list<Number Str
   for (Number Struct::*const field : fields) to.*field += from.*field;
 }
 
-// Replicas that keep pages in one folder count the same pages there; each counts its own reads.
+// Replicas share the disk tier's file and its pages; each counts its own reads.
 void add(KvTiersStats& to, const KvTiersStats& from) {
   using T = KvTiersStats;
   using S = PageStoreStats;
@@ -25,10 +25,15 @@ void add(KvTiersStats& to, const KvTiersStats& from) {
       to.stores.push_back(tier);
       continue;
     }
-    add_fields<S, int64_t>(
-        same->store, tier.store,
-        {&S::num_pages, &S::num_pages_max, &S::found, &S::absent, &S::stored, &S::refused,
-         &S::errors, &S::corrupt, &S::evicted, &S::bytes_read, &S::bytes_written});
+    add_fields<S, int64_t>(same->store, tier.store,
+                           {&S::found, &S::absent, &S::stored, &S::refused, &S::errors, &S::corrupt,
+                            &S::evicted, &S::bytes_read, &S::bytes_written});
+    const bool is_shared = tier.kind == "disk";  // one file of all replicas
+    const auto merge = [is_shared](int64_t& sum, int64_t more) {
+      sum = is_shared ? std::max(sum, more) : sum + more;
+    };
+    merge(same->store.num_pages, tier.store.num_pages);
+    merge(same->store.num_pages_max, tier.store.num_pages_max);
   }
 }
 

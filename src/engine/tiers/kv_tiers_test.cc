@@ -217,7 +217,7 @@ TEST_F(KvTiersTest, RefusedPagesAreTriedAgain) {
 TEST_F(KvTiersTest, LateAndCancelledLoadsAreGivenUp) {
   for (const bool cancels : {false, true}) {
     KvTiers::Parts parts{.copier = &device_, .clock = &clock_};
-    parts.storage = flaky({.seed = 5, .delay_max = std::chrono::milliseconds(30)});
+    parts.storage = flaky({.seed = 5, .delay_max = std::chrono::milliseconds(300)});
     KvTiersConfig config{.page_size = kTierPageSize, .num_device_pages = kTierPages};
     if (!cancels) config.load_timeout = config.load_timeout_per_1024 = Duration(1);
     tiers_ = std::make_unique<KvTiers>(config, std::move(parts));

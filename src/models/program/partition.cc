@@ -40,8 +40,12 @@ Status check_experts(const ExpertsSpec& experts, int32_t num_ranks, int32_t num_
     return invalid_argument(
         "ep_size is {}, but the model has {} experts in a layer, which it does not divide evenly",
         num_groups, experts.router.num_experts);
-  return check_divides(experts.expert.intermediate_size, num_ranks / num_groups,
-                       "features in an expert");
+  const int32_t slices = num_ranks / num_groups, features = experts.expert.intermediate_size;
+  if (num_groups == 1) return check_divides(features, slices, "features in an expert");
+  if (features % slices == 0) return Status();
+  return invalid_argument(
+      "tp_size / ep_size is {}, but an expert has {} features, which it does not divide evenly",
+      slices, features);
 }
 
 // num_groups: of ranks that have whole experts.
