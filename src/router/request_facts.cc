@@ -17,7 +17,8 @@ namespace {
 constexpr size_t kDepthMax = 128;
 constexpr int64_t kTextBytesPerToken = 4;  // of text, about
 constexpr int64_t kAnswerTokens = 16;      // where a request does not state how many
-constexpr int64_t kAnswerTokensMax = int64_t{1} << 31, kSamplesMax = 1024;
+constexpr int64_t kAnswerTokensMax = int64_t{1} << 31, kSamplesMax = 1024,
+                  kPromptsMax = int64_t{1} << 20;
 constexpr char kBoundary = '\x1f';  // between strings: "ab" "c" is not "a" "bc"
 
 // The callbacks that Boost.JSON's parser makes.
@@ -190,7 +191,7 @@ RequestCost request_cost(const RequestFacts& facts) {
   return {.prompt_tokens = std::ssize(facts.prompt) / kTextBytesPerToken,
           .answer_tokens = std::min(stated, kAnswerTokensMax) *
                            std::clamp<int64_t>(facts.num_samples, 1, kSamplesMax) *
-                           facts.num_prompts,
+                           std::min<int64_t>(facts.num_prompts, kPromptsMax),
           .has_several_prompts = facts.num_prompts > 1,
           .priority = facts.priority};
 }

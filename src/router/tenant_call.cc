@@ -81,7 +81,7 @@ void TenantCall::on_head(int status, std::string_view content_type, net::Headers
                          TimePoint now) {
   if (tenant_ == nullptr) return;
   status_ = status;
-  usage_.begin(content_type);
+  usage_.begin(content_type, cost_.has_several_prompts);
   std::erase_if(headers, [](const auto& header) {
     return boost::beast::iequals(std::string_view(header.first).substr(0, 12), "x-ratelimit-");
   });

@@ -26,6 +26,9 @@ TEST(RequestCost, CountsWhatABodyMayTake) {
   EXPECT_EQ(cost_of(R"({"other":{"max_tokens":9},"max_tokens":1})").answer_tokens, 1);
   EXPECT_EQ(cost_of(R"({"max_tokens":9223372036854775807,"n":9223372036854775807})").answer_tokens,
             (int64_t{1} << 31) * 1024);
+  std::string many = R"({"max_tokens":9223372036854775807,"n":1024,"prompt":[)";
+  for (int i = 0; i < (1 << 20) + 9; ++i) many += R"("",)";
+  EXPECT_GT(cost_of(many + R"(""]})").answer_tokens, 0) << "no overflow";
   const RequestCost two = cost_of(R"({"prompt":["abc","defg"],"max_tokens":5})");
   EXPECT_EQ(two.answer_tokens, 10);
   EXPECT_EQ(two.prompt_tokens, 2);
@@ -68,6 +71,17 @@ const UsageCase kCases[] = {
      "data: {\"completion_tokens\":1}\n\ndata: {\"completion_tokens\":1}\n\n"
      "data: {\"completion_tokens\":2}\n\n",
      -1, 3},
+    // Running totals of two samples, of which one has ended.
+    {kEvents,
+     "data: {\"meta_info\":{\"prompt_tokens\":4,\"completion_tokens\":30},\"index\":0}\n\n"
+     "data: {\"meta_info\":{\"prompt_tokens\":4,\"completion_tokens\":50},\"index\":1}\n\n"
+     "data: {\"meta_info\":{\"prompt_tokens\":4,\"completion_tokens\":60},\"index\":1}\n\n",
+     4, 90},
+    // Usage of all choices behind each one's index is a total of all.
+    {kEvents,
+     "data: {\"choices\":[{\"index\":0}],\"usage\":{\"completion_tokens\":7}}\n\n"
+     "data: {\"choices\":[{\"index\":1}],\"usage\":{\"completion_tokens\":9}}\n\n",
+     -1, 9},
     {"application/x-ndjson", "{\"m\":1}\n{\"prompt_eval_count\":3,\"eval_count\":6}\n", 3, 6},
 };
 
@@ -92,6 +106,22 @@ TEST(UsageReader, ReadsEachDialectHoweverItIsCut) {
       EXPECT_EQ(reader.answer_tokens().value_or(-1), c.tokens);
     }
   }
+}
+
+TEST(UsageReader, SamplesOfOnePromptRepeatIt) {
+  UsageReader reader;
+  reader.begin(kJson, false);
+  reader.add(
+      R"([{"prompt_tokens":5,"completion_tokens":3},{"prompt_tokens":5,"completion_tokens":4}])");
+  EXPECT_EQ(reader.prompt_tokens(), 5);
+  EXPECT_EQ(reader.answer_tokens(), 7);
+}
+
+TEST(UsageReader, ALongMessageIsNotOneToken) {
+  UsageReader reader;
+  reader.begin(kEvents);
+  reader.add("data: " + std::string(8192, 'a') + "\n\n");
+  EXPECT_GT(reader.answer_tokens().value_or(0), 1000);
 }
 
 class TenantCallTest : public testing::Test {

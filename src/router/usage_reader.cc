@@ -11,6 +11,9 @@ namespace {
 // A member's name, its quotes, the colon and the number: what may be cut.
 constexpr size_t kMemberBytesMax = 64;
 constexpr int64_t kTokensMax = int64_t{1} << 40;
+constexpr size_t kIndicesMax = 65'536;
+// A message of one token has fewer; of what is beyond, every fourth byte counts as a token.
+constexpr int64_t kMessageBytes = 512;
 
 struct Member {
   std::string_view name;
@@ -51,7 +54,8 @@ std::optional<int64_t> number_at(std::string_view bytes, size_t at) {
 
 }  // namespace
 
-void UsageReader::begin(std::string_view content_type) {
+void UsageReader::begin(std::string_view content_type, bool has_several_prompts) {
+  has_several_prompts_ = has_several_prompts;
   is_events_ = content_type.starts_with("text/event-stream");
   is_lines_ = content_type.starts_with("application/x-ndjson");
 }
@@ -60,6 +64,7 @@ void UsageReader::add(std::string_view bytes) {
   if (is_events_) num_messages_ += count_of(bytes, "\n\n") + count_of(bytes, "\r\n\r\n");
   if (is_lines_) num_messages_ += count_of(bytes, "\n");
   if (is_stream()) {
+    num_bytes_ += static_cast<int64_t>(bytes.size());
     read(bytes);
     return;
   }
@@ -69,16 +74,27 @@ void UsageReader::add(std::string_view bytes) {
 
 size_t UsageReader::read(std::string_view bytes) {
   size_t done = bytes.size() - std::min(bytes.size(), kMemberBytesMax);
+  size_t answer_at = std::string_view::npos;  // of an answer's tokens whose index is not known yet
+  int64_t answer = 0;
   for (size_t at = bytes.find("\":"); at != std::string_view::npos;
        at = bytes.find("\":", at + 2)) {
     const size_t quote = at == 0 ? std::string_view::npos : bytes.rfind('"', at - 1);
     if (quote == std::string_view::npos) continue;
     const std::string_view name = bytes.substr(quote + 1, at - quote - 1);
     const auto member = std::ranges::find(kMembers, name, &Member::name);
-    if (member == kMembers.end()) continue;
+    const bool is_index = is_stream() && name == "index" && answer_at != std::string_view::npos;
+    if (member == kMembers.end() && !is_index) continue;
     const auto number = number_at(bytes, at + 2);
     if (!number) continue;
+    if (is_index) {  // a message is one line
+      const bool same_message = bytes.substr(answer_at, at - answer_at).find('\n') == bytes.npos;
+      if (same_message && (by_index_.size() < kIndicesMax || by_index_.count(*number) > 0))
+        by_index_[*number] = std::max(by_index_[*number], answer);
+      answer_at = std::string_view::npos;
+      continue;
+    }
     take(member->count, *number);
+    if (member->count == UsageCount::kAnswer) answer_at = at, answer = *number;
     done = std::max(done, at + 2);
   }
   return done;
@@ -87,7 +103,8 @@ size_t UsageReader::read(std::string_view bytes) {
 void UsageReader::take(UsageCount count, int64_t tokens) {
   if (count == UsageCount::kAnswer) ++num_stated_;
   std::optional<int64_t>& total = counts_[static_cast<size_t>(count)];
-  total = is_stream() ? std::max(total.value_or(0), tokens) : total.value_or(0) + tokens;
+  const bool repeats = is_stream() || (count != UsageCount::kAnswer && !has_several_prompts_);
+  total = repeats ? std::max(total.value_or(0), tokens) : total.value_or(0) + tokens;
 }
 
 std::optional<int64_t> UsageReader::prompt_tokens() const {
@@ -99,9 +116,13 @@ std::optional<int64_t> UsageReader::prompt_tokens() const {
 // Messages that each state a running total are those of several answers at once, or of one: each
 // brings a token.
 std::optional<int64_t> UsageReader::answer_tokens() const {
-  if (const auto stated = of(UsageCount::kAnswer))
-    return std::max(*stated, is_stream() ? num_stated_ : 0);
-  if (num_messages_ > 0) return num_messages_;
+  if (const auto stated = of(UsageCount::kAnswer)) {
+    int64_t sum = 0;
+    for (const auto& [index, tokens] : by_index_) sum += tokens;
+    return std::max({*stated, is_stream() ? num_stated_ : 0, sum});
+  }
+  if (num_messages_ > 0)
+    return num_messages_ + std::max<int64_t>(0, num_bytes_ - kMessageBytes * num_messages_) / 4;
   return std::nullopt;
 }
 

@@ -79,6 +79,11 @@ Result<net::BoundAddress> bind(const ServerConfig& config) {
 // Null without --api-keys-file and --router-api-key.
 Result<std::unique_ptr<Tenants>> read_tenants(const ServerConfig& config) {
   if (config.api_keys_file.empty() && config.router_api_key.empty()) return nullptr;
+  if (!config.router_api_key.empty() &&
+      (config.router_api_key == config.api_key || config.router_api_key == config.admin_api_key))
+    return fail(
+        invalid_argument("--router-api-key is --api-key or --admin-api-key too, whose "
+                         "holders could then state any tenant: give routers their own"));
   auto read = Tenants::read(config.api_keys_file, config.router_api_key);
   if (!read) return fail(read.error().with_context("--api-keys-file"));
   return read;

@@ -173,6 +173,10 @@ Result<Tenants::Table> Tenants::parse() const {
     if (!read.ok()) return problem(read);
     const auto digest = digest_of(entry);
     if (!digest) return problem(digest.error());
+    if (router_key_ == *digest)
+      return problem(
+          invalid_argument("its key is the router's (--router-api-key), which states any "
+                           "tenant: give each a key of its own"));
     const auto tenant = std::make_shared<Tenant>(entry.name, entry.limits, now);
     if (!table.by_name.emplace(entry.name, tenant).second)
       return problem(invalid_argument("an earlier entry has the name '{}'", entry.name));
