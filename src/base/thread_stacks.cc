@@ -102,6 +102,16 @@ void read_name_and_state(ThreadStack& thread) {
   thread.state = line[close + 2];
 }
 
+// Whether the thread would leave the request pending.
+bool blocks_requests(int tid) {
+  std::ifstream file(fmt::format("/proc/self/task/{}/status", tid));
+  constexpr std::string_view kName = "SigBlk:\t";
+  for (std::string line; std::getline(file, line);)
+    if (line.starts_with(kName))
+      return (std::strtoull(line.c_str() + kName.size(), nullptr, 16) >> (SIGURG - 1) & 1) != 0;
+  return false;
+}
+
 std::vector<int> thread_ids() {
   std::vector<int> tids;
   std::error_code failed;
@@ -133,6 +143,7 @@ std::vector<ThreadStack> read_thread_stacks(Duration patience) {
     ThreadStack& thread = threads.emplace_back();
     thread.tid = tid;
     read_name_and_state(thread);
+    if (blocks_requests(tid)) continue;
     shared_answer.wanted = ++last_number;
     if (!send_request(tid, last_number) || !await_answer(last_number, patience)) continue;
     for (int i = kHandlerFrames; i < shared_answer.num_frames; ++i)

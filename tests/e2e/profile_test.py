@@ -93,7 +93,7 @@ class Profile(unittest.TestCase):
             self.check_nesting(events)
             self.assertEqual(self.check_requests(events), 1)
             # It has ended by itself, and a file is not written twice.
-            self.assertEqual(server.request("POST", "/stop_profile")[0], 400)
+            wait_until(lambda: server.request("POST", "/stop_profile")[0] == 400, "the profile has ended")
             answer = server.request("POST", "/start_profile", {"profile_prefix": "first", "profile_id": "1", "output_dir": "a/b"})
             self.assertEqual(answer[0], 400)
             self.assertIn("give another profile_id", answer[2])

@@ -37,14 +37,14 @@ struct LoopState {
   int32_t running = 0, waiting = 0;  // samples, when the last turn ended
 };
 
-// One thread writes, any thread reads. A write is a relaxed store, so that a step pays a few
+// One thread writes, any thread reads. A write is a plain store, so that a step pays a few
 // instructions; the fields that a reader gets may be of two neighbouring turns.
 class LoopProgress {
  public:
   void enter(LoopPhase phase) { phase_.store(phase, kRelaxed); }
   void begin_turn(TimePoint now) {
     start_.store(now, kRelaxed);
-    turn_.store(turn_.load(kRelaxed) + 1, kRelaxed);
+    turn_.store(turn_.load(kRelaxed) + 1, std::memory_order_release);  // start_ is there before
     enter(LoopPhase::kInbox);
   }
   void set_step(uint64_t step, size_t entries, size_t tokens) {
@@ -59,7 +59,7 @@ class LoopProgress {
 
   LoopState read() const {
     return {.phase = phase_.load(kRelaxed),
-            .turn = turn_.load(kRelaxed),
+            .turn = turn_.load(std::memory_order_acquire),
             .start = start_.load(kRelaxed),
             .step = step_.load(kRelaxed),
             .entries = entries_.load(kRelaxed),

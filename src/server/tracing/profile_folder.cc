@@ -97,7 +97,8 @@ Result<fs::path> new_trace_path(const fs::path& root, const std::string& output_
   if (failed || !is_inside(folder, real_root)) return outside();
   ESP_RETURN_IF_ERROR(make_folders(folder));
   const fs::path path = folder / ((prefix.empty() ? "" : prefix + "-") + id + "-TP-0.trace.json");
-  if (fs::exists(fs::symlink_status(path, failed)))
+  if (fs::exists(fs::symlink_status(path, failed)) ||
+      fs::exists(fs::symlink_status(path.string() + ".part", failed)))
     return fail(invalid_argument("{} is there already: give another profile_id", path.string()));
   if (::access(folder.c_str(), W_OK | X_OK) != 0)
     return fail(system_failure("writing to the folder", folder));

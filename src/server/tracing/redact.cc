@@ -26,12 +26,41 @@ bool has_words(std::string_view key) {
 
 // Fields that hold texts and member names of the client's.
 bool is_opaque(std::string_view key) {
-  return is_one_of(
-      key, {"tools",           "functions",      "tool_calls", "function_call", "tool_choice",
-            "json_schema",     "schema",         "parameters", "input_schema",  "arguments",
-            "response_format", "structural_tag", "format",     "metadata",      "logit_bias",
-            "image_data",      "image_url",      "images",     "source",        "custom_params",
-            "session_params",  "documents"});
+  return is_one_of(key, {"tools",
+                         "functions",
+                         "tool_calls",
+                         "function_call",
+                         "tool_choice",
+                         "json_schema",
+                         "schema",
+                         "parameters",
+                         "input_schema",
+                         "arguments",
+                         "response_format",
+                         "structural_tag",
+                         "format",
+                         "metadata",
+                         "logit_bias",
+                         "image_data",
+                         "image_url",
+                         "images",
+                         "source",
+                         "custom_params",
+                         "session_params",
+                         "documents",
+                         "chat_template_kwargs",
+                         "extra_body",
+                         "output_config",
+                         "output_format",
+                         "guided_json",
+                         "guided_choice",
+                         "response_schema",
+                         "properties",
+                         "patternProperties",
+                         "$defs",
+                         "definitions",
+                         "enum",
+                         "const"});
 }
 
 bool is_word(std::string_view text) {
@@ -47,10 +76,9 @@ json::value mark(std::string_view what, size_t count) {
   return out;
 }
 
+// Also of a list that is refused, for it is wrong in part.
 bool is_id_list(const json::array& array) {
-  return !array.empty() && std::ranges::all_of(array, [](const json::value& each) {
-    return each.is_int64() || each.is_uint64();
-  });
+  return std::ranges::any_of(array, [](const json::value& each) { return each.is_number(); });
 }
 
 void redact_member(std::string_view key, json::value& value) {

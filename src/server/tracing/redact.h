@@ -14,7 +14,7 @@ inline constexpr const char kRedactedIds[] = "$ids";
 inline constexpr const char kRedactedJson[] = "$json";
 
 // Every text is taken out but short plain words of fields whose values an API names (model, role,
-// type ...); every list of whole numbers but stop_token_ids; and what clients name members in
+// type ...); every list with a number but stop_token_ids; and what clients name members in
 // (schemas, tools and their arguments, metadata). Other numbers, switches and the names of fields
 // stay.
 void redact(boost::json::value& body);

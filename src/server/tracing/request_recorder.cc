@@ -207,6 +207,8 @@ std::string RequestRecorder::line_of(const RecordedRequest& r) const {
 
 void RequestRecorder::write(const std::string& line) {
   const auto num_bytes = static_cast<int64_t>(line.size());
+  // Others may have cut the file, as logrotate's copytruncate does.
+  if (struct stat file{}; ::fstat(descriptor_, &file) == 0) size_ = file.st_size;
   if (options_.max_bytes > 0 && size_ > 0 && size_ + num_bytes > options_.max_bytes) rotate();
   if (write_all(line)) {
     size_ += num_bytes;

@@ -58,6 +58,9 @@ TEST(Redact, LeavesTheShapeAndNoText) {
       R"({"$bytes":4}],"stop_token_ids":[1,2]},"stream":true,"model":"m-1"})");
   EXPECT_EQ(redacted(R"({"input_ids":[[1,2,3],[4]],"prompt":[5,6]})"),
             R"({"input_ids":[{"$ids":3},{"$ids":1}],"prompt":{"$ids":2}})");
+  EXPECT_EQ(redacted(R"({"input_ids":[7,8.0,null]})"), R"({"input_ids":{"$ids":3}})");
+  EXPECT_EQ(redacted(R"({"x":{"properties":{"ssn":{"type":"string"}}}})"),
+            R"({"x":{"properties":{"$json":25}}})");
   EXPECT_EQ(redacted(R"({"messages":[{"role":"user","content":[{"type":"text","text":"secret"},)"
                      R"({"type":"image_url","image_url":{"url":"secret"}}]}]})"),
             R"({"messages":[{"role":"user","content":[{"type":"text","text":{"$bytes":6}},)"
@@ -178,6 +181,10 @@ class RequestLogServerTest : public ServerTest {
     std::vector<boost::json::value> out;
     for (const std::string& line : lines_of(folder_.file()))
       out.push_back(boost::json::parse(line));
+    // A line is written when its request has gone, which may be behind that of a later one.
+    std::ranges::stable_sort(out, {}, [](const boost::json::value& line) {
+      return line.at("offset_s").to_number<double>();
+    });
     return out;
   }
   const LogFolder folder_;
