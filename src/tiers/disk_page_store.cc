@@ -299,16 +299,19 @@ void DiskPageStore::finish_read(Transfer& transfer) {
   } else {
     index_.erase_slot(transfer.slot, transfer.name);
   }
+  {  // before the answer, whose reader may look at the counts
+    const std::lock_guard lock(mutex_);
+    ++(holds ? stats_.found : stats_.absent);
+    if (holds) stats_.bytes_read += config_.page_bytes;
+    if (!transfer.op.ok) {
+      ++stats_.errors;
+    } else if (!holds && listed) {
+      ++stats_.corrupt;
+    }
+  }
   answer(transfer.read, holds ? page_in(transfer) : std::span<std::byte>{});
   transfer.read = {};
   const std::lock_guard lock(mutex_);
-  ++(holds ? stats_.found : stats_.absent);
-  if (holds) stats_.bytes_read += config_.page_bytes;
-  if (!transfer.op.ok) {
-    ++stats_.errors;
-  } else if (!holds && listed) {
-    ++stats_.corrupt;
-  }
   free_reads_.push_back(&transfer);
 }
 
