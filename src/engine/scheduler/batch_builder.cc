@@ -107,7 +107,8 @@ void BatchBuilder::add_decode_entries(ForwardBatch& batch, const CountPromptShar
       page_tables_.prefetch_end(batch, running[i + kEndsAhead]->kv.slot);
     }
     Sequence* const sequence = running[i];
-    if (!sequence->wants_decode_entry() || waits_for_draft_tokens(*sequence)) continue;
+    if (!sequence->wants_decode_entry()) continue;
+    if (sequence->spec.takes_proposals && waits_for_draft_tokens(*sequence)) continue;
     std::optional<PartLimit> limit;
     if (sequence->num_due() > 1 || may_draft(*sequence))
       limit.emplace(*this, *sequence, count_shares);
