@@ -12,6 +12,7 @@
 #include "base/rng.h"
 #include "engine/engine.h"
 #include "engine/executor/cuda/cuda_page_copier.h"
+#include "engine/executor/cuda/device_planes.h"
 #include "tensor/cuda/memory.h"
 
 namespace espalier::bench {
@@ -227,18 +228,6 @@ class TiersBench {
             middle_of(rates), "GB/s");
       }
     return whole_copies(pool, host);
-  }
-  static Result<std::unique_ptr<KvPlanes>> allocate_device_planes(int64_t bytes) {
-    class Planes final : public KvPlanes {
-     public:
-      explicit Planes(cuda::DeviceBuffer buffer) : buffer_(std::move(buffer)) {}
-      std::byte* data() override { return buffer_.data(); }
-
-     private:
-      cuda::DeviceBuffer buffer_;
-    };
-    ESP_ASSIGN_OR_RETURN(cuda::DeviceBuffer buffer, cuda::DeviceBuffer::allocate(bytes, "pages"));
-    return std::make_unique<Planes>(std::move(buffer));
   }
   static Status copy_all(PageCopier& copier, const std::vector<PageId>& pages,
                          const cuda::PinnedBuffer& host, bool loads, size_t depth) {

@@ -6,6 +6,7 @@
 
 #include "base/check.h"
 #include "base/log.h"
+#include "engine/executor/cuda/device_planes.h"
 #include "kernels/kv_layer.h"
 #include "kernels/page_copy/cuda.h"
 #include "kernels/sampling/cuda.h"
@@ -30,16 +31,6 @@ int64_t num_graph_sizes(int32_t max_slots) {
     entries = StepPacker::graph_entries(entries, max_slots) + 1;
   return count;
 }
-
-// Memory of the device for keys and values.
-class DevicePlanes final : public KvPlanes {
- public:
-  explicit DevicePlanes(cuda::DeviceBuffer buffer) : buffer_(std::move(buffer)) {}
-  std::byte* data() override { return buffer_.data(); }
-
- private:
-  cuda::DeviceBuffer buffer_;
-};
 
 }  // namespace
 
@@ -131,10 +122,9 @@ Result<int64_t> CudaExecutor::kv_budget_bytes() const {
 
 Status CudaExecutor::allocate_kv(const KvPoolConfig& config) {
   const auto allocate = [&](int64_t bytes) -> Result<std::unique_ptr<KvPlanes>> {
-    ESP_ASSIGN_OR_RETURN(cuda::DeviceBuffer buffer,
-                         cuda::DeviceBuffer::allocate(bytes, "keys and values"));
-    ESP_RETURN_IF_ERROR(cuda::fill_bytes(buffer.data(), 0, bytes, stream_));
-    return std::make_unique<DevicePlanes>(std::move(buffer));
+    ESP_ASSIGN_OR_RETURN(auto planes, allocate_device_planes(bytes));
+    ESP_RETURN_IF_ERROR(cuda::fill_bytes(planes->data(), 0, bytes, stream_));
+    return planes;
   };
   ESP_ASSIGN_OR_RETURN(KvPool kv, KvPool::create(config, allocate));
   ESP_RETURN_IF_ERROR(kernels::check_kv_view(kv.view(), kernels::KvKernels::kCuda));

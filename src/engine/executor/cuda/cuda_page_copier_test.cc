@@ -10,20 +10,12 @@
 
 #include "base/rng.h"
 #include "cache/kv_pool.h"
+#include "engine/executor/cuda/device_planes.h"
 #include "tensor/cuda/memory.h"
 #include "tensor/cuda/testing.h"
 
 namespace espalier {
 namespace {
-
-class PlanesOnDevice final : public KvPlanes {
- public:
-  explicit PlanesOnDevice(cuda::DeviceBuffer buffer) : buffer_(std::move(buffer)) {}
-  std::byte* data() override { return buffer_.data(); }
-
- private:
-  cuda::DeviceBuffer buffer_;
-};
 
 class CudaPageCopierTest : public testing::Test {
  protected:
@@ -34,13 +26,7 @@ class CudaPageCopierTest : public testing::Test {
     stream_ = cuda::Stream::create().value();
   }
   KvPool device_pool(const KvPoolConfig& config) {
-    return KvPool::create(config,
-                          [](int64_t bytes) -> Result<std::unique_ptr<KvPlanes>> {
-                            ESP_ASSIGN_OR_RETURN(cuda::DeviceBuffer buffer,
-                                                 cuda::DeviceBuffer::allocate(bytes, "a test"));
-                            return std::make_unique<PlanesOnDevice>(std::move(buffer));
-                          })
-        .value();
+    return KvPool::create(config, allocate_device_planes).value();
   }
   // Random pages go there and come back, in planes as they lie in the host's pool.
   void check(const KvPoolConfig& config, bool pinned) {
