@@ -32,8 +32,8 @@ class Tenant {
   const std::string& name() const { return name_; }
   void set_limits(const TenantLimits& limits, TimePoint now);
 
-  // Takes a request of about so many tokens; else how long to wait. A line of a batch then waits; a
-  // client is refused, which the caller counts.
+  // Admits a request of about `tokens` tokens, or returns how long it has to wait: a request of a
+  // batch waits then, a client's is refused, and the caller counts the refusal.
   std::optional<Duration> admit(int64_t tokens, TimePoint now);
   void count_refusal();
   // A request ended that was admitted with `reserved` tokens and used so many of them, or more.

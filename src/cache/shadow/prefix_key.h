@@ -1,5 +1,5 @@
-// What a request's prompt is to whoever chooses a worker for it (a server of a router, a replica of
-// an engine): the chained hashes of its blocks. Two prompts share
+// The key of a prompt, by which a router chooses a worker for its request and an engine a replica:
+// the chained hashes of the prompt's blocks. Two prompts share
 // their first n blocks exactly where their first n hashes are equal, so a whole prefix is compared
 // by one number and the prompt itself is never kept.
 #pragma once

@@ -1,5 +1,5 @@
 // Several replicas of an engine behind one front (data parallelism): each has a scheduler, a cache
-// and the whole model, on GPUs or threads of its own. Whoever uses an engine sees one.
+// and the whole model, on GPUs or threads of its own. Callers see one engine.
 //
 //   submit() -> ReplicaPlacement -> replica i: registry, tokenizer threads, loop, executor
 //

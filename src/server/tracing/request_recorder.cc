@@ -140,7 +140,7 @@ RecordTicket RequestRecorder::begin(std::string route, std::string body, TimePoi
     ++dropped_;
     return {};
   }
-  // Whoever lets the request go last gives its bytes back.
+  // The last reference to the request gives its bytes back.
   const std::shared_ptr<RecordedRequest> request(new RecordedRequest, [this](RecordedRequest* r) {
     body_bytes_ -= r->body_bytes;
     delete r;
