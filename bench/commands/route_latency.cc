@@ -48,11 +48,15 @@ struct Options {
 
 int64_t now_ns() { return std::chrono::steady_clock::now().time_since_epoch().count(); }
 
+void write_event(const net::ResponsePtr& response) {
+  response->write(fmt::format("data: {}{}{}\n\n", kTimeMember, now_ns(), kChunk));
+}
+
 // One stream of the worker: an event each interval until its client leaves.
 void tick(const net::ResponsePtr& response, Duration interval, Duration delay) {
   response->post_after(delay, [response, interval] {
     if (response->closed()) return;
-    response->write(fmt::format("data: {}{}{}\n\n", kTimeMember, now_ns(), kChunk));
+    write_event(response);
     tick(response, interval, interval);
   });
 }
@@ -74,6 +78,7 @@ Result<std::unique_ptr<net::HttpServer>> start_worker() {
           return to->send(net::HttpResponse::text(400, "interval_ns must be at least 1000"));
         const Duration interval = std::chrono::nanoseconds(stated->get_int64());
         to->start_stream(200, net::event_stream_headers());
+        write_event(to);  // The router passes no head on before the first byte of a body.
         tick(to, interval, interval * rng.below(1000) / 1000);
       }));
   net::HttpServerConfig config;
