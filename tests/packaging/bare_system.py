@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
 """Packages on a bare system: installed, started, asked, upgraded and purged in a root folder that holds a distribution's
-required packages alone (mmdebstrap --variant=minbase), with times.
+required packages and apt alone (mmdebstrap --variant=minbase), with times.
 
   bare_system.py PACKAGE ...       .deb, .tar.gz and .whl files, as tools/release makes them
   --suite NAME --mirror URL        the distribution (default bookworm of deb.debian.org; noble of archive.ubuntu.com)
-  --root FILE.tar                  a root made before (mmdebstrap --variant=minbase SUITE FILE.tar MIRROR)
+  --root FILE.tar                  a root made before (mmdebstrap --variant=minbase --include=apt SUITE FILE.tar MIRROR)
   --port N                         where the server listens (default 23500)
 
 Needs root's rights, mmdebstrap and the network (unless --root). A wheel is tried where the root has Python's venv.
@@ -166,7 +166,7 @@ def main():
     with tempfile.TemporaryDirectory() as folder:
         archive = options.root or pathlib.Path(folder) / "root.tar"
         if options.root is None:
-            subprocess.run(["mmdebstrap", "--variant=minbase", options.suite, archive, options.mirror], check=True)
+            subprocess.run(["mmdebstrap", "--variant=minbase", "--include=apt", options.suite, archive, options.mirror], check=True)
         root = Root(pathlib.Path(folder) / "root")
         root.folder.mkdir()
         subprocess.run(["tar", "xf", archive, "-C", root.folder, "--exclude=./dev/*"], check=True)
