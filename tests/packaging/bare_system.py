@@ -4,10 +4,11 @@ required packages and apt alone (mmdebstrap --variant=minbase), with times.
 
   bare_system.py PACKAGE ...       .deb, .tar.gz and .whl files, as tools/release makes them
   --suite NAME --mirror URL        the distribution (default bookworm of deb.debian.org; noble of archive.ubuntu.com)
+  --components LIST                of the distribution (default main; main,universe for a wheel on Ubuntu, for Python's venv)
   --root FILE.tar                  a root made before (mmdebstrap --variant=minbase --include=apt SUITE FILE.tar MIRROR)
   --port N                         where the server listens (default 23500)
 
-Needs root's rights, mmdebstrap and the network (unless --root). A wheel is tried where the root has Python's venv.
+Needs root's rights, mmdebstrap and the network (unless --root). Python's venv is installed first where a wheel needs it.
 """
 import argparse
 import json
@@ -139,6 +140,7 @@ def try_tarball(root, package, port):
 
 def try_wheel(root, package, port):
     if not (root.folder / "usr/bin/python3").exists():
+        root.run("apt-get", "update")
         root.run("apt-get", "install", "-y", "--no-install-recommends", "python3-venv")
     root.run("python3", "-m", "venv", "/opt/venv")
     began = time.monotonic()
@@ -157,6 +159,7 @@ def main():
     parser.add_argument("packages", nargs="+", type=pathlib.Path)
     parser.add_argument("--suite", default="bookworm")
     parser.add_argument("--mirror", default="http://deb.debian.org/debian")
+    parser.add_argument("--components", default="main")
     parser.add_argument("--root", type=pathlib.Path)
     parser.add_argument("--port", type=int, default=23500)
     options = parser.parse_args()
@@ -166,7 +169,8 @@ def main():
     with tempfile.TemporaryDirectory() as folder:
         archive = options.root or pathlib.Path(folder) / "root.tar"
         if options.root is None:
-            subprocess.run(["mmdebstrap", "--variant=minbase", "--include=apt", options.suite, archive, options.mirror], check=True)
+            subprocess.run(["mmdebstrap", "--variant=minbase", "--include=apt", f"--components={options.components}", options.suite, archive,
+                            options.mirror], check=True)
         root = Root(pathlib.Path(folder) / "root")
         root.folder.mkdir()
         subprocess.run(["tar", "xf", archive, "-C", root.folder, "--exclude=./dev/*"], check=True)
