@@ -1,18 +1,9 @@
 #include "net/client.h"
 
-#include <netdb.h>
-#include <netinet/in.h>
-#include <netinet/tcp.h>
-#include <poll.h>
-#include <sys/socket.h>
-#include <unistd.h>
-
 #include <algorithm>
-#include <cerrno>
 #include <charconv>
-#include <cstring>
-#include <mutex>
 
+#include "net/byte_stream.h"
 #include "net/tls.h"
 
 namespace espalier::net {
@@ -23,211 +14,6 @@ constexpr size_t kHeadBytesMax = 256 << 10;
 Status unavailable(std::string message) { return {StatusCode::kUnavailable, std::move(message)}; }
 Status not_http(std::string_view what) {
   return error(StatusCode::kDataLoss, "the answer is not HTTP/1.1: {}", what);
-}
-
-// A connected, non-blocking socket with deadlines, and what was read from it but not used yet.
-class Stream {
- public:
-  Stream() = default;
-  Stream(const Stream&) = delete;
-  Stream& operator=(const Stream&) = delete;
-  ~Stream() { close(); }
-
-  bool is_open() const { return fd_ >= 0; }
-  void close() {
-    {
-      std::lock_guard lock(mutex_);
-      if (fd_ >= 0) ::close(fd_);
-      fd_ = -1;
-    }
-    tls_.reset();
-    in_.clear();
-    begin_ = 0;
-  }
-
-  // From any thread: what waits here fails, and what would.
-  void interrupt() {
-    std::lock_guard lock(mutex_);
-    interrupted_ = true;
-    if (fd_ >= 0) ::shutdown(fd_, SHUT_RDWR);
-  }
-  void resume() {
-    std::lock_guard lock(mutex_);
-    interrupted_ = false;
-  }
-  bool interrupted() const {
-    std::lock_guard lock(mutex_);
-    return interrupted_;
-  }
-
-  // `tls`: null for plain HTTP.
-  Status connect(const Url& url, const std::shared_ptr<const TlsContext>& tls,
-                 const HttpClientConfig& config);
-  // Whatever waits fails from then on.
-  void set_deadline(TimePoint deadline) { deadline_ = deadline; }
-  Status write_all(std::string_view bytes, Duration timeout);
-  // Reads at least one byte more; false at the end of the stream.
-  Result<bool> read_more(Duration timeout);
-
-  std::string_view buffered() const { return std::string_view(in_).substr(begin_); }
-  void consume(size_t n) {
-    begin_ += n;
-    if (begin_ == in_.size()) {
-      in_.clear();
-      begin_ = 0;
-    } else if (begin_ > (64 << 10)) {
-      in_.erase(0, begin_);
-      begin_ = 0;
-    }
-  }
-
- private:
-  Status wait(short events, Duration timeout, const char* what);
-  Status connect_to(const addrinfo& address, Duration timeout);
-  Status agree(const Url& url, const std::shared_ptr<const TlsContext>& tls, Duration timeout);
-  Status send_raw(std::string_view bytes, Duration timeout);
-  // At least one byte, appended to `out`; false at the end of the stream.
-  Result<bool> receive_raw(std::string& out, Duration timeout);
-
-  mutable std::mutex mutex_;  // of the next two, which interrupt() touches
-  int fd_ = -1;
-  bool interrupted_ = false;
-  TimePoint deadline_ = TimePoint::max();
-  std::unique_ptr<Tls> tls_;
-  std::string in_;
-  size_t begin_ = 0;
-};
-
-Status Stream::wait(short events, Duration timeout, const char* what) {
-  const auto start = std::chrono::steady_clock::now();
-  const auto deadline = std::min(start + timeout, deadline_);
-  while (true) {
-    const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(
-        deadline - std::chrono::steady_clock::now());
-    pollfd p{fd_, events, 0};
-    const int n =
-        ::poll(&p, 1, static_cast<int>(std::clamp<int64_t>(left.count() + 1, 0, 1 << 30)));
-    if (n > 0) return {};
-    if (n < 0 && errno != EINTR) return unavailable(fmt::format("poll: {}", strerror(errno)));
-    if (n == 0 && std::chrono::steady_clock::now() >= deadline) {
-      return error(StatusCode::kDeadlineExceeded, "timeout after {:.1f} s while {}",
-                   to_seconds(deadline - start), what);
-    }
-  }
-}
-
-Status Stream::connect_to(const addrinfo& address, Duration timeout) {
-  {
-    std::lock_guard lock(mutex_);
-    if (interrupted_) return unavailable("interrupted");
-    fd_ = ::socket(address.ai_family, address.ai_socktype | SOCK_NONBLOCK | SOCK_CLOEXEC,
-                   address.ai_protocol);
-  }
-  if (fd_ < 0) return unavailable(fmt::format("socket: {}", strerror(errno)));
-  const int one = 1;
-  ::setsockopt(fd_, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
-  if (::connect(fd_, address.ai_addr, address.ai_addrlen) == 0) return {};
-  if (errno != EINPROGRESS) return unavailable(strerror(errno));
-  ESP_RETURN_IF_ERROR(wait(POLLOUT, timeout, "connecting"));
-  int failure = 0;
-  socklen_t size = sizeof failure;
-  ::getsockopt(fd_, SOL_SOCKET, SO_ERROR, &failure, &size);
-  if (failure != 0) return unavailable(strerror(failure));
-  return {};
-}
-
-Status Stream::connect(const Url& url, const std::shared_ptr<const TlsContext>& tls,
-                       const HttpClientConfig& config) {
-  const Duration timeout = config.connect_timeout;
-  close();
-  addrinfo hints{};
-  hints.ai_socktype = SOCK_STREAM;
-  addrinfo* found = nullptr;
-  const std::string port = std::to_string(url.port);
-  if (const int rc = ::getaddrinfo(url.host.c_str(), port.c_str(), &hints, &found); rc != 0) {
-    return unavailable(fmt::format("host \"{}\": {}", url.host, gai_strerror(rc)));
-  }
-  Status status = unavailable("no address");
-  for (const addrinfo* a = found; a != nullptr && !is_open(); a = a->ai_next) {
-    if (config.allow_address && !config.allow_address(*a->ai_addr)) {
-      status = error(StatusCode::kPermissionDenied, "the host's address may not be connected to");
-      continue;
-    }
-    status = connect_to(*a, timeout);
-    if (!status.ok()) close();
-  }
-  ::freeaddrinfo(found);
-  if (status.ok() && tls != nullptr) {
-    status = agree(url, tls, timeout);
-    if (!status.ok()) close();
-  }
-  return status.with_context(fmt::format("cannot connect to {}:{}", url.host, url.port));
-}
-
-Status Stream::agree(const Url& url, const std::shared_ptr<const TlsContext>& tls,
-                     Duration timeout) {
-  ESP_ASSIGN_OR_RETURN(tls_, Tls::connect(tls, url.host));
-  while (true) {
-    const Result<bool> done = tls_->handshake();
-    ESP_RETURN_IF_ERROR(send_raw(tls_->output(), timeout));  // an alert, too
-    if (!done) return done.error();
-    if (*done) return {};
-    std::string received;
-    ESP_ASSIGN_OR_RETURN(const bool more, receive_raw(received, timeout));
-    if (!more) return unavailable("the server closed the connection while TLS was agreed on");
-    tls_->feed(received);
-  }
-}
-
-Status Stream::write_all(std::string_view bytes, Duration timeout) {
-  if (tls_ == nullptr) return send_raw(bytes, timeout);
-  ESP_RETURN_IF_ERROR(tls_->encrypt(bytes));
-  return send_raw(tls_->output(), timeout);
-}
-
-Result<bool> Stream::read_more(Duration timeout) {
-  if (tls_ == nullptr) return receive_raw(in_, timeout);
-  const size_t before = in_.size();
-  while (true) {
-    std::string received;
-    ESP_ASSIGN_OR_RETURN(const bool more, receive_raw(received, timeout));
-    if (!more) return false;
-    tls_->feed(received);
-    ESP_ASSIGN_OR_RETURN(const bool goes_on, tls_->decrypt(in_));
-    if (in_.size() > before) return true;
-    if (!goes_on) return false;
-  }
-}
-
-Status Stream::send_raw(std::string_view bytes, Duration timeout) {
-  while (!bytes.empty()) {
-    const ssize_t n = ::send(fd_, bytes.data(), bytes.size(), MSG_NOSIGNAL);
-    if (n > 0) {
-      bytes.remove_prefix(static_cast<size_t>(n));
-    } else if (errno == EAGAIN || errno == EWOULDBLOCK) {
-      ESP_RETURN_IF_ERROR(wait(POLLOUT, timeout, "sending"));
-    } else if (errno != EINTR) {
-      return unavailable(fmt::format("the connection broke while sending: {}", strerror(errno)));
-    }
-  }
-  return {};
-}
-
-Result<bool> Stream::receive_raw(std::string& out, Duration timeout) {
-  char chunk[16 << 10];
-  while (true) {
-    const ssize_t n = ::recv(fd_, chunk, sizeof chunk, 0);
-    if (n > 0) {
-      out.append(chunk, static_cast<size_t>(n));
-      return true;
-    }
-    if (n == 0) return false;
-    if (errno == EAGAIN || errno == EWOULDBLOCK) {
-      ESP_RETURN_IF_ERROR(wait(POLLIN, timeout, "waiting for the answer"));
-    } else if (errno != EINTR) {
-      return fail(unavailable(fmt::format("the connection broke: {}", strerror(errno))));
-    }
-  }
 }
 
 std::string_view trim(std::string_view text) {
@@ -346,8 +132,8 @@ Result<Url> Url::parse(std::string_view text) {
 struct HttpClient::Impl {
   Url url;
   HttpClientConfig config;
-  std::shared_ptr<const TlsContext> tls;  // shared with its connections; null for http
-  Stream stream;
+  ByteStreamTarget target;  // of the URL
+  ByteStream stream;
 
   std::string build(std::string_view method, std::string_view path, std::string_view body,
                     const Headers& headers) const;
@@ -399,7 +185,7 @@ Result<HttpResponse> HttpClient::Impl::exchange(std::string_view method, std::st
   for (bool reused = stream.is_open();; reused = false) {
     if (stream.interrupted())
       return fail(Status(StatusCode::kAborted, "the request was interrupted"));
-    if (!stream.is_open()) ESP_RETURN_IF_ERROR(stream.connect(url, tls, config));
+    if (!stream.is_open()) ESP_RETURN_IF_ERROR(stream.connect(target));
     bool any_byte = false;
     const Status sent = stream.write_all(message, config.read_timeout);
     // Even when sending broke, the server may have said why (413).
@@ -525,8 +311,12 @@ Result<HttpClient> HttpClient::create(std::string_view base_url, HttpClientConfi
   ESP_ASSIGN_OR_RETURN(impl->url, Url::parse(base_url));
   impl->config = std::move(config);
   if (impl->url.is_https) {
-    ESP_ASSIGN_OR_RETURN(impl->tls, TlsContext::for_client({.ca = impl->config.ca_file}));
+    ESP_ASSIGN_OR_RETURN(impl->target.tls, TlsContext::for_client({.ca = impl->config.ca_file}));
   }
+  impl->target.host = impl->url.host;
+  impl->target.port = impl->url.port;
+  impl->target.connect_timeout = impl->config.connect_timeout;
+  impl->target.allow_address = impl->config.allow_address;
   return HttpClient(std::move(impl));
 }
 
