@@ -60,6 +60,8 @@ struct PageStoreStats {
   int64_t corrupt = 0;  // read, and not what the name stands for
   int64_t evicted = 0;
   int64_t bytes_read = 0, bytes_written = 0;
+  int64_t cut_offs = 0;     // how often a remote store was cut off (remote_page_store.h)
+  bool is_cut_off = false;  // now
 };
 
 class PageStore {
@@ -80,6 +82,13 @@ class PageStore {
 
   // How many leading pages get() would probably find: a hint, answered without reading them.
   virtual size_t num_leading(std::span<const PageName> names) const = 0;
+
+  // Of a store that cannot know its pages without a network: asks which leading pages are there,
+  // and calls `done` when num_leading() knows, on the store's thread, or inside where nothing has
+  // to be asked. `names` is copied.
+  virtual void look_up(std::span<const PageName> /*names*/, std::function<void()> done) { done(); }
+  // Whether num_leading() knows pages that others have put only after look_up().
+  virtual bool needs_look_up() const { return false; }
 
   // Removes pages; those of a put() that is not flushed may come after it. Other processes that
   // share the store lose them, too.

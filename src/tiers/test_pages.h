@@ -25,6 +25,12 @@ inline PageName test_page_name(uint64_t number, uint64_t tenant = 0) {
   return name;
 }
 
+inline std::vector<PageName> test_page_names(uint64_t first, uint64_t count, uint64_t tenant = 0) {
+  std::vector<PageName> names;
+  for (uint64_t i = 0; i < count; ++i) names.push_back(test_page_name(first + i, tenant));
+  return names;
+}
+
 inline std::vector<std::byte> test_page(const PageName& name, int64_t page_bytes) {
   Rng rng(name.prefix64());
   std::vector<std::byte> bytes(static_cast<size_t>(page_bytes));
