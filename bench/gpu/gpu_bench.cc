@@ -35,7 +35,7 @@ struct Options {
   std::string kv_cache_dtype = "auto";
   std::string only;
   int32_t page_size = 1;
-  int32_t tp = 1;
+  int32_t tp = 1, ep = 1;
   std::vector<int32_t> entries, contexts, lengths;  // empty: those of the part
   int steps = 0;
 };
@@ -52,8 +52,11 @@ StepBench::Limits limits(const Options& options) {
           .tp = options.tp};
 }
 ModelLoadOptions dummy_model(const Options& options) {
-  return {
-      .path = options.config, .format = LoadFormat::kDummy, .seed = kSeed, .dtype = options.dtype};
+  return {.path = options.config,
+          .format = LoadFormat::kDummy,
+          .seed = kSeed,
+          .dtype = options.dtype,
+          .ep_size = options.ep};
 }
 
 json::object decode_row(const std::string& name, size_t entries, int64_t context_tokens,
@@ -221,6 +224,8 @@ int main(int argc, char** argv) {
   app.add_option("--json", options.json_path, "write the rows there");
   app.add_option("--tp", options.tp,
                  "GPUs that compute the model together, of decode, prefill, ranks")
+      ->check(CLI::Range(1, 8));
+  app.add_option("--ep", options.ep, "groups of these GPUs with whole experts; divides --tp")
       ->check(CLI::Range(1, 8));
   app.add_option("--page-size", options.page_size, "tokens in a page; of tiers 16 or more")
       ->check(CLI::Range(1, 1024));

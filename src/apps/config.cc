@@ -336,9 +336,10 @@ void add_system_rows(SettingTable& table, EngineConfig& engine) {
           "CPU parts of the threads; each has a part of the heads and of the features")
       .aliases = {"tensor-parallel-size", "tp"};
   table
-      .integer("ep-size", engine.compute.ep_size, 1, 1024,
-               "groups of the ranks of --tp-size (on the CPU): each group has whole experts of its "
-               "own, which its ranks divide; divides --tp-size")
+      .integer(
+          "ep-size", engine.compute.ep_size, 1, 1024,
+          "groups of the ranks of --tp-size: each group has whole experts of its own, which its "
+          "ranks divide; divides --tp-size")
       .aliases = {"expert-parallel-size", "ep"};
   table
       .integer("dp-size", engine.compute.dp_size, 1, 256,

@@ -70,6 +70,8 @@ TEST_P(EngineRanksCuda, GiveTheTokensOfTheCpu) {
   check("no graphs", {.compute = {.disable_cuda_graph = true}});
   check("chunks of 7 on pages of 5",
         {.cache = {.page_size = 5}, .schedule = {.chunked_prefill_size = 7}});
+  if (GetParam() == "mixtral" || GetParam() == "deepseek_v2")
+    check("whole experts", {.compute = {.ep_size = 2}});
 }
 
 INSTANTIATE_TEST_SUITE_P(Models, EngineRanksCuda,

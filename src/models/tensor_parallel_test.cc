@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "models/golden.h"
+#include "models/program/gpu_passes.h"
 #include "models/program/partition.h"
 
 namespace espalier {
@@ -165,6 +166,45 @@ TEST(TensorParallel, GroupsOfRanksHaveWholeExperts) {
   EXPECT_THAT(refusal(0, 2), HasSubstr("ep_size is 0"));
   spec.layers.back().experts->router.num_experts = 6;
   EXPECT_THAT(refusal(4, 4), HasSubstr("6 experts in a layer, which it does not divide"));
+}
+
+// What the kernels of GPUs need: which of the experts have a slot, in all forms of a layer.
+TEST(TensorParallel, OperationsOfExpertsHaveTheirRange) {
+  DecoderSpec spec = golden::read("qwen3_moe").spec;
+  spec.expert_groups = 2;
+  const int32_t all = spec.layers.back().experts->router.num_experts, half = all / 2;
+  for (int32_t rank = 0; rank < 4; ++rank) {
+    const program::Program program =
+        program::gpu_passes(program::partition(spec, {rank, 4}, program::RankPages::kOwn));
+    int num_ops = 0;
+    for (const program::Op& op : program.ops) {
+      if (op.kind == program::OpKind::kMoeRoute) {
+        EXPECT_EQ(op.as<program::MoeRoute>().first_local, rank / 2 * half);
+        EXPECT_EQ(op.as<program::MoeRoute>().num_local, half);
+      } else if (op.kind == program::OpKind::kMoeMatmul) {
+        EXPECT_EQ(op.as<program::MoeMatmul>().num_experts, half);
+        EXPECT_EQ(op.as<program::MoeMatmul>().num_routed, all);
+      } else if (op.kind == program::OpKind::kMoeCombine) {
+        EXPECT_TRUE(op.as<program::MoeCombine>().spread);
+      } else {
+        continue;
+      }
+      ++num_ops;
+    }
+    EXPECT_GE(num_ops, 4);
+    int num_blocks = 0;
+    for (const program::Alternative& alternative : program::find_alternatives(program)) {
+      if (alternative.op.kind != program::OpKind::kMoeBlock) continue;
+      ++num_blocks;
+      EXPECT_EQ(alternative.op.as<program::MoeBlock>().route.first_local, rank / 2 * half);
+    }
+    EXPECT_GE(num_blocks, 1);
+  }
+  spec.expert_groups = 1;
+  for (const program::Op& op : program::partition(spec, {1, 4}).ops) {
+    if (op.kind != program::OpKind::kMoeCombine) continue;
+    EXPECT_FALSE(op.as<program::MoeCombine>().spread) << "all experts are on all ranks";
+  }
 }
 
 // Each rank holds its share of the matrices.

@@ -301,6 +301,15 @@ const MatrixLayout* find_matrix(const WeightLayout& layout, WeightId id) {
   return find_layer_matrix(layout.layers[static_cast<size_t>(id.index)], id.kind);
 }
 
+std::vector<std::string> tensor_names(const MlpLayout& mlp) {
+  std::vector<std::string> out;
+  for (const auto* blocks :
+       {&mlp.gate_up.blocks, &mlp.gate_up_bias.blocks, &mlp.down.blocks, &mlp.down_bias.blocks}) {
+    for (const WeightBlock& block : *blocks) out.push_back(block.name);
+  }
+  return out;
+}
+
 WeightLayout weight_layout(const DecoderSpec& spec) {
   const auto table = [&](const std::string& name, int64_t rows) {
     return MatrixLayout{.blocks = {{name + ".weight", rows}},

@@ -92,6 +92,9 @@ struct MlpLayout {
   VectorLayout down_bias;     // [hidden]
 };
 
+// The names of its tensors.
+std::vector<std::string> tensor_names(const MlpLayout& mlp);
+
 // Of LatentSpec.
 struct LatentLayout {
   MatrixLayout q_a;        // hidden -> query_rank

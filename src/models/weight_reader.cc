@@ -259,9 +259,7 @@ Status WeightReader::pack_transposed(const LentTensor& tensor, int64_t rows, int
 }
 
 void WeightReader::pass_over(const MlpLayout& expert) {
-  for (const auto* blocks : {&expert.gate_up.blocks, &expert.gate_up_bias.blocks,
-                             &expert.down.blocks, &expert.down_bias.blocks})
-    for (const WeightBlock& block : *blocks) source_.pass_over(block.name);
+  for (const std::string& name : tensor_names(expert)) source_.pass_over(name);
 }
 
 Status WeightReader::experts(const std::string& name, const ExpertRows& shape,

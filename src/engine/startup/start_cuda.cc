@@ -105,11 +105,6 @@ Result<StartedExecutor> start_cuda_executor(const EngineConfig& config, const Sy
                       "adapters are computed on the CPU alone for now; leave --enable-lora and "
                       "--lora-paths out, or use --device cpu"));
   }
-  if (config.compute.ep_size > 1) {
-    return fail(error(StatusCode::kUnimplemented,
-                      "--ep-size spreads experts over ranks of the CPU alone; leave it out, "
-                      "which divides each expert among the GPUs, or use --device cpu"));
-  }
   return config.compute.tp_size > 1 ? start_ranks(config, system) : start_one(config, system);
 }
 

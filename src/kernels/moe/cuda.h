@@ -16,9 +16,11 @@
 namespace espalier::kernels::cuda {
 
 // The permutation of a step. A (token, expert) pair is row * top_k + rank; a slot is its index in
-// the order of experts. Device memory, laid out by the caller.
+// the order of experts. Device memory, laid out by the caller. Where ranks have experts of their
+// own, the plan is of those that are here, from 0 on, and pairs of others have no slot.
+inline constexpr int32_t kNoSlot = -1;
 struct ExpertPlan {
-  int32_t* slots = nullptr;   // [pairs]: of each pair
+  int32_t* slots = nullptr;   // [pairs]: of each pair, or kNoSlot
   int32_t* pairs = nullptr;   // [pairs]: of each slot
   int32_t* begins = nullptr;  // [experts + 1]: each expert's first slot
   int32_t* tiles = nullptr;   // [experts + 1]: each expert's first tile
@@ -27,7 +29,9 @@ struct ExpertPlan {
 struct ArrangeArgs {
   const int32_t* experts = nullptr;  // [num_pairs]: what route() chose
   int32_t num_pairs = 0;             // 0 does nothing
-  int32_t num_experts = 0;           // at most kMaxExperts
+  int32_t num_experts = 0;           // that the router selects among, at most kMaxExperts
+  int32_t first_local = 0;           // of the experts that are here,
+  int32_t num_local = 0;             // so many; 0: all
   ExpertPlan plan;
 };
 Status arrange(const ArrangeArgs& args, const LaunchOptions& launch);
@@ -42,6 +46,9 @@ Status route_and_arrange(const RouteArgs& chosen, const ArrangeArgs& args,
 struct GroupedArgs {
   DType type = DType::kBFloat16;  // of all that has no scales: kBFloat16 or kFloat32
   int32_t num_groups = 0;
+  // By a permutation, the experts that the router selects among, of which num_groups are here, so
+  // that about num_groups / num_experts of the pairs have a slot; 0: num_groups.
+  int32_t num_experts = 0;
   int32_t in_features = 0;   // a multiple of 8, with scales of 16
   int32_t out_features = 0;  // a multiple of 2
   const void* x = nullptr;   // rows x_stride apart, 16-byte aligned
@@ -70,6 +77,10 @@ struct GroupedArgs {
   int64_t x_group_stride = 0;
   int64_t y_group_stride = 0;
 };
+// The experts that the router selects among.
+inline int32_t num_routed(const GroupedArgs& args) {
+  return args.num_experts > 0 ? args.num_experts : args.num_groups;
+}
 Status grouped_linear(const GroupedArgs& args, const LaunchOptions& launch);
 // Whether grouped_linear() can apply args.activation on the current device.
 Result<bool> grouped_linear_fuses(const GroupedArgs& args);
@@ -82,6 +93,7 @@ struct CombineArgs {
   const int32_t* slots = nullptr;  // [rows, top_k]
   const float* weights = nullptr;  // [rows, top_k]
   int32_t top_k = 0;               // 0: the shared expert alone
+  bool lacks_slots = false;        // some slots are kNoSlot, and their pairs add nothing
   // [rows, dim], or none; times sigmoid(shared_gate[row]) where that is given.
   const void* shared = nullptr;
   const float* shared_gate = nullptr;

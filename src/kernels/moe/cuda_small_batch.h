@@ -29,13 +29,17 @@ struct SmallBatchMoeArgs {
   float norm_epsilon = 1e-6f;
 
   RouterSpec router;
+  // The experts that have matrices here, so many from the first on; 0: all. Those of other ranks
+  // add nothing.
+  int32_t first_local = 0, num_local = 0;
   const float* router_weights = nullptr;  // [experts, dim]
   const float* router_bias = nullptr;     // [experts], or none
   const float* correction = nullptr;      // [experts], where the router has it
 
   int32_t ffn = 0;  // a multiple of 8
   Activation activation = Activation::kSilu;
-  float limit = 0;                     // kClampedSwiglu
+  float limit = 0;  // kClampedSwiglu
+  // Of the experts that are here:
   const void* gate_up = nullptr;       // [experts, 2 ffn, dim]
   const void* gate_up_bias = nullptr;  // [experts, 2 ffn], or none
   const void* down = nullptr;          // [experts, dim, ffn]

@@ -367,7 +367,7 @@ bool experts_decode_supports(const GroupedArgs& args, const DeviceTraits& traits
   return traits.compute_capability == 90 && tensor_map_encoder() != nullptr &&
          args.type == DType::kBFloat16 && args.plan != nullptr && !args.row_invariant &&
          gathers == args.activation.has_value() && args.num_groups <= kMaxExperts &&
-         args.num_pairs <= args.num_groups * kMostRowsOfGroup &&
+         args.num_pairs <= num_routed(args) * kMostRowsOfGroup &&
          args.out_features % (gathers ? 16 : 8) == 0 &&
          (args.in_features | args.x_stride | args.weights_stride) % (is_codes(args) ? 16 : 8) ==
              0 &&

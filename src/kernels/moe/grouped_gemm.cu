@@ -185,6 +185,7 @@ __global__ void __launch_bounds__(kAnyWarps * 32) grouped_any_kernel(GroupedPara
     group = row / args.rows;
     row %= args.rows;
   } else {
+    if (row >= params.plan.begins[args.num_groups]) return;  // a pair of another rank
     group = bucket_of(params.plan.begins, args.num_groups, row);
   }
   const float* x = static_cast<const float*>(args.x) + x_row(params, group, row);
@@ -252,7 +253,7 @@ Status grouped_linear(const GroupedArgs& args, const LaunchOptions& launch) {
                  "grouped linear: no activation and no e4m3 of these shapes here");
   GroupedParams params{.args = args, .plan = {}};
   if (by_plan) params.plan = *args.plan;
-  const int32_t tile_rows = grouped_tile_rows(rows, args.num_groups);
+  const int32_t tile_rows = grouped_tile_rows(rows, num_routed(args));
   if (args.type == DType::kFloat32) {
     constexpr int kOutputs = kAnyWarps * kAnyOutputs;
     const dim3 grid(static_cast<unsigned>(rows),

@@ -44,6 +44,12 @@ __device__ int exclusive_sum(int value, int* scratch, int& total) {
   return before + sum - value;
 }
 
+// The index of a pair's expert among those that are here; without one a number at or above their
+// count.
+__device__ __forceinline__ uint32_t local_expert(const ArrangeArgs& args, int pair) {
+  return static_cast<uint32_t>(args.experts[pair] - args.first_local);
+}
+
 // Which of an expert's slots a pair gets depends on the order of atomics, without effect on
 // results: a slot's result depends on its own row alone.
 // per_row: pairs of a row, whose experts are in one block.
@@ -57,7 +63,11 @@ __device__ void arrange_pairs(const ArrangeArgs& args, int per_row, int tile_row
   const int first = static_cast<int>(rows * rank / blocks) * per_row + expert;
   counts[expert] = 0;
   __syncthreads();
-  for (int i = first; i < end; i += kArrangeThreads) atomicAdd(&counts[args.experts[i]], 1);
+  const auto num_local = static_cast<uint32_t>(args.num_local);
+  for (int i = first; i < end; i += kArrangeThreads) {
+    const uint32_t local = local_expert(args, i);
+    if (local < num_local) atomicAdd(&counts[local], 1);
+  }
   __syncthreads();
   if (blocks > 1) cluster_arrive(), cluster_wait();
   int count = 0, before = 0;  // of this expert, in all blocks and in those before this one
@@ -71,17 +81,18 @@ __device__ void arrange_pairs(const ArrangeArgs& args, int per_row, int tile_row
   const int tile = exclusive_sum((count + tile_rows - 1) / tile_rows, scratch, num_tiles);
   next_slot[expert] = begin + before;
   if (rank == 0) {
-    if (expert < args.num_experts) args.plan.begins[expert] = begin, args.plan.tiles[expert] = tile;
+    if (expert < args.num_local) args.plan.begins[expert] = begin, args.plan.tiles[expert] = tile;
     if (expert == 0) {
-      args.plan.begins[args.num_experts] = num_slots;
-      args.plan.tiles[args.num_experts] = num_tiles;
+      args.plan.begins[args.num_local] = num_slots;
+      args.plan.tiles[args.num_local] = num_tiles;
     }
   }
   __syncthreads();
   for (int i = first; i < end; i += kArrangeThreads) {
-    const int slot = atomicAdd(&next_slot[args.experts[i]], 1);
+    const uint32_t local = local_expert(args, i);
+    const int slot = local < num_local ? atomicAdd(&next_slot[local], 1) : kNoSlot;
     args.plan.slots[i] = slot;
-    args.plan.pairs[slot] = i;
+    if (slot != kNoSlot) args.plan.pairs[slot] = i;
   }
   if (blocks > 1) cluster_arrive(), cluster_wait();  // no block reads this one's counts any more
 }
@@ -116,7 +127,8 @@ __global__ void __launch_bounds__(kArrangeThreads)
   arrange_pairs(args, spec.top_k, tile_rows);
 }
 
-template <typename T>
+// LACKS_SLOTS: see CombineArgs; without it the loads of several pairs are in flight.
+template <typename T, bool LACKS_SLOTS>
 __global__ void __launch_bounds__(kPermuteThreads) combine_kernel(CombineArgs args) {
   release_next();
   wait_for_previous();
@@ -127,6 +139,7 @@ __global__ void __launch_bounds__(kPermuteThreads) combine_kernel(CombineArgs ar
     float sum[8] = {}, value[8];
     for (int i = 0; i < args.top_k; ++i) {
       const int64_t slot = args.slots[row * args.top_k + i];
+      if (LACKS_SLOTS && slot == kNoSlot) continue;
       const float weight = args.weights[row * args.top_k + i];
       load8(static_cast<const T*>(args.x) + slot * args.dim + at, value);
 #pragma unroll
@@ -161,11 +174,23 @@ __global__ void __launch_bounds__(kPermuteThreads) copy_parts_kernel(CopyPartsAr
   }
 }
 
+// num_local becomes the count of those that are here.
+Result<ArrangeArgs> resolve(ArrangeArgs args) {
+  if (args.num_pairs < 0 || args.num_experts < 1 || args.num_experts > kMaxExperts)
+    return fail(
+        invalid_argument("arrange: {} pairs of {} experts", args.num_pairs, args.num_experts));
+  if (args.num_local == 0) args.num_local = args.num_experts - args.first_local;
+  if (args.first_local < 0 || args.num_local < 1 ||
+      args.num_local > args.num_experts - args.first_local)
+    return fail(invalid_argument("arrange: experts {} to {} of {}", args.first_local,
+                                 args.first_local + args.num_local - 1, args.num_experts));
+  return args;
+}
+
 }  // namespace
 
-Status arrange(const ArrangeArgs& args, const LaunchOptions& launch) {
-  if (args.num_pairs < 0 || args.num_experts < 1 || args.num_experts > kMaxExperts)
-    return invalid_argument("arrange: {} pairs of {} experts", args.num_pairs, args.num_experts);
+Status arrange(const ArrangeArgs& arguments, const LaunchOptions& launch) {
+  ESP_ASSIGN_OR_RETURN(const ArrangeArgs args, resolve(arguments));
   if (args.num_pairs == 0) return {};
   ESP_ASSIGN_OR_RETURN(const DeviceTraits traits, device_traits());
   const bool alone = args.num_pairs <= kPairsOfOneBlock || traits.compute_capability < 90;
@@ -175,8 +200,9 @@ Status arrange(const ArrangeArgs& args, const LaunchOptions& launch) {
                          grouped_tile_rows(args.num_pairs, args.num_experts));
 }
 
-Status route_and_arrange(const RouteArgs& chosen, const ArrangeArgs& args,
+Status route_and_arrange(const RouteArgs& chosen, const ArrangeArgs& arguments,
                          const LaunchOptions& launch) {
+  ESP_ASSIGN_OR_RETURN(const ArrangeArgs args, resolve(arguments));
   if (args.experts != chosen.experts || args.num_experts != chosen.spec.num_experts ||
       args.num_pairs != chosen.rows * chosen.spec.top_k)
     return invalid_argument("route_and_arrange: {} pairs of {} experts, {} rows", args.num_pairs,
@@ -207,9 +233,13 @@ Status combine(const CombineArgs& args, const LaunchOptions& launch) {
     return invalid_argument("combine: {} rows of {}, {} experts each", args.rows, args.dim,
                             args.top_k);
   if (args.rows == 0) return {};
-  return launch_kernel("combine",
-                       args.type == DType::kBFloat16 ? combine_kernel<bf16> : combine_kernel<float>,
-                       dim3(static_cast<unsigned>(args.rows)), kPermuteThreads, 0, launch, args);
+  const auto start = [&](auto* kernel) {
+    return launch_kernel("combine", kernel, dim3(static_cast<unsigned>(args.rows)), kPermuteThreads,
+                         0, launch, args);
+  };
+  if (args.type == DType::kBFloat16)
+    return start(args.lacks_slots ? combine_kernel<bf16, true> : combine_kernel<bf16, false>);
+  return start(args.lacks_slots ? combine_kernel<float, true> : combine_kernel<float, false>);
 }
 
 Status copy_parts(const CopyPartsArgs& args, const LaunchOptions& launch) {

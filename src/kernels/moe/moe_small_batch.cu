@@ -116,10 +116,10 @@ __global__ void __launch_bounds__(kScoreWarps * 32) moe_score_kernel(const Param
 
 // --- top-k selection ---
 
-// The experts that the rows selected. A pair (row, expert) is row * top_k + rank; an active expert
-// is one that some row selected.
+// The experts that the rows selected, by their index among those that are here. A pair (row,
+// expert) is row * top_k + rank; an active expert is one that is here and that some row selected.
 struct ChosenExperts {
-  int32_t experts[kSmallBatchMoePairs];  // of each pair
+  int32_t experts[kSmallBatchMoePairs];  // of each pair; another rank's is not in [0, num_local)
   float weights[kSmallBatchMoePairs];
   int32_t num_active;
   int32_t active_experts[kSmallBatchMoePairs];
@@ -129,6 +129,10 @@ struct ChosenExperts {
   float shared_gates[kSmallBatchMoeRows];
 };
 
+__device__ __forceinline__ bool is_here(const SmallBatchMoeArgs& args, int expert) {
+  return static_cast<uint32_t>(expert) < static_cast<uint32_t>(args.num_local);
+}
+
 // One warp collects the active experts from the pairs.
 __device__ void gather_active(const SmallBatchMoeArgs& args, ChosenExperts& chosen, int lane) {
   const int top_k = args.router.top_k, count = args.rows * top_k;
@@ -136,8 +140,8 @@ __device__ void gather_active(const SmallBatchMoeArgs& args, ChosenExperts& chos
 #pragma unroll 1
   for (int base = 0; base < count; base += 32) {
     const int pair = base + lane;
-    bool first = pair < count;
-    const int expert = first ? chosen.experts[pair] : 0;
+    const int expert = pair < count ? chosen.experts[pair] : -1;
+    bool first = is_here(args, expert);
 #pragma unroll 1
     for (int i = 0; i < pair && first; ++i) first = chosen.experts[i] != expert;
     const uint32_t all = __ballot_sync(~0u, first);
@@ -177,8 +181,12 @@ __device__ void select_experts(const SmallBatchMoeArgs& args, float* words, Chos
                                       : 1.0f / (1.0f + expf(-__ldcg(args.shared_gate + warp)));
     }
     __syncwarp();
-    route_row(router, args.correction, own, lane, chosen.experts + warp * router.top_k,
-              chosen.weights + warp * router.top_k);
+    int32_t* experts = chosen.experts + warp * router.top_k;
+    route_row(router, args.correction, own, lane, experts, chosen.weights + warp * router.top_k);
+    if (args.first_local > 0) {
+      __syncwarp();
+      for (int i = lane; i < router.top_k; i += 32) experts[i] -= args.first_local;
+    }
   }
   __syncthreads();
   if (warp == 0) gather_active(args, chosen, lane);
@@ -455,7 +463,7 @@ struct DownWarp {
   RingBuffer<W> ring_buffer;
   DownCursor cursor;
   const int end;  // of the warp's outputs
-  int experts;    // the shared expert and all active ones
+  int experts;    // the shared expert and all active ones; 0 where other ranks have them
 
   __device__ bool is_shared(int expert) const { return expert == 0 && p.args.shared_ffn > 0; }
   __device__ int active_of(int expert) const { return expert - (p.args.shared_ffn > 0 ? 1 : 0); }
@@ -488,7 +496,7 @@ struct DownWarp {
       bulk_copy(ring_buffer.at(stage) + i * inputs, from + i * int64_t{in}, bytes, full);
   }
   __device__ void issue(int stage) {
-    if (cursor.output >= end) return;
+    if (cursor.output >= end || experts == 0) return;
     if (lane == 0) copy(stage);
     cursor.begin += p.tile_inputs;
     if (cursor.begin < inputs_of(cursor.expert)) return;
@@ -570,10 +578,12 @@ struct DownWarp {
     const int top_k = p.args.router.top_k;
     float sum = 0;
 #pragma unroll 1
-    for (int i = row * top_k; i < (row + 1) * top_k; ++i)
+    for (int i = row * top_k; i < (row + 1) * top_k; ++i) {
+      if (!is_here(p.args, shared.chosen->experts[i])) continue;
       sum += shared.chosen->weights[i] *
              to_float(
                  bf16s(p.args.down_bias)[int64_t{shared.chosen->experts[i]} * p.args.dim + output]);
+    }
     return sum;
   }
 
@@ -646,6 +656,12 @@ __global__ void __launch_bounds__(kThreads, 2) moe_down_kernel(const Params p) {
 // --- on the host ---
 
 // What the kernels read of memory: bfloat16, or codes where all weights of experts have scales.
+// num_local becomes the count of those that are here.
+SmallBatchMoeArgs resolve(SmallBatchMoeArgs args) {
+  if (args.num_local == 0) args.num_local = args.router.num_experts - args.first_local;
+  return args;
+}
+
 bool has_scales(const SmallBatchMoeArgs& args) { return args.gate_up_scales != nullptr; }
 size_t weight_bytes(const SmallBatchMoeArgs& args) { return has_scales(args) ? 1 : 2; }
 
@@ -730,6 +746,8 @@ Result<bool> small_batch_moe_supports(const SmallBatchMoeArgs& args) {
   const RouterSpec& router = args.router;
   const bool shapes = args.type == DType::kBFloat16 && args.rows >= 0 &&
                       args.rows <= kSmallBatchMoeRows && router.top_k >= 1 &&
+                      args.first_local >= 0 && args.num_local >= 0 &&
+                      args.first_local + args.num_local <= router.num_experts &&
                       router.num_groups >= 1 && router.num_experts % router.num_groups == 0 &&
                       router.top_k <= router.num_experts / router.num_groups * router.top_groups &&
                       args.rows * router.top_k <= kSmallBatchMoePairs && args.dim >= 8 &&
@@ -746,7 +764,8 @@ Result<bool> small_batch_moe_supports(const SmallBatchMoeArgs& args) {
          score_bytes(args.dim) <= static_cast<size_t>(traits.shared_bytes_per_block);
 }
 
-Status small_batch_moe(const SmallBatchMoeArgs& args, const LaunchOptions& launch) {
+Status small_batch_moe(const SmallBatchMoeArgs& arguments, const LaunchOptions& launch) {
+  const SmallBatchMoeArgs args = resolve(arguments);
   if (args.rows == 0) return {};
   ESP_ASSIGN_OR_RETURN(const DeviceTraits traits, device_traits());
   const Plan plan = plan_for(args, traits);

@@ -34,6 +34,8 @@ kc::SmallBatchMoeArgs moe_block_args(const CudaContext& c, const Op& op) {
                              .dim = op.outputs[0].columns,
                              .x = c.read(op.inputs[0]),
                              .router = block.route.router,
+                             .first_local = block.route.first_local,
+                             .num_local = block.route.num_local,
                              .router_weights = weights.floats(block.route.weight),
                              .router_bias = weights.floats(block.route.bias),
                              .correction = weights.floats(block.route.correction),
@@ -106,6 +108,8 @@ Status run_moe_route(CudaContext& c, const Op& op) {
                                {.experts = experts,
                                 .num_pairs = rows * route.router.top_k,
                                 .num_experts = route.router.num_experts,
+                                .first_local = route.first_local,
+                                .num_local = route.num_local,
                                 .plan = c.experts().plan},
                                c.launch(op));
 }
@@ -122,6 +126,7 @@ kc::GroupedArgs grouped_args(const CudaContext& c, const Op& op) {
   const CudaWeight& weight = c.weights().at(matmul.weight);
   kc::GroupedArgs args{.type = weight.format.type,
                        .num_groups = matmul.num_experts,
+                       .num_experts = matmul.num_routed,
                        .in_features = matmul.in_features,
                        .out_features = matmul.out_features,
                        .x = c.read(x),
@@ -183,6 +188,7 @@ Status run_moe_combine(CudaContext& c, const Op& op) {
                       .slots = c.experts().plan.slots,
                       .weights = static_cast<const float*>(c.read(op.inputs[1])),
                       .top_k = a.top_k,
+                      .lacks_slots = a.spread,
                       .shared = shared ? c.read(*shared) : nullptr,
                       .shared_gate = gate ? static_cast<const float*>(c.read(*gate)) : nullptr,
                       .residual = residual ? c.read(*residual) : nullptr,

@@ -38,29 +38,32 @@ KvType pages_of(DType type) {
 
 class RanksCuda : public testing::TestWithParam<std::tuple<std::string, DType>> {
  protected:
+  // spec: of the golden, however it is divided.
+  void expect_logits(const DecoderSpec& spec) {
+    auto model = CudaRankModels::load({spec, type_}, {.path = golden_.folder}, kNumRanks);
+    if (!model && model.error().code() == StatusCode::kUnimplemented) {
+      GTEST_SKIP() << model.error().message();
+    }
+    ASSERT_TRUE(model) << model.error().to_string();
+    for (const int64_t message_bytes : {int64_t{1} << 20, int64_t{0}}) {
+      (*model)->group().set_message_bytes(message_bytes);
+      const float error = golden::largest_error(
+          golden::row_errors(**model, golden_, pages_of(type_)), golden::may_jump(type_, golden_));
+      EXPECT_LE(error, largest_difference(type_, golden_)) << "messages of " << message_bytes;
+    }
+    // Chunks, pages and company: decode's kernels and prompts' kernels.
+    for (const int32_t chunk : {1, 5}) expect_logits_in_chunks(**model, chunk);
+  }
+
   const DType type_ = std::get<1>(GetParam());
   const golden::Golden golden_ = golden::read(std::get<0>(GetParam()));
-};
 
-TEST_P(RanksCuda, HaveTheLogitsOfTransformers) {
-  ESPALIER_REQUIRE_DEVICES();
-  auto model = CudaRankModels::load({golden_.spec, type_}, {.path = golden_.folder}, kNumRanks);
-  if (!model && model.error().code() == StatusCode::kUnimplemented) {
-    GTEST_SKIP() << model.error().message();
-  }
-  ASSERT_TRUE(model) << model.error().to_string();
-  for (const int64_t message_bytes : {int64_t{1} << 20, int64_t{0}}) {
-    (*model)->group().set_message_bytes(message_bytes);
-    const float error = golden::largest_error(golden::row_errors(**model, golden_, pages_of(type_)),
-                                              golden::may_jump(type_, golden_));
-    EXPECT_LE(error, largest_difference(type_, golden_)) << "messages of " << message_bytes;
-  }
-  // Chunks, pages and company: decode's kernels and prompts' kernels.
-  std::vector<std::vector<TokenId>> input;
-  for (const golden::Sequence& sequence : golden_.sequences) input.push_back(sequence.tokens);
-  for (const int32_t chunk : {1, 5}) {
+ private:
+  void expect_logits_in_chunks(CudaRankModels& model, int32_t chunk) {
+    std::vector<std::vector<TokenId>> input;
+    for (const golden::Sequence& sequence : golden_.sequences) input.push_back(sequence.tokens);
     const auto logits =
-        golden::run_all(**model, input, pages_of(type_), chunk == 1 ? 16 : 1, chunk, chunk == 5);
+        golden::run_all(model, input, pages_of(type_), chunk == 1 ? 16 : 1, chunk, chunk == 5);
     std::vector<float> errors;
     const auto vocab = static_cast<size_t>(golden_.spec.vocab_size);
     for (size_t i = 0; i < logits.size(); ++i) {
@@ -75,6 +78,23 @@ TEST_P(RanksCuda, HaveTheLogitsOfTransformers) {
               largest_difference(type_, golden_))
         << "chunks of " << chunk;
   }
+};
+
+TEST_P(RanksCuda, HaveTheLogitsOfTransformers) {
+  ESPALIER_REQUIRE_DEVICES();
+  expect_logits(golden_.spec);
+}
+
+// Each rank has half of the experts, whole.
+TEST_P(RanksCuda, SpreadExperts) {
+  ESPALIER_REQUIRE_DEVICES();
+  DecoderSpec spec = golden_.spec;
+  spec.expert_groups = kNumRanks;
+  if (!program::check_partition(spec, kNumRanks).ok()) {
+    EXPECT_FALSE(CudaRankModels::load({spec, type_}, {.path = golden_.folder}, kNumRanks));
+    return;
+  }
+  expect_logits(spec);
 }
 
 INSTANTIATE_TEST_SUITE_P(All, RanksCuda,
@@ -95,6 +115,19 @@ TEST(RanksCudaShares, EachHasItsPartOfWeightsAndPages) {
   EXPECT_LT((*ranks)->info().weight_bytes, (*whole)->info().weight_bytes * 6 / 10);
   EXPECT_EQ((*ranks)->info().num_kv_heads * kNumRanks, (*whole)->info().num_kv_heads);
   EXPECT_EQ((*ranks)->info().num_parameters, (*whole)->info().num_parameters);
+}
+
+TEST(RanksCudaShares, EachReadsItsOwnExpertsAlone) {
+  ESPALIER_REQUIRE_DEVICES();
+  golden::Golden golden = golden::read("qwen3_moe");
+  const auto bytes = [&](int32_t groups) {
+    golden.spec.expert_groups = groups;
+    const auto ranks =
+        CudaRankModels::load({golden.spec, DType::kBFloat16}, {.path = golden.folder}, kNumRanks);
+    EXPECT_TRUE(ranks);
+    return ranks ? (*ranks)->info().weight_bytes : 0;
+  };
+  EXPECT_EQ(bytes(2), bytes(1)) << "half of the experts, or half of each";
 }
 
 }  // namespace

@@ -571,6 +571,8 @@ class CheckpointLoader final : public CudaTensorLoader {
     return list_.add_file(tensor, *file, kTypeOfBytes, {.device = device, .to_type = kTypeOfBytes});
   }
 
+  void pass_over(const std::string& name) override { source_.pass_over(name); }
+
   ~CheckpointLoader() override {
     next_ = list_.chunks().size();
     join();

@@ -46,7 +46,9 @@ class CudaTensorLoader {
   // A tensor of bytes (U8), for what is decoded on the device.
   virtual Status put_bytes(const std::string& name, std::span<const int64_t> shape,
                            std::byte* device) = 0;
-  // Fails for a tensor of the checkpoint that was never requested.
+  // Says that the tensor is used, though not here.
+  virtual void pass_over(const std::string& name) { static_cast<void>(name); }
+  // Fails for a tensor of the checkpoint that was never requested nor passed over.
   virtual Status start() = 0;
   // Fails for a tensor that could not be read.
   virtual Status finish() = 0;

@@ -252,6 +252,11 @@ Status WeightPlacer::vector(const VectorLayout& layout, CudaWeight& out) {
   return blocks(layout, data);
 }
 
+void WeightPlacer::pass_over(const MlpLayout& expert) {
+  if (loader_ == nullptr) return;
+  for (const std::string& name : tensor_names(expert)) loader_->pass_over(name);
+}
+
 std::byte* WeightPlacer::stack(int64_t count, int64_t rows, int64_t columns, CudaWeight& out) {
   std::byte* data = take(count * rows * columns);
   out = {.data = data,

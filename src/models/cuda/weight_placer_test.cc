@@ -57,7 +57,11 @@ class HostLoader final : public CudaTensorLoader {
   const std::vector<std::string>& bytes() const { return bytes_; }
   const auto& int4() const { return int4_; }
 
+  void pass_over(const std::string& name) override { passed_over_.push_back(name); }
+  const std::vector<std::string>& passed_over() const { return passed_over_; }
+
  private:
+  std::vector<std::string> passed_over_;
   std::map<std::string, std::vector<float>> tensors_;
   std::vector<std::string> bytes_;
   std::vector<std::pair<std::string, kernels::cuda::Int4Destination>> int4_;
@@ -222,6 +226,16 @@ TEST_F(PlacedMatrix, OfExpertsIsAStack) {
     EXPECT_EQ(weight_.scales[row], static_cast<float>(data[row * 32])) << row;
     EXPECT_EQ(weight_.scales[row], weight_.scales[row % 64]) << row;
   }
+}
+
+TEST_F(PlacedMatrix, OfAnotherRanksExpertIsPassedOver) {
+  arena_ = cuda::Arena(memory_.data());
+  WeightPlacer placer(DType::kFloat32, WeightPlacer::Rounding{}, arena_, staging_, &loader_);
+  const MatrixLayout down{.blocks = {{"down.weight", 4}}, .in_features = 2};
+  placer.pass_over(
+      {.gate_up = stacked({}), .gate_up_bias = {.blocks = {{"a.bias", 2}}}, .down = down});
+  EXPECT_THAT(loader_.passed_over(), ElementsAre("a.weight", "b.weight", "a.bias", "down.weight"));
+  EXPECT_EQ(arena_.used_bytes(), 0);
 }
 
 // Experts are codes where all of a layer are: of the checkpoint, or rounded.

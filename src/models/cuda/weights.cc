@@ -105,6 +105,7 @@ class ModelPlacer {
     ESP_RETURN_IF_ERROR(
         placer_.floats(layout.router_correction, at(WeightKind::kRouterCorrection)));
     ESP_RETURN_IF_ERROR(placer_.float_matrix(layout.shared_gate, at(WeightKind::kSharedGate)));
+    for (const MlpLayout& expert : layout.elsewhere) placer_.pass_over(expert);
     if (layout.experts.empty()) return fused_experts(of, layout);
     return each_expert(of, layout.experts, placer_.are_e4m3(layout));
   }
@@ -134,8 +135,13 @@ class ModelPlacer {
 
   Status expert_matrices(const std::vector<const MatrixLayout*>& matrices, WeightKind kind,
                          bool e4m3) {
-    if (e4m3) return placer_.e4m3_stack(matrices, at(kind));
     const MatrixLayout& first = *matrices.front();
+    if (e4m3) {
+      ESP_RETURN_IF_ERROR(placer_.e4m3_stack(matrices, at(kind)));
+      // A stack of one matrix too, which a rank may have.
+      at(kind).group_stride = first.local_rows() * first.local_columns();
+      return Status();
+    }
     std::byte* data = placer_.stack(static_cast<int64_t>(matrices.size()), first.local_rows(),
                                     first.local_columns(), at(kind));
     at(kind).shard = first.shard;
@@ -147,7 +153,7 @@ class ModelPlacer {
 
   // One tensor for all experts.
   Status fused_experts(const ExpertsSpec& of, const ExpertsLayout& layout) {
-    if (!layout.fused_gate_up_shard.whole()) {
+    if (!layout.fused_gate_up_shard.whole() || of.num_local() < of.router.num_experts) {
       return error(StatusCode::kUnimplemented,
                    "'{}' has all experts in one tensor, which GPUs do not divide among them yet; "
                    "run the model on one GPU, or use --device cpu",

@@ -227,7 +227,9 @@ void lower_experts(Builder& b, const ExpertsSpec& experts, const Operand& x,
                  .weight = b.weight(WeightKind::kRouter),
                  .bias = b.weight_if(experts.router_bias, WeightKind::kRouterBias),
                  .correction = b.weight_if(router.correction, WeightKind::kRouterCorrection),
-                 .in_features = x.columns});
+                 .in_features = x.columns,
+                 .num_local = experts.num_local(),
+                 .first_local = experts.first_local});
   const auto matmul = [&](WeightKind matrix, WeightKind bias, const Operand& from,
                           const Operand& to) {
     b.add(OpKind::kMoeMatmul, {from, ids}, {to},
@@ -235,6 +237,7 @@ void lower_experts(Builder& b, const ExpertsSpec& experts, const Operand& x,
                     .bias = b.weight_if(mlp.bias, bias),
                     .num_experts = experts.num_local(),
                     .first_expert = experts.first_local,
+                    .num_routed = router.num_experts,
                     .in_features = from.columns,
                     .out_features = to.columns});
   };
@@ -244,7 +247,9 @@ void lower_experts(Builder& b, const ExpertsSpec& experts, const Operand& x,
   matmul(WeightKind::kExpertDown, WeightKind::kExpertDownBias, lower_activation(b, mlp, gate_up),
          down);
   b.add(OpKind::kMoeCombine, {down, weights, ids}, {branch},
-        MoeCombine{.num_experts = router.num_experts, .top_k = router.top_k});
+        MoeCombine{.num_experts = router.num_experts,
+                   .top_k = router.top_k,
+                   .spread = experts.num_local() < router.num_experts});
   if (experts.shared) lower_shared_expert(b, experts, x, branch);
 }
 

@@ -198,6 +198,8 @@ struct MoeRoute {
   kernels::RouterSpec router;
   WeightId weight, bias, correction;
   int32_t in_features = 0;
+  int32_t num_local = 0;    // experts that have a matrix here
+  int32_t first_local = 0;  // of them
 };
 
 // Each pair by the matrix of its expert. x has a row for each token, or for each pair.
@@ -205,6 +207,7 @@ struct MoeMatmul {
   WeightId weight, bias;
   int32_t num_experts = 0;   // that have a matrix here
   int32_t first_expert = 0;  // of them; pairs of experts that are not here have no result
+  int32_t num_routed = 0;    // all experts that the router selects among
   int32_t in_features = 0;
   int32_t out_features = 0;              // of a matrix
   std::optional<Activation> activation;  // fused by passes
@@ -214,6 +217,7 @@ struct MoeMatmul {
 struct MoeCombine {
   int32_t num_experts = 0;
   int32_t top_k = 0;
+  bool spread = false;  // some pairs have no result here: their experts are other ranks'
   // Fused by passes; each says that its input is there.
   bool shared = false, gate = false, residual = false;
   float scale = 1;
