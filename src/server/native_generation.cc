@@ -71,7 +71,7 @@ class NativeGeneration final : public Generation {
     w.member("cached_tokens", s.cached_tokens).key("cached_tokens_details");
     write_cached_tokens(w, s);
     w.member("reasoning_tokens", 0).member("weight_version", context().config.weight_version);
-    w.member("num_retractions", s.num_retractions).member("dp_rank", 0);
+    w.member("num_retractions", s.num_retractions).member("dp_rank", s.dp_rank);
     if (s.forced_tokens > 0) {
       w.member("forced_tokens", s.forced_tokens).member("forwards_saved", s.forwards_saved);
     }

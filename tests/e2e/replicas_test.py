@@ -65,6 +65,7 @@ def check_session(server):
     rid = first["meta_info"]["id"]
     second = generate(server, " and then", session_params={"id": opened, "rid": rid})
     assert second["meta_info"]["prompt_tokens"] > first["meta_info"]["prompt_tokens"] + 20, second
+    assert second["meta_info"]["dp_rank"] == first["meta_info"]["dp_rank"], (first, second)
     assert server.request("POST", "/close_session", {"session_id": opened})[0] == 200
 
 

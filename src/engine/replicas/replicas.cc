@@ -51,13 +51,13 @@ Result<std::string> Replicas::submit(GenerateRequest request, EventSink sink) {
   const int32_t num_samples = request.embed ? 1 : std::max(1, request.sampling.n);
   ESP_ASSIGN_OR_RETURN(const int32_t replica, placement_.place(request, num_samples));
   const std::string rid = request.rid;
-  auto submitted = at(replica).submit(std::move(request),
-                                      [this, rid, sink = std::move(sink)](TokenEvent&& event) {
-                                        // Before the last event, so that the id can be used again
-                                        // when that is seen.
-                                        if (event.finish) placement_.on_end(rid, *event.finish);
-                                        sink(std::move(event));
-                                      });
+  auto submitted = at(replica).submit(
+      std::move(request), [this, rid, replica, sink = std::move(sink)](TokenEvent&& event) {
+        event.stats.dp_rank = replica;
+        // Before the last event, so that the id can be used again when that is seen.
+        if (event.finish) placement_.on_end(rid, *event.finish);
+        sink(std::move(event));
+      });
   if (!submitted) placement_.withdraw(rid);
   return submitted;
 }

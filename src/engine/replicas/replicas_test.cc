@@ -51,13 +51,14 @@ TEST(Replicas, EachRequestGetsItsOwnAnswer) {
     std::list<Collector> collectors;
     std::set<std::string> rids;
     std::map<int32_t, int> num_by_replica;
+    std::vector<int32_t> replicas;  // of each request
     constexpr int kRequests = 60;
     for (int i = 0; i < kRequests; ++i) {
       const auto rid = test.front->submit(request_of("question " + std::to_string(i), 5 + i % 7),
                                           collectors.emplace_back().sink());
       ASSERT_TRUE(rid) << rid.error().to_string();
       EXPECT_TRUE(rids.insert(*rid).second);
-      ++num_by_replica[test.front->replica_of(*rid)];
+      ++num_by_replica[replicas.emplace_back(test.front->replica_of(*rid))];
     }
     for (int32_t replica = 0; replica < 3; ++replica)
       EXPECT_EQ(num_by_replica[replica], kRequests / 3);
@@ -65,6 +66,7 @@ TEST(Replicas, EachRequestGetsItsOwnAnswer) {
     int i = 0;
     for (Collector& c : collectors) {
       ASSERT_TRUE(c.wait_end());
+      EXPECT_EQ(c.result().stats.dp_rank, replicas[static_cast<size_t>(i)]);
       EXPECT_EQ(c.result().output_ids,
                 Script().answer(bytes_of("question " + std::to_string(i)), 5 + i % 7));
       ++i;
