@@ -341,6 +341,10 @@ void add_system_rows(SettingTable& table, EngineConfig& engine) {
           "groups of the ranks of --tp-size: each group has whole experts of its own, which its "
           "ranks divide; divides --tp-size")
       .aliases = {"expert-parallel-size", "ep"};
+  table.choice(
+      "expert-distribution-recorder-mode", engine.compute.expert_distribution_recorder_mode,
+      {"none", "stat"},
+      "count the tokens of each expert, for /dump_expert_distribution_record and /metrics");
   table
       .integer("dp-size", engine.compute.dp_size, 1, 256,
                "replicas of the model, each with a scheduler and a cache of its own: on the next "

@@ -131,7 +131,7 @@ constexpr Group kGroups[] = {
      "deepep-dispatcher-output-dtype flashinfer-a2a-dispatch-type fuseep-mode mooncake-ib-device "
      "ep-dispatch-algorithm eplb-algorithm eplb-min-rebalancing-utilization-threshold "
      "eplb-rebalance-layers-per-chunk eplb-rebalance-num-iterations "
-     "expert-distribution-recorder-buffer-size expert-distribution-recorder-mode "
+     "expert-distribution-recorder-buffer-size "
      "elastic-ep-scale-timeout elastic-ep-join-rank-offset"},
     {Rule::kOnlyValue, kValue, "1", "one device computes; start one server for each device instead",
      "pp-size pipeline-parallel-size pp dcp-size "

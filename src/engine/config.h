@@ -40,6 +40,8 @@ struct ComputeSettings {
   int32_t tp_size = 1;
   // Groups of these ranks: each has whole experts, which the ranks of a group divide.
   int32_t ep_size = 1;
+  // "stat": the tokens of each expert are counted; else "none".
+  std::string expert_distribution_recorder_mode = "none";
   // Replicas of the engine, each with tp_size ranks of its own, behind one front (replicas/), and
   // how requests are divided among them: auto, round_robin, shortest_queue or cache_aware.
   int32_t dp_size = 1;

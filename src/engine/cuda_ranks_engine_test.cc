@@ -5,6 +5,8 @@
 
 #include <chrono>
 #include <cstdio>
+#include <cstdlib>
+#include <numeric>
 #include <string>
 #include <thread>
 
@@ -26,6 +28,13 @@ constexpr float kLogprobTolerance = 2e-3f;  // natural logarithms; sums in anoth
     if (cuda::count_devices() < 2)                                     \
       GTEST_SKIP() << "needs two GPUs that reach each other's memory"; \
   } while (false)
+
+int64_t sum_of(const ExpertTable& table) {
+  int64_t sum = 0;
+  for (const std::vector<int64_t>& layer : table)
+    sum = std::accumulate(layer.begin(), layer.end(), sum);
+  return sum;
+}
 
 class EngineRanksCuda : public testing::TestWithParam<std::string> {
  protected:
@@ -91,6 +100,41 @@ TEST(EngineRanksCudaDeterministic, AnswersDependOnTheRequestAlone) {
     const auto got = answers_in_a_crowd(*engine);
     ASSERT_EQ(got.size(), want.size());
     for (size_t i = 0; i < want.size(); ++i) EXPECT_EQ(got[i], want[i]) << "request " << i;
+  }
+}
+
+// What the engine has counted of its experts' tokens when all has been answered alone. Without
+// overlap no step has an entry that is thrown away.
+ExpertTable counted(const std::string& model, EngineConfig config) {
+  config.model.dtype = "float32";
+  config.compute.expert_distribution_recorder_mode = "stat";
+  config.compute.disable_overlap_schedule = true;
+  const auto engine = load_golden(model, config);
+  if (engine == nullptr) return {};
+  EXPECT_EQ(sum_of(engine->stats().experts.tokens), 0) << "a start's own steps are left out";
+  answers_alone(*engine);
+  return engine->stats().experts.tokens;
+}
+
+// Padding of graphs, small batches and prompts are counted as the CPU does, by any ranks. A score's
+// last bits may select another expert, seldom.
+TEST(EngineRanksCudaExperts, AreCountedAsOnTheCpu) {
+  ESPALIER_REQUIRE_RANKS();
+  for (const char* model : {"mixtral", "deepseek_v2"}) {
+    const ExpertTable want = counted(model, {.compute = {.device = "cpu"}});
+    EXPECT_GT(sum_of(want), 1000);
+    for (const auto& [tp_size, ep_size] : {std::pair{1, 1}, {2, 1}, {2, 2}}) {
+      const ExpertTable got =
+          counted(model, {.compute = {.device = "cuda", .tp_size = tp_size, .ep_size = ep_size}});
+      SCOPED_TRACE(std::string(model) + ", " + std::to_string(tp_size) + " ranks in " +
+                   std::to_string(ep_size) + " groups");
+      ASSERT_EQ(got.size(), want.size());
+      EXPECT_EQ(sum_of(got), sum_of(want));
+      ExpertTable difference_of = difference(got, want);
+      for (std::vector<int64_t>& layer : difference_of)
+        for (int64_t& count : layer) count = std::abs(count);
+      EXPECT_LE(sum_of(difference_of), sum_of(want) / 100);
+    }
   }
 }
 

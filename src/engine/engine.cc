@@ -172,7 +172,9 @@ Result<std::unique_ptr<Engine>> create_one(const EngineConfig& user, MakePrefixC
                       .info = std::move(started.info),
                       .image_work = std::move(started.image_work),
                       .image_encoder = std::move(started.image_encoder),
-                      .make_cache = std::move(make_cache)};
+                      .make_cache = std::move(make_cache),
+                      .expert_counts = std::move(started.expert_counts)};
+  if (parts.expert_counts) ESP_RETURN_IF_ERROR(parts.expert_counts->begin());
   if (!config.model.skip_tokenizer_init) {
     ESP_ASSIGN_OR_RETURN(parts.tokenizer, open_tokenizer(config.model.tokenizer_path.empty()
                                                              ? config.model.model_path

@@ -19,6 +19,7 @@
 #include "engine/requests/score.h"
 #include "engine/tiers/kv_tiers.h"
 #include "engine/watch/step_profile.h"
+#include "models/expert_counts.h"
 #include "models/image_encoder.h"
 #include "models/model.h"
 #include "seams/cache_event.h"
@@ -95,6 +96,9 @@ struct EngineStats {
   struct CacheEvents {
     int64_t num_total = 0, num_overwritten = 0;
   };
+  struct Experts {
+    ExpertTable tokens;  // of Engine::stats() alone; empty where they are not counted
+  };
   struct Memory {
     int32_t kv_tokens = 0;  // that the pool holds
     int32_t kv_tokens_running = 0, kv_tokens_cached = 0;
@@ -110,6 +114,7 @@ struct EngineStats {
   Images images;
   Sessions sessions;
   CacheEvents cache_events;
+  Experts experts;
   Memory memory;
   KvTiersStats tiers;  // without stores where there are no tiers
 
@@ -170,7 +175,8 @@ class Engine {
     std::unique_ptr<ImageEncoder> image_encoder;
     GenerationDefaults defaults;
     MakePrefixCache make_cache = make_prefix_cache;
-    MakeTiers make_tiers;  // null: what the configuration names
+    MakeTiers make_tiers;                         // null: what the configuration names
+    std::unique_ptr<ExpertCounts> expert_counts;  // null: the model does not count
   };
   static Result<std::unique_ptr<Engine>> create(const EngineConfig& config, Parts parts);
   virtual ~Engine();

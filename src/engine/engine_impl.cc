@@ -544,6 +544,9 @@ EngineStats EngineImpl::stats() const {
     s.grammars.num_kept = g.kept;
     s.grammars.kept_bytes = g.kept_bytes;
   }
+  if (parts_.expert_counts) {
+    if (auto tokens = parts_.expert_counts->read()) s.experts.tokens = *std::move(tokens);
+  }
   const auto type = resolve_kv_type(config_, parts_.info);
   if (type) s.memory.kv_bytes = kv_bytes(config_, parts_.info, *type);
   return s;

@@ -143,10 +143,12 @@ Result<std::unique_ptr<Model>> create_model(const DecoderSpec& spec, const Weigh
                         "out"));
     return TensorParallelModel::create(
         spec, types, options.tp_size, {.count = pool.num_threads(), .first_cpu = options.first_cpu},
-        open);
+        open, options.expert_counts);
   }
   const auto source = open({}, pool);
-  return program::CpuModel::create(spec, types, *source, pool, {.adapters = options.enable_lora});
+  return program::CpuModel::create(
+      spec, types, *source, pool,
+      {.adapters = options.enable_lora, .expert_counts = options.expert_counts});
 }
 
 Result<std::unique_ptr<Model>> load_with_pool(const ModelLoadOptions& options, WorkPool& pool) {

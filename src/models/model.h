@@ -84,6 +84,8 @@ struct GenerationDefaults {
   std::optional<int32_t> top_k, max_new_tokens;
 };
 
+class ExpertCounts;
+
 enum class LoadFormat {
   kAuto,   // safetensors of the folder, or the GGUF
   kDummy,  // weights drawn from a seed for any config.json
@@ -106,7 +108,9 @@ struct ModelLoadOptions {
   int32_t ep_size = 1;
   int32_t first_cpu = 0;     // of the usable ones, where ranks' threads begin
   bool enable_lora = false;  // load_adapter() is to be used
-  ReportLoaded progress;     // of a checkpoint; null: progress goes to the log
+  // Where the model counts the tokens of its experts; borrowed. Null: it does not.
+  ExpertCounts* expert_counts = nullptr;
+  ReportLoaded progress;  // of a checkpoint; null: progress goes to the log
 };
 
 // A forward pass leaves its result here. Rows are in the batch's order.

@@ -39,27 +39,26 @@ TensorParallelModel::TensorParallelModel(int32_t num_ranks, const RankThreadsCon
 
 TensorParallelModel::~TensorParallelModel() = default;
 
-Result<std::unique_ptr<Model>> TensorParallelModel::create(const DecoderSpec& spec,
-                                                           const WeightTypes& types,
-                                                           int32_t num_ranks,
-                                                           const RankThreadsConfig& threads,
-                                                           const OpenWeights& open) {
+Result<std::unique_ptr<Model>> TensorParallelModel::create(
+    const DecoderSpec& spec, const WeightTypes& types, int32_t num_ranks,
+    const RankThreadsConfig& threads, const OpenWeights& open, ExpertCounts* expert_counts) {
   ESP_RETURN_IF_ERROR(validate(spec));
   ESP_RETURN_IF_ERROR(program::check_partition(spec, num_ranks));
   std::unique_ptr<TensorParallelModel> model(new TensorParallelModel(num_ranks, threads));
-  ESP_RETURN_IF_ERROR(model->load(spec, types, open));
+  ESP_RETURN_IF_ERROR(model->load(spec, types, open, expert_counts));
   return model;
 }
 
 Status TensorParallelModel::load(const DecoderSpec& spec, const WeightTypes& types,
-                                 const OpenWeights& open) {
+                                 const OpenWeights& open, ExpertCounts* expert_counts) {
   std::vector<Status> failures(ranks_.size());
   threads_->run([&](int32_t index) {
     Rank& rank = ranks_[static_cast<size_t>(index)];
     Collective& collective = collectives_->rank(index);
     const auto source = open(collective.ranks(), *rank.threads);
     auto model =
-        program::CpuModel::create(spec, types, *source, *rank.threads, {.collective = &collective});
+        program::CpuModel::create(spec, types, *source, *rank.threads,
+                                  {.collective = &collective, .expert_counts = expert_counts});
     if (model) {
       rank.model = *std::move(model);
     } else {

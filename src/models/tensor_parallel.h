@@ -42,7 +42,8 @@ class TensorParallelModel final : public Model {
   // added in another order than in the whole model: logits differ by float32's rounding.
   static Result<std::unique_ptr<Model>> create(const DecoderSpec& spec, const WeightTypes& types,
                                                int32_t num_ranks, const RankThreadsConfig& threads,
-                                               const OpenWeights& open);
+                                               const OpenWeights& open,
+                                               ExpertCounts* expert_counts = nullptr);
   ~TensorParallelModel() override;
 
   const ModelInfo& info() const override { return info_; }
@@ -59,7 +60,8 @@ class TensorParallelModel final : public Model {
   };
 
   TensorParallelModel(int32_t num_ranks, const RankThreadsConfig& threads);
-  Status load(const DecoderSpec& spec, const WeightTypes& types, const OpenWeights& open);
+  Status load(const DecoderSpec& spec, const WeightTypes& types, const OpenWeights& open,
+              ExpertCounts* expert_counts);
 
   std::vector<Rank> ranks_;
   std::unique_ptr<ThreadCollectives> collectives_;

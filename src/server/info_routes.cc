@@ -155,6 +155,7 @@ void write_engine_settings(JsonWriter& w, const EngineConfig& e) {
   w.member("sampling_defaults", e.sampling.sampling_defaults);
   w.member("tp_size", e.compute.tp_size)
       .member("ep_size", e.compute.ep_size)
+      .member("expert_distribution_recorder_mode", e.compute.expert_distribution_recorder_mode)
       .member("dp_size", e.compute.dp_size)
       .member("load_balance_method", e.compute.load_balance_method)
       .member("num_threads", e.compute.num_threads)

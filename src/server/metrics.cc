@@ -284,6 +284,16 @@ void add_load(Figures& f, const Engine& engine, const EngineStats& s) {
   f.gauge("sglang:num_streaming_sessions", "Sessions that are open.", s.sessions.num_open);
 }
 
+// Of all tokens since the start; 1 is even.
+void add_experts(Figures& f, const Engine& engine, const EngineStats& s) {
+  if (s.experts.tokens.empty()) return;
+  const ExpertBalance balance = balance_of(s.experts.tokens, engine.config().compute.ep_size);
+  f.gauge("espalier:expert_busiest_over_mean", "Tokens of the busiest expert over the mean.",
+          balance.over_experts);
+  f.gauge("espalier:expert_rank_busiest_over_mean",
+          "Tokens of the busiest group of ranks (--ep-size) over the mean.", balance.over_groups);
+}
+
 void add_memory_of_model(Figures& f, const EngineStats& s) {
   constexpr double kGigabyte = 1e9;
   f.gauge("sglang:weight_memory_usage_gb", "Memory of the weights.",
@@ -521,6 +531,7 @@ std::string Metrics::scrape(const Engine& engine, const Http& http) const {
   Figures f(impl_->registry.Collect(), impl_->labels);
   add_load(f, engine, s);
   add_memory_of_model(f, s);
+  add_experts(f, engine, s);
   add_requests(f, s);
   add_steps(f, s);
   add_images(f, s);

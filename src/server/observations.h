@@ -4,6 +4,7 @@
 #include <memory>
 #include <string>
 
+#include "server/expert_record.h"
 #include "server/http_counts.h"
 #include "server/kv_event_publisher.h"
 #include "server/metrics.h"
@@ -27,6 +28,7 @@ struct Observations {
   RequestLog requests;                                                      // GET /requests
   std::unique_ptr<RequestRecorder> recorder;  // null without --request-log
   Profiler profiler;                          // /start_profile
+  ExpertRecord experts;                       // /start_expert_distribution_record
   std::unique_ptr<SpanExporter> spans;        // null without --otlp-traces-endpoint
   // One for each replica; none but with --kv-events-config's zmq.
   std::vector<std::unique_ptr<KvEventPublisher>> kv_events;

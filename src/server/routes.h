@@ -55,6 +55,7 @@ const std::vector<Route>& admin_routes();        // flush, pause, continue, abor
 const std::vector<Route>& batch_routes();        // /v1/batches
 const std::vector<Route>& event_routes();        // the cache's events
 const std::vector<Route>& observer_routes();     // the cache's tree, requests, the playground
+const std::vector<Route>& expert_routes();       // /dump_expert_distribution_record and others
 const std::vector<Route>& exact_routes();        // /exact_likelihood
 const std::vector<Route>& file_routes();         // /v1/files
 const std::vector<Route>& generate_routes();     // answers of the model, in every dialect

@@ -42,9 +42,6 @@ constexpr LackingRoutes kLacking[] = {
      "the devices of a server are chosen at the start: start another server beside it"},
     {"/v1/decisions /v1/systemone",
      "POST /v1/score with a label's token ids, or /generate with the choices as regex"},
-    {"/start_expert_distribution_record /stop_expert_distribution_record "
-     "/dump_expert_distribution_record",
-     "the choice of experts is not recorded: leave the call out"},
     {"/set_internal_state", "settings are fixed at the start: state them as flags"},
     {"/configure_logging /set_trace_level", "state --log-level at the start"},
     {"/dumper/{method}", "tensors are not dumped by a server: leave the call out"},

@@ -33,6 +33,11 @@ Status load_encoder(int32_t num_threads, ModelLoadOptions options, StartedExecut
 
 }  // namespace
 
+std::unique_ptr<ExpertCounts> make_expert_counts(const EngineConfig& config) {
+  if (config.compute.expert_distribution_recorder_mode == "none") return nullptr;
+  return std::make_unique<ExpertCounts>();
+}
+
 Result<StartedExecutor> start_cpu_executor(const EngineConfig& config, const SystemInfo& system) {
   const int32_t cpus = std::max(1, system.num_cpus);
   if (config.compute.num_threads > cpus)
@@ -44,8 +49,10 @@ Result<StartedExecutor> start_cpu_executor(const EngineConfig& config, const Sys
   options.pool = pool.get();
   options.tp_size = config.compute.tp_size;
   options.first_cpu = config.compute.first_cpu;
+  StartedExecutor out{.expert_counts = make_expert_counts(config)};
+  options.expert_counts = out.expert_counts.get();
   ESP_ASSIGN_OR_RETURN(auto model, load_model(options));
-  StartedExecutor out{.info = model->info()};
+  out.info = model->info();
   SystemInfo left = system;
   if (out.info.images) {
     ESP_RETURN_IF_ERROR(load_encoder(pool->num_threads(), options, out));

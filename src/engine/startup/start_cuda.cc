@@ -59,10 +59,12 @@ Status fill_memory(AnyExecutor& executor, const EngineConfig& config, const Engi
 }
 
 Result<StartedExecutor> start_one(const EngineConfig& config, const SystemInfo& system) {
-  const ModelLoadOptions options = model_load_options(config);
+  ModelLoadOptions options = model_load_options(config);
+  StartedExecutor out{.expert_counts = make_expert_counts(config)};
+  options.expert_counts = out.expert_counts.get();
   ESP_ASSIGN_OR_RETURN(ModelPlan plan, plan_model(options));
   ESP_ASSIGN_OR_RETURN(auto model, CudaDecoder::begin_load(std::move(plan), options));
-  StartedExecutor out{.info = model->info()};
+  out.info = model->info();
   ESP_ASSIGN_OR_RETURN(const KvType type, resolve_kv_type(config, out.info));
   ESP_RETURN_IF_ERROR(model->set_kv_type(type));
   // What does not depend on memory; the KV cache's size follows from what is then left.
@@ -76,12 +78,14 @@ Result<StartedExecutor> start_one(const EngineConfig& config, const SystemInfo& 
 
 // On the GPUs from the open one on.
 Result<StartedExecutor> start_ranks(const EngineConfig& config, const SystemInfo& system) {
-  const ModelLoadOptions options = model_load_options(config);
+  ModelLoadOptions options = model_load_options(config);
+  StartedExecutor out{.expert_counts = make_expert_counts(config)};
+  options.expert_counts = out.expert_counts.get();
   ESP_ASSIGN_OR_RETURN(const ModelPlan plan, plan_model(options));
   std::vector<int32_t> devices(static_cast<size_t>(config.compute.tp_size));
   std::iota(devices.begin(), devices.end(), cuda::current_device());
   ESP_ASSIGN_OR_RETURN(auto ranks, CudaRanks::begin_load(plan, options, devices));
-  StartedExecutor out{.info = ranks->info()};
+  out.info = ranks->info();
   ESP_ASSIGN_OR_RETURN(const KvType type, resolve_kv_type(config, out.info));
   ESP_RETURN_IF_ERROR(ranks->set_kv_type(type));
   ESP_ASSIGN_OR_RETURN(const EngineConfig sizes, resolve(config, ranks->rank_info(), system));

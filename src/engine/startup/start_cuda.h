@@ -7,6 +7,7 @@
 #include "engine/config.h"
 #include "engine/executor/executor.h"
 #include "engine/startup/system_info.h"
+#include "models/expert_counts.h"
 #include "models/image_encoder.h"
 #include "models/model.h"
 #include "tensor/work_pool.h"
@@ -18,8 +19,12 @@ struct StartedExecutor {
   ModelInfo info;
   std::unique_ptr<WorkPool> image_work;         // outlives the encoder
   std::unique_ptr<ImageEncoder> image_encoder;  // null: the model, or the device, takes no pictures
+  std::unique_ptr<ExpertCounts> expert_counts;  // null: the configuration does not ask for them
   EngineConfig config;  // effective: the KV cache takes what weights and scratch have left
 };
+
+// Null where the configuration does not ask for counts.
+std::unique_ptr<ExpertCounts> make_expert_counts(const EngineConfig& config);
 
 // Loads the model onto the device that is open, takes scratch, measures what is left and makes the
 // KV cache of it. system: the device's.

@@ -5,6 +5,7 @@
 
 #include "kernels/activation/op.h"
 #include "kernels/cuda/stream.h"
+#include "kernels/router/cuda.h"
 #include "kernels/router/op.h"
 
 namespace espalier::kernels::cuda {
@@ -67,6 +68,8 @@ struct SmallBatchMoeArgs {
   float* shared_gate = nullptr;  // [rows]
   void* inner = nullptr;         // [rows, top_k, ffn]
   void* shared_inner = nullptr;  // [rows, shared_ffn]
+
+  PairCounter counts;
 };
 
 // Whether small_batch_moe() supports these arguments on this device; it does on Hopper.

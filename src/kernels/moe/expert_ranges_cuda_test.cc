@@ -2,6 +2,7 @@
 // what all experts compute, in the kernels for many rows and in those for few.
 #include <algorithm>
 #include <cmath>
+#include <numeric>
 #include <optional>
 #include <utility>
 
@@ -65,6 +66,23 @@ struct ExpertStack {
   }
 };
 
+// What a kernel counts of `count` experts' pairs in the first num_rows rows.
+class PairCounts {
+ public:
+  PairCounts(int32_t count, int32_t num_rows)
+      : pairs_(std::vector<unsigned long long>(static_cast<size_t>(count))),
+        num_rows_(std::vector<int32_t>{num_rows}) {}
+  cuda::PairCounter counter() const { return {.pairs = pairs_.get(), .num_rows = num_rows_.get()}; }
+  std::vector<int64_t> read() const {
+    const auto pairs = pairs_.read();
+    return {pairs.begin(), pairs.end()};
+  }
+
+ private:
+  const DeviceArray<unsigned long long> pairs_;
+  const DeviceArray<int32_t> num_rows_;
+};
+
 struct RangeShape {
   int rows, top_k, experts, dim, ffn;
   WeightForm form = WeightForm::kBFloat16;
@@ -80,7 +98,8 @@ class ManyRows {
         x_(Values::random(rng, type_, int64_t{s.rows} * s.dim)),
         logits_(test::random_floats(rng, int64_t{s.rows} * s.experts, 2.0)),
         gate_up_(ExpertStack::random(rng, s.form, s.experts, 2 * s.ffn, s.dim)),
-        down_(ExpertStack::random(rng, s.form, s.experts, s.dim, s.ffn)) {}
+        down_(ExpertStack::random(rng, s.form, s.experts, s.dim, s.ffn)),
+        counted_rows_(static_cast<int32_t>(rng.between(0, s.rows))) {}
 
   // The part of the layer that `range` computes.
   std::vector<float> run(const ExpertRange& range) {
@@ -90,8 +109,10 @@ class ManyRows {
         tiles(static_cast<size_t>(range.count) + 1);
     const DeviceArray<float> weights(pairs);
     const cuda::ExpertPlan plan{slots.get(), order.get(), begins.get(), tiles.get()};
-    arrange(range, plan, ids, weights);
+    const PairCounts counts(range.count, counted_rows_);
+    arrange(range, plan, ids, weights, counts);
     expect_ranged(range, ids.read(), slots.read(), order.read(), begins.read());
+    expect_counted(range, ids.read(), counts.read());
     const DeviceArray<uint8_t> inner = gated(range, plan);
     const DeviceArray<uint8_t> outer = linear(range, plan, down_, inner, s_.ffn, s_.dim, false);
     const DeviceArray<uint8_t> y(static_cast<size_t>(s_.rows * s_.dim) * dtype_size(type_));
@@ -111,7 +132,8 @@ class ManyRows {
 
  private:
   void arrange(const ExpertRange& range, const cuda::ExpertPlan& plan,
-               const DeviceArray<int32_t>& ids, const DeviceArray<float>& weights) const {
+               const DeviceArray<int32_t>& ids, const DeviceArray<float>& weights,
+               const PairCounts& counts) const {
     const RouterSpec spec{.num_experts = s_.experts, .top_k = s_.top_k, .normalise = true};
     const Status status = cuda::route_and_arrange({.spec = spec,
                                                    .logits = logits_.get(),
@@ -123,7 +145,9 @@ class ManyRows {
                                                    .num_experts = s_.experts,
                                                    .first_local = range.first,
                                                    .num_local = range.count,
-                                                   .plan = plan},
+                                                   .plan = plan,
+                                                   .counts = counts.counter(),
+                                                   .pairs_per_row = s_.top_k},
                                                   {.pdl = true});
     ASSERT_TRUE(status.ok()) << status.to_string();
   }
@@ -144,6 +168,16 @@ class ManyRows {
       EXPECT_EQ(order[static_cast<size_t>(slots[pair])], static_cast<int32_t>(pair));
     }
     for (size_t i = 0; i < counts.size(); ++i) EXPECT_EQ(begins[i + 1] - begins[i], counts[i]);
+  }
+
+  void expect_counted(const ExpertRange& range, const std::vector<int32_t>& ids,
+                      const std::vector<int64_t>& got) const {
+    std::vector<int64_t> want(static_cast<size_t>(range.count));
+    for (int pair = 0; pair < counted_rows_ * s_.top_k; ++pair) {
+      const int32_t local = ids[static_cast<size_t>(pair)] - range.first;
+      if (local >= 0 && local < range.count) ++want[static_cast<size_t>(local)];
+    }
+    EXPECT_EQ(got, want) << counted_rows_ << " rows";
   }
 
   // Rows of e4m3 of `from`, where the matrices are codes.
@@ -231,6 +265,7 @@ class ManyRows {
   const Values x_;
   const DeviceArray<float> logits_;
   const ExpertStack gate_up_, down_;
+  const int32_t counted_rows_;  // the others stand for padding
 };
 
 void add_part(const std::vector<float>& values, std::vector<float>& to) {
@@ -293,17 +328,17 @@ TEST_F(CudaExpertRanges, AddUpToAllExpertsInE4m3) {
              .row_invariant = invariant});
 }
 
-// Sizes that Qwen3-30B-A3B has, in halves.
+// Matrices that Qwen3-30B-A3B has, in halves.
 TEST_F(CudaExpertRanges, AddUpInSizesThatModelsHave) {
   for (const WeightForm form : {WeightForm::kBFloat16, WeightForm::kE4m3}) {
     if (form == WeightForm::kE4m3 && !is_hopper()) continue;
-    for (const int rows : {16, 256, 2048}) {
+    for (const int rows : {16, 256, 1500}) {
       const RangeShape s{
-          .rows = rows, .top_k = 8, .experts = 32, .dim = 2048, .ffn = 768, .form = form};
+          .rows = rows, .top_k = 3, .experts = 6, .dim = 2048, .ffn = 768, .form = form};
       ManyRows layer(rng_, s);
-      const std::vector<float> want = layer.run({0, 32});
-      std::vector<float> sum = layer.run({0, 16});
-      add_part(layer.run({16, 16}), sum);
+      const std::vector<float> want = layer.run({0, 6});
+      std::vector<float> sum = layer.run({0, 3});
+      add_part(layer.run({3, 3}), sum);
       EXPECT_LT(test::relative_error(sum, want), 0.004) << rows << " rows";
     }
   }
@@ -344,7 +379,8 @@ class FewRows {
         shared_down_(ExpertStack::random(rng, form(), 1, s.dim, s.shared_ffn)),
         router_(test::random_floats(rng, int64_t{s.experts} * s.dim, 2 / std::sqrt(s.dim))) {}
 
-  std::vector<float> run(const ExpertRange& range) const {
+  // counted: gets what the kernels count of each expert of the range.
+  std::vector<float> run(const ExpertRange& range, std::vector<int64_t>& counted) const {
     const auto rows = static_cast<size_t>(s_.rows), dim = static_cast<size_t>(s_.dim);
     const DeviceArray<uint8_t> y(rows * dim * 2), normed(rows * dim * 2);
     const DeviceArray<float> scores(rows * static_cast<size_t>(s_.experts)), gates(rows);
@@ -354,9 +390,12 @@ class FewRows {
     args.y = y.get(), args.normed = normed.get(), args.scores = scores.get();
     args.shared_gate = gates.get(), args.inner = inner.get();
     args.shared_inner = shared_inner.get();
+    const PairCounts counts(range.count, s_.rows - 1);
+    args.counts = counts.counter();
     const auto takes = cuda::small_batch_moe_supports(args);
     EXPECT_TRUE(takes && *takes);
     for (int i = 0; i < 3; ++i) EXPECT_TRUE(cuda::small_batch_moe(args, {.pdl = i > 0}).ok());
+    counted = counts.read();
     return read(y, DType::kBFloat16);
   }
 
@@ -417,9 +456,15 @@ TEST_F(CudaExpertRanges, OfSmallBatchesAddUp) {
                              s.e4m3));
     const FewRows layer(rng_, s);
     std::vector<float> sum;
-    for (const ExpertRange& range : random_ranges(rng_, s.experts, pick(2, 5)))
-      add_part(layer.run(range), sum);
-    EXPECT_LT(test::relative_error(sum, layer.run({0, s.experts})), 0.006);
+    std::vector<int64_t> counts, of_range, all;
+    for (const ExpertRange& range : random_ranges(rng_, s.experts, pick(2, 5))) {
+      add_part(layer.run(range, of_range), sum);
+      counts.insert(counts.end(), of_range.begin(), of_range.end());
+    }
+    EXPECT_LT(test::relative_error(sum, layer.run({0, s.experts}, all)), 0.006);
+    EXPECT_EQ(counts, all);
+    EXPECT_EQ(std::accumulate(all.begin(), all.end(), int64_t{}), 3 * (s.rows - 1) * s.top_k)
+        << "three launches, the last row is padding";
   }
 }
 

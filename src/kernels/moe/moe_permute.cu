@@ -50,6 +50,24 @@ __device__ __forceinline__ uint32_t local_expert(const ArrangeArgs& args, int pa
   return static_cast<uint32_t>(args.experts[pair] - args.first_local);
 }
 
+// Adds the pairs [first, end) that are no padding to the counts of their experts. counts: shared
+// memory, [threads].
+__device__ void count_pairs(const ArrangeArgs& args, int first, int end, int* counts) {
+  const int thread = static_cast<int>(threadIdx.x);
+  end = min(end, *args.counts.num_rows * args.pairs_per_row);
+  __syncthreads();
+  counts[thread] = 0;
+  __syncthreads();
+  const auto num_local = static_cast<uint32_t>(args.num_local);
+  for (int i = first; i < end; i += kArrangeThreads) {
+    const uint32_t local = local_expert(args, i);
+    if (local < num_local) atomicAdd(&counts[local], 1);
+  }
+  __syncthreads();
+  const auto count = static_cast<unsigned long long>(counts[thread]);
+  if (count > 0) atomicAdd(&args.counts.pairs[thread], count);
+}
+
 // Which of an expert's slots a pair gets depends on the order of atomics, without effect on
 // results: a slot's result depends on its own row alone.
 // per_row: pairs of a row, whose experts are in one block.
@@ -95,6 +113,7 @@ __device__ void arrange_pairs(const ArrangeArgs& args, int per_row, int tile_row
     if (slot != kNoSlot) args.plan.pairs[slot] = i;
   }
   if (blocks > 1) cluster_arrive(), cluster_wait();  // no block reads this one's counts any more
+  if (args.counts.pairs != nullptr) count_pairs(args, first, end, counts);
 }
 
 __global__ void __launch_bounds__(kArrangeThreads) arrange_kernel(ArrangeArgs args, int tile_rows) {

@@ -193,6 +193,16 @@ __device__ void select_experts(const SmallBatchMoeArgs& args, float* words, Chos
   __syncthreads();
 }
 
+// Adds the rows of each active expert that are no padding to its count, by one block.
+__device__ void count_rows(const SmallBatchMoeArgs& args, const ChosenExperts& chosen) {
+  const int active = static_cast<int>(threadIdx.x), num_rows = *args.counts.num_rows;
+  if (active >= chosen.num_active) return;
+  unsigned long long count = 0;
+  for (int row = 0; row < args.rows; ++row)
+    if (row < num_rows && chosen.pair_of_row[active][row] != kNoPair) ++count;
+  if (count > 0) atomicAdd(&args.counts.pairs[chosen.active_experts[active]], count);
+}
+
 // --- rings ---
 
 // A warp's ring buffer of tiles, each two rows of up to tile_inputs.
@@ -440,6 +450,7 @@ __global__ void __launch_bounds__(kThreads, 2) moe_gate_up_kernel(const Params p
   copy_commit();
   select_experts(args, shared.words, *shared.chosen);
   own.row_pairs += shared.chosen->num_active * args.ffn;
+  if (args.counts.pairs != nullptr && blockIdx.x == 0) count_rows(args, *shared.chosen);
 #pragma unroll 1
   for (; issued < p.num_stages; ++issued) own.issue(issued);
   copy_wait<0>();

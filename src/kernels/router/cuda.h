@@ -22,6 +22,12 @@ struct ScoreArgs {
 // y = x weights^T + bias in float32, since a rounded score would select other experts.
 Status score(const ScoreArgs& args, const LaunchOptions& launch);
 
+// Where a kernel counts the pairs of each expert that is here. Device memory.
+struct PairCounter {
+  unsigned long long* pairs = nullptr;  // [experts that are here], added to; null: not counted
+  const int32_t* num_rows = nullptr;    // rows behind these are padding
+};
+
 // Computes what kernels::route does (router/op.h), rows in parallel.
 struct RouteArgs {
   RouterSpec spec;

@@ -96,6 +96,11 @@ Result<std::unique_ptr<CudaDecoder>> CudaDecoder::begin_load(ModelPlan plan,
                                                      std::move(linear), std::move(cuda_plan)));
   model->load_start_ = start;
   ESP_ASSIGN_OR_RETURN(model->ropes_, CudaRopes::upload(model->spec_));
+  // Ranks that divide the same experts choose alike: the first of them counts.
+  if (options.expert_counts != nullptr &&
+      program::expert_ranks(plan.spec, ranks).slices.rank == 0) {
+    ESP_RETURN_IF_ERROR(model->count_experts(*options.expert_counts));
+  }
   if (!ranks.single()) return model;  // the kernel of one token's layers has no sums over ranks
   ESP_ASSIGN_OR_RETURN(model->one_token_,
                        CudaOneToken::create(lowered, model->plan_.program(), model->spec_,
@@ -113,6 +118,14 @@ Result<PendingCudaWeights> CudaDecoder::load_weights(const ModelPlan& plan,
   if (rank.ranks().rank > 0) own.progress = [](int64_t, int64_t) {};  // rank 0 reports
   return load_cuda_weights(program::local_spec(plan.spec, rank.ranks()),
                            program::partition_weights(plan.spec, rank.ranks()), types, own);
+}
+
+Status CudaDecoder::count_experts(ExpertCounts& counts) {
+  ESP_ASSIGN_OR_RETURN(expert_tally_, CudaExpertTally::create(spec_));
+  if (expert_tally_ == nullptr) return Status();
+  counts.add(expert_tally_, static_cast<int32_t>(spec_.layers.size()),
+             expert_tally_->num_experts());
+  return Status();
 }
 
 Status CudaDecoder::finish_loading() {
@@ -244,7 +257,8 @@ Status CudaDecoder::lay_out(cuda::Arena& arena, int64_t linear_bytes, int64_t me
   ESP_RETURN_IF_ERROR(prologue_.lay_out_attention(arena, limits_));
   CudaScratch scratch{.ropes = ropes_.frequencies(),
                       .gemm_workspace = {linear, static_cast<size_t>(linear_bytes)},
-                      .collective = rank_.collective};
+                      .collective = rank_.collective,
+                      .expert_tally = expert_tally_.get()};
   prologue_.describe(scratch);
   context_.bind(scratch);
   if (rank_.collective != nullptr) name_collective_buffers(context_);

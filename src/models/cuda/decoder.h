@@ -17,6 +17,7 @@
 #include "kernels/attention/cuda.h"
 #include "kernels/linear/cuda.h"
 #include "models/cuda/context.h"
+#include "models/cuda/expert_tally.h"
 #include "models/cuda/one_token.h"
 #include "models/cuda/plan.h"
 #include "models/cuda/prologue.h"
@@ -117,6 +118,7 @@ class CudaDecoder {
                                                  const ModelLoadOptions& options,
                                                  const CudaRank& rank);
   Status lay_out(cuda::Arena& arena, int64_t linear_bytes, int64_t megakernel_bytes);
+  Status count_experts(ExpertCounts& counts);
   int64_t linear_workspace_bytes() const;
   std::vector<kernels::cuda::LinearArgs> gemm_shapes() const;
   std::vector<kernels::cuda::LinearArgs> gemms_to_tune(float* logits, void* sums) const;
@@ -130,6 +132,7 @@ class CudaDecoder {
   ModelInfo info_;
   std::chrono::steady_clock::time_point load_start_;
   CudaRopes ropes_;
+  std::shared_ptr<CudaExpertTally> expert_tally_;  // shared with the reader; null: no counts
 
   const CudaPlan plan_;  // of any step
   CudaLaunchPolicy policy_;

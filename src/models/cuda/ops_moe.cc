@@ -3,6 +3,7 @@
 #include "kernels/moe/cuda.h"
 #include "kernels/moe/cuda_small_batch.h"
 #include "kernels/router/cuda.h"
+#include "models/cuda/expert_tally.h"
 #include "models/cuda/ops.h"
 
 namespace espalier {
@@ -12,6 +13,13 @@ namespace kc = kernels::cuda;
 using program::MoeBlock;
 using program::Op;
 using program::Operand;
+
+kc::PairCounter counter_of(const CudaContext& c, const Op& op) {
+  if (c.scratch().expert_tally == nullptr) return {};
+  const kc::EntryArrays& entries = c.step().entries;
+  return {.pairs = c.scratch().expert_tally->of_layer(op.layer),
+          .num_rows = entries.query_begin + entries.num_entries};
+}
 
 void add_shared(const CudaContext& c, const Op& op, kc::SmallBatchMoeArgs& args) {
   const auto& block = op.as<MoeBlock>();
@@ -53,7 +61,8 @@ kc::SmallBatchMoeArgs moe_block_args(const CudaContext& c, const Op& op) {
                              .normed = c.write(op.outputs[1]),
                              .scores = c.experts().scores,
                              .shared_gate = c.experts().shared_gate,
-                             .inner = c.write(op.outputs[2])};
+                             .inner = c.write(op.outputs[2]),
+                             .counts = counter_of(c, op)};
   if (experts.combine.residual) args.residual = c.read(op.inputs[1]);
   if (block.norm) {
     const NormSpec& norm = block.norm->spec;
@@ -110,7 +119,9 @@ Status run_moe_route(CudaContext& c, const Op& op) {
                                 .num_experts = route.router.num_experts,
                                 .first_local = route.first_local,
                                 .num_local = route.num_local,
-                                .plan = c.experts().plan},
+                                .plan = c.experts().plan,
+                                .counts = counter_of(c, op),
+                                .pairs_per_row = route.router.top_k},
                                c.launch(op));
 }
 

@@ -12,6 +12,7 @@
 
 namespace espalier {
 
+class CudaExpertTally;
 class CudaMegakernel;
 
 // Of the operations of experts: C = max_tokens * the most experts of a token counts (token, expert)
@@ -54,6 +55,7 @@ struct CudaScratch {
   std::span<std::byte> gemm_workspace;
   const CudaMegakernel* megakernel = nullptr;             // null: the plan does not have it
   kernels::cuda::DeviceCollective* collective = nullptr;  // null: one rank has all of the model
+  const CudaExpertTally* expert_tally = nullptr;          // null: experts' pairs are not counted
 };
 
 }  // namespace espalier

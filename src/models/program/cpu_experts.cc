@@ -55,6 +55,15 @@ Status CpuExperts::reserve(const Program& program, int32_t max_tokens) {
   return Status();
 }
 
+void CpuExperts::count_to(ExpertCounts& counts, const Program& program) {
+  const auto num_experts = static_cast<int32_t>(sizes_of(program).experts);
+  if (num_experts == 0) return;
+  int32_t num_layers = 0;
+  for (const Op& op : program.ops) num_layers = std::max(num_layers, op.layer + 1);
+  tally_ = std::make_shared<HostExpertTally>(num_layers, num_experts);
+  counts.add(tally_, num_layers, num_experts);
+}
+
 void CpuExperts::run(kernels::CpuBackend& backend, const ExpertsArgs& args) {
   std::fill_n(args.y, args.rows * args.op->down.out_features, 0.0f);
   sort_pairs(args);

@@ -3,12 +3,15 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
+#include <span>
 #include <vector>
 
 #include "base/status.h"
 #include "kernels/cpu/backend.h"
 #include "kernels/linear/op.h"
 #include "models/decoder_weights.h"
+#include "models/expert_counts.h"
 #include "models/program/program.h"
 #include "tensor/buffer.h"
 
@@ -41,6 +44,13 @@ class CpuExperts {
   // Of the router, [max_tokens, experts].
   float* logits() { return logits_.as<float>(); }
 
+  // Lets count() add to a tally of `counts`; nothing for a program without experts.
+  void count_to(ExpertCounts& counts, const Program& program);
+  // Counts the experts of a layer's pairs, where count_to() has been called.
+  void count(int32_t layer, std::span<const int32_t> experts) {
+    if (tally_ != nullptr) tally_->count(layer, experts);
+  }
+
   // y = sum over a row's experts, in ascending order, of weight * expert(x). So the sum does not
   // depend on the other rows.
   void run(kernels::CpuBackend& backend, const ExpertsArgs& args);
@@ -55,6 +65,7 @@ class CpuExperts {
                                                kernels::PackedMatrix MlpWeights::*matrix,
                                                std::vector<float> MlpWeights::*bias);
 
+  std::shared_ptr<HostExpertTally> tally_;  // shared with the reader; null: nothing is counted
   int64_t pass_rows_ = 0;
   espalier::Buffer logits_;
   espalier::Buffer x_, y_;     // [pass_rows_, hidden]: rows of a pass, and their results

@@ -76,6 +76,9 @@ Result<std::unique_ptr<CpuModel>> CpuModel::create(const DecoderSpec& whole,
       load_weights(*backend, spec, partition_weights(whole, ranks), program, types, source));
   std::unique_ptr<CpuModel> model(new CpuModel(std::move(spec), std::move(program),
                                                std::move(weights), std::move(backend), options));
+  if (options.expert_counts != nullptr && ranks.rank == 0) {
+    model->context_.experts().count_to(*options.expert_counts, model->program_);
+  }
   ESP_RETURN_IF_ERROR(model->reserve(1, 1));
   return model;
 }

@@ -35,6 +35,9 @@ struct CpuModelOptions {
   Collective* collective = nullptr;
   // Adapters can be loaded. REQUIRES: no collective.
   bool adapters = false;
+  // Rank 0 counts the tokens of all experts there; borrowed while the model is made. Null: none
+  // does.
+  ExpertCounts* expert_counts = nullptr;
 };
 
 class CpuModel final : public Model {

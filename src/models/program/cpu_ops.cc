@@ -275,6 +275,8 @@ void run_moe_route(CpuContext& context, const Op& op) {
                             .correction = context.weights().vector(a.correction),
                             .experts = context.ints(op.outputs[0]),
                             .weights = context.view(op.outputs[1]).data});
+  context.experts().count(
+      op.layer, {context.ints(op.outputs[0]), static_cast<size_t>(rows * a.router.top_k)});
 }
 
 void run_moe_experts(CpuContext& context, const Op& op) {
