@@ -242,11 +242,10 @@ struct KvFeed {
     if (some) begin += kWarps * kStep;
   }
 
-  // Whether all positions of the next step to be copied lie before the new tokens of this forward
-  // pass.
+  // Whether all positions of the next step to be copied lie before what this forward pass writes.
   __device__ bool next_is_cached() const {
     const Step step = shared.steps[warp()][(requested - kStages) % kRequested];
-    return min(step.begin + kStep, step.end) <= step.prefix_len;
+    return min(step.begin + kStep, step.end) <= step.prefix_len - args.fresh_positions;
   }
 
   // Issues one group of copies: a step's keys and values, and page numbers of a later step.

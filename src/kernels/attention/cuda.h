@@ -144,10 +144,12 @@ struct AttentionArgs {
   void* workspace = nullptr;
   size_t workspace_bytes = 0;
   // For launches with PDL: everything enqueued up to the plan (the plan itself, entries, page
-  // tables, and keys and values at positions below each entry's prefix_len) is complete before this
-  // attention can start, however early; only what was enqueued later (q, the new tokens' keys and
-  // values) is waited for. Cached keys are then prefetched while the kernels before still run.
+  // tables, shared segments, and keys and values at positions below each entry's prefix_len -
+  // fresh_positions) is complete before this attention can start, however early; only what was
+  // enqueued later (q, the new tokens' keys and values) is waited for. Cached keys are then
+  // prefetched while the kernels before still run.
   bool prefetch_cached_kv = false;
+  int32_t fresh_positions = 0;
 };
 
 // out = softmax(scale * q k^T, causal) v, for each entry by itself.

@@ -16,7 +16,8 @@ using program::Operand;
 // entries read pages. So does every entry where pages are rounded: a token's result does not depend
 // on whether an earlier step has written a key.
 bool reads_new_rows(const CudaContext& c) {
-  return c.step().entries.max_query_tokens > 1 && c.kv().layers.front().type != KvType::kFloat8E4M3;
+  return c.step().entries.max_query_tokens > c.step().decode_tokens &&
+         c.kv().layers.front().type != KvType::kFloat8E4M3;
 }
 
 // Heads are adjacent; of a rope of q's heads and k's together the elements are the same.
@@ -66,8 +67,8 @@ Status run_qk_rope_append(CudaContext& c, const Op& op) {
   return kc::qk_rope_append(args, c.launch(op));
 }
 
-// Shared prefix segments were computed by earlier steps, so no entry writes below another's
-// prefix_len, and the embedding of the step has waited for all work before it: cached keys may be
+// Shared prefix segments, and an entry's prefix but for its fresh positions, were computed by
+// earlier steps, and the embedding of the step has waited for all work before it: these keys may be
 // prefetched.
 Status run_attention(CudaContext& c, const Op& op) {
   const auto& a = op.as<program::Attention>();
@@ -91,7 +92,8 @@ Status run_attention(CudaContext& c, const Op& op) {
        .latent_tokens_max = c.leaves_out_long_entries() ? kc::kExpandedTokens - 1 : 0,
        .workspace = group.workspace,
        .workspace_bytes = static_cast<size_t>(group.workspace_bytes),
-       .prefetch_cached_kv = c.policy().step_pdl},
+       .prefetch_cached_kv = c.policy().step_pdl,
+       .fresh_positions = c.step().fresh_positions},
       c.launch(op));
 }
 
