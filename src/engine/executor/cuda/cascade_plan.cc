@@ -7,6 +7,21 @@ namespace {
 
 constexpr int64_t kBytesPerStep = 18 << 20;
 
+// How often decode attention reads the prefix where it is not a segment: rows of one slot, which
+// are adjacent, are read together.
+int64_t num_reads(const ForwardBatch& batch, const SharedPrefixSegment& prefix,
+                  int32_t rows_per_read) {
+  const auto slot_of = [&](int32_t i) {
+    const int32_t entry = batch.shared_entries[static_cast<size_t>(prefix.first_entry + i)];
+    return batch.entries[static_cast<size_t>(entry)].slot;
+  };
+  int64_t reads = 0;
+  for (int32_t i = 0, rows = 0; i < prefix.num_entries; ++i, ++rows) {
+    if (i == 0 || rows == rows_per_read || slot_of(i) != slot_of(i - 1)) ++reads, rows = 0;
+  }
+  return reads;
+}
+
 constexpr auto kLevels = static_cast<size_t>(kernels::cuda::kSegmentsPerEntry);
 
 }  // namespace
@@ -15,7 +30,13 @@ CascadeCosts CascadeCosts::of(int32_t num_heads, int32_t num_kv_heads, int32_t h
   const int64_t token_bytes = int64_t{4} * head_dim * num_kv_heads;
   const int64_t part_bytes = int64_t{8} * head_dim * num_heads;
   return {.tokens_per_part = (part_bytes + token_bytes - 1) / token_bytes,
-          .tokens_per_step = kBytesPerStep / token_bytes};
+          .tokens_per_step = kBytesPerStep / token_bytes,
+          .rows_per_read = draft_rows_of(num_heads, num_kv_heads)};
+}
+
+int32_t draft_rows_of(int32_t num_heads, int32_t num_kv_heads) {
+  constexpr int32_t kRowsOfDecode = 16;
+  return std::max(1, kRowsOfDecode / (num_heads / num_kv_heads));
 }
 
 void CascadePlan::clear(size_t num_entries) {
@@ -36,8 +57,9 @@ void CascadePlan::choose(const ForwardBatch& batch, const CascadeCosts& costs) {
       choice.begin = above.chosen ? prefix.begin : above.begin;
       choice.depth = above.depth;
     }
-    const int64_t saved = int64_t{prefix.num_entries - 1} * (prefix.end - choice.begin) -
-                          prefix.num_entries * costs.tokens_per_part;
+    const int64_t saved =
+        (num_reads(batch, prefix, costs.rows_per_read) - 1) * (prefix.end - choice.begin) -
+        prefix.num_entries * costs.tokens_per_part;
     choice.chosen = saved > 0 && choice.depth < kernels::cuda::kSegmentsPerEntry;
     if (choice.chosen) {
       ++choice.depth;

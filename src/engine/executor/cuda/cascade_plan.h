@@ -14,12 +14,17 @@ namespace espalier {
 struct CascadeCosts {
   int64_t tokens_per_part = 0;  // an entry's partial result of a run, written and read back
   int64_t tokens_per_step = 0;  // one more kernel in each layer: start, end, what does not fill it
+  int32_t rows_per_read = 1;    // of one slot, for which decode attention reads keys once
 
   // For layers of this shape on a GPU. A token is 4 x head_dim x kv_heads bytes in bfloat16, a part
   // 8 x head_dim x heads; a kernel that starts and ends was measured at about 4 us, in which an
   // H200 reads 18 MB.
   static CascadeCosts of(int32_t num_heads, int32_t num_kv_heads, int32_t head_dim);
 };
+
+// Decode attention takes entries of up to 16 rows (tokens x heads of a kv head), so it reads keys
+// once for so many draft tokens of a slot. At least 1.
+int32_t draft_rows_of(int32_t num_heads, int32_t num_kv_heads);
 
 // Not thread-safe. Allocates nothing once it has seen as many entries.
 class CascadePlan {

@@ -104,10 +104,30 @@ TEST(CascadePlan, ChoosesNothingThatDoesNotPayForItsKernel) {
   check(family.batch, plan);
 }
 
+// Rows of draft tokens of one slot, which decode attention would read four at a time.
+TEST(CascadePlan, CountsReadsOfDraftTokensByTheEntry) {
+  Family family;
+  for (int32_t row = 0; row < 9; ++row) family.batch.entries.push_back({.slot = 3});
+  for (int32_t row = 0; row < 4; ++row) family.batch.entries.push_back({.slot = 5});
+  family.add(-1, 0, 1000, entries_between(0, 9));
+  family.add(-1, 0, 1000, entries_between(9, 13));
+  CascadeCosts costs = kCosts;
+  costs.rows_per_read = 4;
+  CascadePlan plan;
+  plan.choose(family.batch, costs);
+  check(family.batch, plan);
+  EXPECT_EQ(plan.segments().size(), 1u);  // the second's rows are one read
+  EXPECT_EQ(plan.saved_tokens(), 2 * 1000 - 9 * 8);
+  EXPECT_EQ(draft_rows_of(32, 8), 4);
+  EXPECT_EQ(draft_rows_of(8, 8), 16);
+  EXPECT_EQ(draft_rows_of(64, 2), 1);
+}
+
 TEST(CascadePlan, CostsOfTheShape) {
   const CascadeCosts costs = CascadeCosts::of(32, 8, 128);
   EXPECT_EQ(costs.tokens_per_part, 8);
   EXPECT_EQ(costs.tokens_per_step, (18 << 20) / 4096);
+  EXPECT_EQ(costs.rows_per_read, 4);
 }
 
 // Random families of nested entry sets.

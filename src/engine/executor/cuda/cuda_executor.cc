@@ -25,10 +25,10 @@ constexpr int64_t kBytesPerGraph = 1 << 20;
 // What the driver and libraries take after start: kernels loaded at first use.
 constexpr int64_t kLaterBytes = int64_t{512} << 20;
 
-int64_t num_graph_sizes(int32_t max_slots) {
+int64_t num_graph_sizes(int32_t max_entries) {
   int64_t count = 0;
-  for (int32_t entries = 1; entries <= max_slots; ++count)
-    entries = StepPacker::graph_entries(entries, max_slots) + 1;
+  for (int32_t entries = 1; entries <= max_entries; ++count)
+    entries = StepPacker::graph_rows(entries, max_entries) + 1;
   return count;
 }
 
@@ -40,6 +40,7 @@ CudaExecutor::CudaExecutor(std::unique_ptr<CudaDecoder> model, const CudaExecuto
       model_(std::move(model)),
       limits_{
           .max_slots = config.max_slots,
+          .max_entries = config.max_slots + config.max_draft_samples,
           .max_tokens = config.max_tokens,
           .max_table_pages = (config.context_length + config.page_size - 1) / config.page_size + 1,
           .window_pages = model_->info().sliding_window > 0},
@@ -59,21 +60,21 @@ Status CudaExecutor::allocate() {
   model_->set_pdl(config_.allow_pdl);
   model_->set_megakernel(config_.megakernel);
   if (config_.deterministic) model_->set_deterministic(config_.context_length);
-  ESP_RETURN_IF_ERROR(model_->reserve(config_.max_tokens, config_.max_slots, config_.page_size));
+  ESP_RETURN_IF_ERROR(model_->reserve(config_.max_tokens, limits_.max_entries, config_.page_size));
   ESP_ASSIGN_OR_RETURN(stream_, cuda::Stream::create());
   ESP_ASSIGN_OR_RETURN(const std::optional<kc::AttentionShape> shared,
                        model_->shared_attention(config_.page_size));
-  CascadeCosts costs;
-  if (shared) costs = CascadeCosts::of(shared->num_heads, shared->num_kv_heads, shared->head_dim);
-  ESP_ASSIGN_OR_RETURN(
-      StepPacker packer,
-      StepPacker::create(limits_, config_.cascade && shared ? &costs : nullptr, stream_));
+  SharedReads reads;
+  if (shared) reads.draft_rows = draft_rows_of(shared->num_heads, shared->num_kv_heads);
+  if (shared && config_.cascade)
+    reads.cascade = CascadeCosts::of(shared->num_heads, shared->num_kv_heads, shared->head_dim);
+  ESP_ASSIGN_OR_RETURN(StepPacker packer, StepPacker::create(limits_, reads, stream_));
   packer_ = std::make_unique<StepPacker>(std::move(packer));
   const int32_t vocab_size = model_->info().vocab_size;
   ESP_ASSIGN_OR_RETURN(SlotTable slots, SlotTable::create(config_.max_slots, vocab_size));
   slots_ = std::make_unique<SlotTable>(std::move(slots));
   ESP_ASSIGN_OR_RETURN(const size_t workspace,
-                       kc::sample_workspace_bytes(config_.max_slots, vocab_size));
+                       kc::sample_workspace_bytes(limits_.max_entries, vocab_size));
   arrays_.workspace_bytes = static_cast<int64_t>(workspace);
   cuda::Arena measured;
   const int64_t logits_stride = samples_ ? model_->logits_stride() : 0;
@@ -89,8 +90,10 @@ Status CudaExecutor::allocate() {
   memory_.weights = model_->info().weight_bytes;
   memory_.scratch = model_->scratch_bytes();
   memory_.steps = packer_->device_bytes() + slots_->device_bytes() + block_.size_bytes();
+  int64_t num_sizes = num_graph_sizes(config_.max_slots);
+  if (config_.max_draft_samples > 0) num_sizes += num_graph_sizes(limits_.max_entries);
   memory_.graphs = config_.graphs
-                       ? (num_graph_sizes(config_.max_slots) * (config_.cascade ? 2 : 1) + 1) *
+                       ? (num_sizes * (config_.cascade ? 2 : 1) + 1) *
                              (kBytesPerGraph + model_->info().num_layers * kBytesPerGraphLayer)
                        : 0;
   return Status();
@@ -107,9 +110,9 @@ Status CudaExecutor::allocate_place(Place& place) {
                        cuda::PinnedBuffer::allocate(measured.used_bytes(), "a step's results"));
   cuda::Arena outputs(place.outputs.data());
   place.results.lay_out(outputs, limits_);
-  ESP_ASSIGN_OR_RETURN(
-      place.masks,
-      cuda::PinnedBuffer::allocate(4ll * config_.max_slots * arrays_.mask_words, "grammar masks"));
+  ESP_ASSIGN_OR_RETURN(place.masks,
+                       cuda::PinnedBuffer::allocate(4ll * limits_.max_entries * arrays_.mask_words,
+                                                    "grammar masks"));
   ESP_ASSIGN_OR_RETURN(place.started, cuda::Event::create(true));
   ESP_ASSIGN_OR_RETURN(place.done, cuda::Event::create(true));
   return Status();
@@ -172,17 +175,19 @@ void CudaExecutor::launch(const ForwardBatch& batch) {
 }
 
 Status CudaExecutor::enqueue(Place& p) {
-  const ForwardBatch& batch = *p.batch;
+  p.rows = &p.draft_rows.expand(*p.batch);
+  if (p.rows != p.batch) ++counts_.verifications;
   ESP_CHECK(kv_ != nullptr, "allocate_kv comes before the first step");
   ESP_RETURN_IF_ERROR(cuda::use_device(model_->device()));
   ESP_RETURN_IF_ERROR(p.started.record(stream_));
   if (samples_) {
-    for (const SlotInit& init : batch.slot_inits) ESP_RETURN_IF_ERROR(slots_->init(init, stream_));
-    p.logprobs = plan_logprobs(batch, *slots_, limits_, p.refused);
+    for (const SlotInit& init : p.batch->slot_inits)
+      ESP_RETURN_IF_ERROR(slots_->init(init, stream_));
+    p.logprobs = plan_logprobs(*p.rows, *slots_, limits_, p.refused);
   }
   p.num_samples = 0;
-  for (const BatchEntry& entry : batch.entries) p.num_samples += entry.sample ? 1 : 0;
-  ESP_ASSIGN_OR_RETURN(p.packed, packer_->pack(batch, p.host, config_.graphs));
+  for (const BatchEntry& entry : p.rows->entries) p.num_samples += entry.sample ? 1 : 0;
+  ESP_ASSIGN_OR_RETURN(p.packed, packer_->pack(*p.batch, *p.rows, p.host, config_.graphs));
   if (p.logprobs.num_wanted > 0) {
     ESP_RETURN_IF_ERROR(cuda::copy_to_device(arrays_.wanted_begin, p.logprobs.wanted_begin.data(),
                                              std::ssize(p.logprobs.wanted_begin) * 4, stream_));
@@ -208,8 +213,9 @@ Status CudaExecutor::run_decode(const PackedStep& packed) {
   if (packed.cascade) ++counts_.cascades;
   if (!config_.graphs) return run();
   const bool long_entry =
-      packed.num_entries == 1 && packed.max_prefix_len >= model_->megakernel_context_max();
-  DecodeGraph& known = graphs_[{packed.num_entries, packed.cascade, long_entry}];
+      packed.num_tokens == 1 && packed.max_prefix_len >= model_->megakernel_context_max();
+  DecodeGraph& known =
+      graphs_[{packed.num_tokens, packed.cascade, long_entry, packed.fresh_positions}];
   if (++known.num_uses == 1) return run();
   if (!known.graph) {
     ESP_ASSIGN_OR_RETURN(known.graph, cuda::Graph::capture(stream_, run));
@@ -231,8 +237,8 @@ Status CudaExecutor::run_any(Place& p) {
 // In blocks of as many rows of logits as there is room for.
 Status CudaExecutor::enqueue_input_logprobs(Place& p) {
   const StepArrays& device = packer_->device();
-  for (int32_t first = 0; first < p.packed.num_input_rows; first += config_.max_slots) {
-    const int32_t rows = std::min(config_.max_slots, p.packed.num_input_rows - first);
+  for (int32_t first = 0; first < p.packed.num_input_rows; first += limits_.max_entries) {
+    const int32_t rows = std::min(limits_.max_entries, p.packed.num_input_rows - first);
     ESP_RETURN_IF_ERROR(model_->logits(p.num_samples + first, rows, arrays_.logits, stream_));
     if (!samples_) continue;
     ESP_RETURN_IF_ERROR(enqueue_logprobs(p, p.num_samples + first,
@@ -332,34 +338,15 @@ void CudaExecutor::provide_masks(uint64_t step, const MaskView& masks) {
   const cuda::Range range("masks");
   Place& p = place(step);
   if (!p.status.ok()) return;
-  p.status = copy_masks(p, masks);
+  auto* host = reinterpret_cast<uint32_t*>(p.masks.data());
+  const MaskedRows rows = pack_masks(*p.rows, masks, arrays_.mask_words, host);
+  const int64_t begin = int64_t{rows.begin} * arrays_.mask_words;
+  p.status = cuda::use_device(model_->device());
+  if (p.status.ok())
+    p.status = cuda::copy_to_device(arrays_.masks + begin, host + begin,
+                                    4ll * (rows.end - rows.begin) * arrays_.mask_words, stream_);
   if (p.status.ok()) p.status = enqueue_sampling(p);
   if (!p.status.ok()) p.status = lose_device(p.status);
-}
-
-// Each masked entry's words to its row; words that the grammar does not know are tokens that may
-// not come.
-Status CudaExecutor::copy_masks(Place& p, const MaskView& masks) {
-  ESP_RETURN_IF_ERROR(cuda::use_device(model_->device()));
-  auto* host = reinterpret_cast<uint32_t*>(p.masks.data());
-  const auto given = static_cast<size_t>(masks.words_per_mask);
-  const size_t kept = std::min(given, static_cast<size_t>(arrays_.mask_words));
-  const uint32_t* from = masks.words.data();
-  int32_t first = -1, row = 0, end = 0;
-  for (const BatchEntry& entry : p.batch->entries) {
-    if (!entry.sample) continue;
-    uint32_t* to = host + static_cast<int64_t>(row++) * arrays_.mask_words;
-    if (!entry.has_mask) continue;
-    std::copy_n(from, kept, to);
-    std::fill(to + kept, to + arrays_.mask_words, 0u);
-    from += given;
-    if (first < 0) first = row - 1;
-    end = row;
-  }
-  if (first < 0) return Status();
-  const int64_t begin = static_cast<int64_t>(first) * arrays_.mask_words;
-  return cuda::copy_to_device(arrays_.masks + begin, host + begin,
-                              4ll * (end - first) * arrays_.mask_words, stream_);
 }
 
 const StepResult& CudaExecutor::wait(uint64_t step) {
@@ -383,7 +370,10 @@ const StepResult& CudaExecutor::wait(uint64_t step) {
   const cuda::Range range("results");
   const auto seconds = p.done.seconds_since(p.started);
   p.result.forward_seconds = seconds ? *seconds : 0;
-  read_results(*p.batch, *slots_, p.logprobs, p.results, p.refused, p.result);
+  const bool expanded = p.rows != p.batch;
+  read_results(*p.rows, *slots_, p.logprobs, p.results, p.refused,
+               expanded ? p.draft_rows.results() : p.result);
+  if (expanded) p.draft_rows.fold(*p.batch, p.result);
   return p.result;
 }
 

@@ -15,6 +15,7 @@
 #include "base/status.h"
 #include "cache/kv_pool.h"
 #include "engine/executor/cuda/cuda_page_copier.h"
+#include "engine/executor/cuda/draft_rows.h"
 #include "engine/executor/cuda/sampling_arrays.h"
 #include "engine/executor/cuda/slot_table.h"
 #include "engine/executor/cuda/step_block.h"
@@ -29,9 +30,10 @@
 namespace espalier {
 
 struct CudaExecutorConfig {
-  int32_t max_slots = 0;       // entries of a step, and slots
-  int32_t max_tokens = 0;      // of a step
-  int32_t context_length = 0;  // of a sequence
+  int32_t max_slots = 0;          // entries of a step, and slots
+  int32_t max_draft_samples = 0;  // of a step; each has a row of logits. 0: no draft tokens
+  int32_t max_tokens = 0;         // of a step
+  int32_t context_length = 0;     // of a sequence
   int32_t page_size = 1;
   bool graphs = true;  // decode steps of sizes that come again are replayed from graphs
   // Prefixes that a batch says its entries share are read once where that is cheaper.
@@ -76,6 +78,7 @@ class CudaExecutor final : public Executor {
   void launch(const ForwardBatch& batch) override;
   void provide_masks(uint64_t step, const MaskView& masks) override;
   const StepResult& wait(uint64_t step) override;
+  int32_t draft_samples_max() const override { return config_.max_draft_samples; }
   // Whether wait() would return at once, or what failed.
   Result<bool> is_done(uint64_t step);
   Status copy_pages(std::span<const PageId> from, std::span<const PageId> to) override;
@@ -85,7 +88,8 @@ class CudaExecutor final : public Executor {
   // So far. A capture is counted when it is made, a replay each time.
   struct Counts {
     int64_t captures = 0, replays = 0;
-    int64_t cascades = 0;  // steps that read shared prefixes once for several entries
+    int64_t cascades = 0;       // steps that read shared prefixes once for several entries
+    int64_t verifications = 0;  // steps with draft tokens
   };
   const Counts& counts() const { return counts_; }
 
@@ -94,6 +98,8 @@ class CudaExecutor final : public Executor {
   static constexpr uint64_t kPlaces = Executor::kMaxInFlight + 1;
   struct Place {
     const ForwardBatch* batch = nullptr;
+    const ForwardBatch* rows = nullptr;  // `batch`, or what draft_rows has made of it
+    DraftRows draft_rows;
     cuda::PinnedBuffer inputs, outputs, masks;
     StepArrays host;
     ResultArrays results;
@@ -123,7 +129,6 @@ class CudaExecutor final : public Executor {
   Status enqueue_samples(Place& place);
   Status enqueue_logprobs(Place& place, int32_t first_row, kernels::cuda::LogprobArgs args);
   Status copy_results(Place& place);
-  Status copy_masks(Place& place, const MaskView& masks);
   Status lose_device(const Status& status);
 
   const CudaExecutorConfig config_;
@@ -139,9 +144,9 @@ class CudaExecutor final : public Executor {
   SamplingArrays arrays_;
 
   std::array<Place, kPlaces> places_;
-  // By entries with padding, cascade, and whether it is one entry too long for the layers' one
-  // kernel.
-  std::map<std::tuple<int32_t, bool, bool>, DecodeGraph> graphs_;
+  // By rows with padding, cascade, whether it is one entry too long for the layers' one kernel,
+  // and fresh positions.
+  std::map<std::tuple<int32_t, bool, bool, int32_t>, DecodeGraph> graphs_;
   MemoryPlan memory_;
   Status lost_;
   Counts counts_;

@@ -88,9 +88,9 @@ Status CudaRanks::set_kv_type(KvType type) {
 }
 
 Status CudaRanks::reserve(const CudaExecutorConfig& config) {
-  if (config.max_slots > kSlotsMax) {
+  if (const int32_t most = kSlotsMax - config.max_draft_samples; config.max_slots > most) {
     return invalid_argument("max_running_requests is {}, but several GPUs take at most {}",
-                            config.max_slots, kSlotsMax);
+                            config.max_slots, most);
   }
   on_device_lost_ = config.on_device_lost;
   ESP_RETURN_IF_ERROR(each("take memory", [&](int32_t rank) -> Status {

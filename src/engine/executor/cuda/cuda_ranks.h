@@ -58,6 +58,7 @@ class CudaRanks final : public Executor {
   void launch(const ForwardBatch& batch) override;
   void provide_masks(uint64_t step, const MaskView& masks) override;
   const StepResult& wait(uint64_t step) override;
+  int32_t draft_samples_max() const override { return executors_.front()->draft_samples_max(); }
   Status copy_pages(std::span<const PageId> from, std::span<const PageId> to) override;
   PageCopier* page_copier() override;
 

@@ -10,7 +10,7 @@
 
 namespace espalier {
 
-// L = max_slots, T = max_tokens.
+// L = max_entries, T = max_tokens.
 struct SamplingArrays {
   float* logits = nullptr;          // [L, logits_stride]
   uint32_t* masks = nullptr;        // [L, mask_words]
@@ -23,9 +23,9 @@ struct SamplingArrays {
 
   // REQUIRES: mask_words and workspace_bytes. From an arena without a block it measures.
   void lay_out(cuda::Arena& arena, const StepLimits& limits, int64_t logits_stride) {
-    logits = arena.take<float>(limits.max_slots * logits_stride);
-    masks = arena.take<uint32_t>(int64_t{limits.max_slots} * mask_words);
-    wanted_begin = arena.take<int32_t>(int64_t{limits.max_slots} + limits.max_tokens + 1);
+    logits = arena.take<float>(limits.max_entries * logits_stride);
+    masks = arena.take<uint32_t>(int64_t{limits.max_entries} * mask_words);
+    wanted_begin = arena.take<int32_t>(int64_t{limits.max_entries} + limits.max_tokens + 1);
     wanted_ids = arena.take<int32_t>(ResultArrays::kWantedCapacity);
     results.lay_out(arena, limits);
     workspace = arena.take<std::byte>(workspace_bytes);

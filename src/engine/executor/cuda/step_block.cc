@@ -10,6 +10,24 @@ namespace {
 // prefix up to a whole context. 4 MiB.
 constexpr int64_t kPageCapacity = 1 << 20;
 
+// Two rows take GEMV kernels, which start late (CudaDecoder's kPdlTokens): of an 8 B shape 4.89 ms
+// a step, and 4.62 with four.
+constexpr int32_t kDraftRowsLeast = 4;
+
+// Rounded up, for a graph is captured with it.
+constexpr int32_t kFreshUnit = 32;
+
+// How far below an entry's prefix_len the same step writes keys, for the rows of draft tokens.
+int32_t fresh_positions(const ForwardBatch& rows) {
+  int32_t most = 0, first_prefix = 0;
+  for (size_t i = 0; i < rows.entries.size(); ++i) {
+    const int32_t prefix_len = rows.entries[i].prefix_len_bound();
+    if (i == 0 || rows.entries[i].slot != rows.entries[i - 1].slot) first_prefix = prefix_len;
+    most = std::max(most, prefix_len - first_prefix);
+  }
+  return (most + kFreshUnit - 1) / kFreshUnit * kFreshUnit;
+}
+
 }  // namespace
 
 int64_t StepLimits::page_capacity() const {
@@ -17,7 +35,7 @@ int64_t StepLimits::page_capacity() const {
 }
 
 void StepArrays::lay_out(cuda::Arena& arena, const StepLimits& limits) {
-  const int64_t entries = limits.max_slots, tokens = limits.max_tokens;
+  const int64_t entries = limits.max_entries, tokens = limits.max_tokens;
   query_begin = arena.take<int32_t>(entries + 1);
   prefix_len = arena.take<int32_t>(entries);
   page_begin = arena.take<int32_t>(entries);
@@ -37,7 +55,7 @@ void StepArrays::lay_out(cuda::Arena& arena, const StepLimits& limits) {
   pages = arena.take<int32_t>(limits.page_capacity());
 }
 
-Result<StepPacker> StepPacker::create(const StepLimits& limits, const CascadeCosts* cascade,
+Result<StepPacker> StepPacker::create(const StepLimits& limits, const SharedReads& reads,
                                       const cuda::Stream& stream) {
   const int64_t entries =
       (limits.window_pages ? 2 : 1) * int64_t{limits.max_slots} * limits.max_table_pages;
@@ -47,8 +65,7 @@ Result<StepPacker> StepPacker::create(const StepLimits& limits, const CascadeCos
         "lower max_running_requests or context_length, or raise page_size",
         limits.max_slots, limits.max_table_pages));
   }
-  StepPacker packer(limits, stream);
-  if (cascade != nullptr) packer.cascade_costs_ = *cascade;
+  StepPacker packer(limits, reads, stream);
   cuda::Arena measured;
   packer.device_.lay_out(measured, limits);
   packer.block_bytes_ = measured.used_bytes();
@@ -65,32 +82,36 @@ Result<StepPacker> StepPacker::create(const StepLimits& limits, const CascadeCos
   return packer;
 }
 
-int32_t StepPacker::graph_entries(int32_t entries, int32_t max_slots) {
-  int32_t rounded = entries;
-  if (entries > 4) {
-    const int32_t step = entries <= 16 ? 4 : entries <= 64 ? 8 : entries <= 256 ? 16 : 32;
-    rounded = (entries + step - 1) / step * step;
+int32_t StepPacker::graph_rows(int32_t rows, int32_t max_rows) {
+  int32_t rounded = rows;
+  if (rows > 4) {
+    const int32_t step = rows <= 16 ? 4 : rows <= 64 ? 8 : rows <= 256 ? 16 : 32;
+    rounded = (rows + step - 1) / step * step;
   }
-  return std::min(rounded, max_slots);
+  return std::min(rounded, max_rows);
 }
 
-Result<PackedStep> StepPacker::pack(const ForwardBatch& batch, const StepArrays& host,
-                                    bool pad_for_graphs) {
-  PackedStep packed{.num_entries = static_cast<int32_t>(batch.entries.size()),
-                    .num_tokens = batch.num_tokens(),
-                    .decode = true};
+Result<PackedStep> StepPacker::pack(const ForwardBatch& batch, const ForwardBatch& rows,
+                                    const StepArrays& host, bool pad_for_graphs) {
+  PackedStep packed{.num_tokens = rows.num_tokens(), .decode = true};
   num_runs_ = 0;
   num_pages_ = 0;
-  for (int32_t i = 0; i < packed.num_entries; ++i) {
-    const BatchEntry& entry = batch.entries[static_cast<size_t>(i)];
-    ESP_RETURN_IF_ERROR(pack_table(batch, entry, host));
-    pack_entry(batch, entry, i, host, packed);
+  for (const BatchEntry& entry : batch.entries) ESP_RETURN_IF_ERROR(pack_table(batch, entry, host));
+  if (reads_.cascade) {
+    cascade_.choose(rows, *reads_.cascade);
+    packed.cascade = !cascade_.empty();
   }
-  host.query_begin[packed.num_entries] = packed.num_tokens;
-  pack_rows(batch, host, packed);
-  pack_cascade(batch, host, packed);
+  if (&rows != &batch) {
+    packed.fresh_positions = fresh_positions(rows);
+    packed.decode_tokens = packed.max_query_tokens = reads_.draft_rows;
+  }
+  pack_entries(rows, host, packed);
+  pack_rows(rows, host, packed);
+  if (packed.cascade) pack_cascade(host);
   if (packed.decode && pad_for_graphs) {
-    pad(graph_entries(packed.num_entries, limits_.max_slots), host, packed);
+    const int32_t least = packed.fresh_positions > 0 ? kDraftRowsLeast : 1;
+    const int32_t most = std::min(limits_.max_entries, limits_.max_tokens);
+    pad(graph_rows(std::max(packed.num_tokens, least), most), host, packed);
   }
   ESP_RETURN_IF_ERROR(bring(host, &packed));
   return packed;
@@ -111,38 +132,54 @@ Status StepPacker::pack_table(const ForwardBatch& batch, const BatchEntry& entry
   }
   const int64_t begin = int64_t{entry.slot} * limits_.max_table_pages + first;
   const int32_t from = entry.page_begin + first;
-  pack_entries(batch.page_tables.data() + from, count, begin, host);
+  pack_pages(batch.page_tables.data() + from, count, begin, host);
   if (window_pages_) {
-    pack_entries(batch.window_page_tables.data() + from, count, table_entries() + begin, host);
+    pack_pages(batch.window_page_tables.data() + from, count, table_entries() + begin, host);
   }
   return Status();
 }
 
-void StepPacker::pack_entries(const PageId* entries, int32_t count, int64_t begin,
-                              const StepArrays& host) {
-  std::copy_n(entries, count, host.pages + num_pages_);
+void StepPacker::pack_pages(const PageId* pages, int32_t count, int64_t begin,
+                            const StepArrays& host) {
+  std::copy_n(pages, count, host.pages + num_pages_);
   host.runs[num_runs_++] = {
       .begin = begin, .source = static_cast<int32_t>(num_pages_), .count = count};
   num_pages_ += count;
 }
 
-void StepPacker::pack_entry(const ForwardBatch& batch, const BatchEntry& entry, int32_t index,
-                            const StepArrays& host, PackedStep& packed) const {
-  host.query_begin[index] = entry.query_begin;
-  // plan_logprobs() refuses a length that only the device knows; what the entry writes at the most
-  // that it can be lies in its own pages.
-  const int32_t prefix_len = entry.prefix_len_bound();
-  host.prefix_len[index] = prefix_len;
-  host.page_begin[index] = entry.slot * limits_.max_table_pages;
-  for (int32_t i = entry.query_begin; i < entry.query_begin + entry.num_query_tokens; ++i) {
-    host.ids[i] = batch.token_ids[static_cast<size_t>(i)];
-    host.token_slots[i] = entry.slot;
+// A row becomes an entry of attention, or joins the one of the row before it: of the same slot its
+// tokens stand behind that row's. Members of shared segments are entries of one row.
+void StepPacker::pack_entries(const ForwardBatch& rows, const StepArrays& host,
+                              PackedStep& packed) {
+  entry_of_row_.clear();
+  SlotId slot = -1;  // of the row before, if others may join it
+  for (size_t row = 0; row < rows.entries.size(); ++row) {
+    const BatchEntry& entry = rows.entries[row];
+    // plan_logprobs() refuses a length that only the device knows; what the entry writes at the
+    // most that it can be lies in its own pages.
+    const int32_t prefix_len = entry.prefix_len_bound();
+    const int32_t end = entry.query_begin + entry.num_query_tokens;
+    const int32_t last = packed.num_entries - 1;
+    const bool is_member = packed.cascade && cascade_.own_begins()[row] > 0;
+    if (is_member || entry.slot != slot || end - host.query_begin[last] > packed.decode_tokens) {
+      host.query_begin[packed.num_entries] = entry.query_begin;
+      host.prefix_len[packed.num_entries] = prefix_len;
+      host.page_begin[packed.num_entries] = entry.slot * limits_.max_table_pages;
+      ++packed.num_entries;
+    }
+    entry_of_row_.push_back(packed.num_entries - 1);
+    slot = is_member ? -1 : entry.slot;
+    for (int32_t i = entry.query_begin; i < end; ++i) {
+      host.ids[i] = rows.token_ids[static_cast<size_t>(i)];
+      host.token_slots[i] = entry.slot;
+    }
+    packed.max_query_tokens = std::max(packed.max_query_tokens, entry.num_query_tokens);
+    packed.max_prefix_len = std::max(packed.max_prefix_len, prefix_len);
+    packed.expanded.add(prefix_len, entry.num_query_tokens);
+    packed.decode &=
+        entry.num_query_tokens == 1 && entry.sample && entry.input_logprob_targets.empty();
   }
-  packed.max_query_tokens = std::max(packed.max_query_tokens, entry.num_query_tokens);
-  packed.max_prefix_len = std::max(packed.max_prefix_len, prefix_len);
-  packed.expanded.add(prefix_len, entry.num_query_tokens);
-  packed.decode &=
-      entry.num_query_tokens == 1 && entry.sample && entry.input_logprob_targets.empty();
+  host.query_begin[packed.num_entries] = packed.num_tokens;
 }
 
 void StepPacker::pack_rows(const ForwardBatch& batch, const StepArrays& host,
@@ -150,7 +187,7 @@ void StepPacker::pack_rows(const ForwardBatch& batch, const StepArrays& host,
   for (const BatchEntry& entry : batch.entries) {
     if (!entry.sample) continue;
     const int32_t row = packed.num_samples++;
-    host.rows[row] = entry.query_begin + entry.num_query_tokens - 1;
+    host.rows[row] = entry.query_begin + entry.last_known();
     host.row_slots[row] = entry.slot;
     host.output_indices[row] = entry.output_index;
     host.has_mask[row] = entry.has_mask ? 1 : 0;
@@ -166,37 +203,42 @@ void StepPacker::pack_rows(const ForwardBatch& batch, const StepArrays& host,
   }
 }
 
-void StepPacker::pack_cascade(const ForwardBatch& batch, const StepArrays& host,
-                              PackedStep& packed) {
-  if (!cascade_costs_) return;
-  cascade_.choose(batch, *cascade_costs_);
-  packed.cascade = !cascade_.empty();
-  if (!packed.cascade) return;
+void StepPacker::pack_cascade(const StepArrays& host) const {
+  const auto entry_of = [&](int32_t row) { return entry_of_row_[static_cast<size_t>(row)]; };
   *host.num_shared_segments = static_cast<int32_t>(cascade_.segments().size());
   for (size_t i = 0; i < cascade_.segments().size(); ++i) {
     host.shared_segments[i] = cascade_.segments()[i];
-    host.shared_segments[i].page_begin = host.page_begin[cascade_.segments()[i].page_begin];
+    host.shared_segments[i].page_begin =
+        host.page_begin[entry_of(cascade_.segments()[i].page_begin)];
   }
-  std::copy(cascade_.members().begin(), cascade_.members().end(), host.shared_members);
-  std::copy(cascade_.places().begin(), cascade_.places().end(), host.shared_places);
-  std::copy(cascade_.own_begins().begin(), cascade_.own_begins().end(), host.own_begins);
+  std::ranges::transform(cascade_.members(), host.shared_members, entry_of);
+  // Rows of one entry are members of nothing, so it does not matter which of them is copied last.
+  constexpr int32_t kPlaces = kernels::cuda::kSegmentsPerEntry * 2;
+  for (size_t row = 0; row < entry_of_row_.size(); ++row) {
+    const int32_t entry = entry_of_row_[row];
+    std::copy_n(cascade_.places().begin() + static_cast<std::ptrdiff_t>(row) * kPlaces, kPlaces,
+                host.shared_places + entry * kPlaces);
+    host.own_begins[entry] = cascade_.own_begins()[row];
+  }
 }
 
-void StepPacker::pad(int32_t entries, const StepArrays& host, PackedStep& packed) const {
-  for (int32_t i = packed.num_entries; i < entries; ++i) {
+void StepPacker::pad(int32_t rows, const StepArrays& host, PackedStep& packed) const {
+  for (int32_t i = packed.num_entries; i < rows; ++i) {
     host.query_begin[i + 1] = packed.num_tokens;
     host.prefix_len[i] = 0;
     host.page_begin[i] = 0;
+    host.own_begins[i] = 0;
+    std::fill_n(host.shared_places + i * kernels::cuda::kSegmentsPerEntry * 2,
+                kernels::cuda::kSegmentsPerEntry * 2, -1);
+  }
+  for (int32_t i = packed.num_tokens; i < rows; ++i) {
     host.ids[i] = 0;
     host.token_slots[i] = 0;
     host.row_slots[i] = -1;
     host.output_indices[i] = 0;
     host.has_mask[i] = 0;
-    host.own_begins[i] = 0;
-    std::fill_n(host.shared_places + i * kernels::cuda::kSegmentsPerEntry * 2,
-                kernels::cuda::kSegmentsPerEntry * 2, -1);
   }
-  packed.num_entries = packed.num_samples = entries;
+  packed.num_entries = packed.num_tokens = packed.num_samples = rows;
 }
 
 Status StepPacker::bring(const StepArrays& host, const PackedStep* packed) const {
@@ -223,8 +265,8 @@ Status StepPacker::bring(const StepArrays& host, const PackedStep* packed) const
     take(host.row_slots, samples);
     take(host.output_indices, samples);
     take(host.has_mask, samples);
-    take(host.ids, packed->decode ? entries : packed->num_tokens);
-    take(host.token_slots, packed->decode ? entries : packed->num_tokens);
+    take(host.ids, packed->num_tokens);
+    take(host.token_slots, packed->num_tokens);
     if (!packed->decode) take(host.rows, samples + packed->num_input_rows);
     if (packed->num_input_rows > 0) take(host.targets, packed->num_input_rows);
     if (packed->cascade) {
@@ -255,7 +297,7 @@ CudaStep StepPacker::step(const PackedStep& packed, const int32_t* slot_tokens) 
               .memberships = device_.shared_places,
               .own_begin = device_.own_begins};
   }
-  // Of a padded decode step the grids cover every entry; its last entries have no tokens.
+  // Of a padded decode step the grids cover every row; its last entries have no tokens.
   CudaStep step{.ids = device_.ids,
                 .token_slots = device_.token_slots,
                 .slot_tokens = slot_tokens,
@@ -264,12 +306,14 @@ CudaStep StepPacker::step(const PackedStep& packed, const int32_t* slot_tokens) 
                             .page_begin = device_.page_begin,
                             .page_tables = reinterpret_cast<const int32_t*>(tables_.data()),
                             .num_entries = packed.num_entries,
-                            .num_tokens = packed.decode ? packed.num_entries : packed.num_tokens,
+                            .num_tokens = packed.num_tokens,
                             .max_query_tokens = packed.max_query_tokens,
                             .shared = shared},
                 .rows = packed.decode ? nullptr : device_.rows,
                 .num_rows = packed.num_samples + packed.num_input_rows,
                 .max_prefix_len = packed.max_prefix_len,
+                .fresh_positions = packed.fresh_positions,
+                .decode_tokens = packed.decode_tokens,
                 .expanded = packed.expanded};
   if (window_pages_) {
     step.window_entries = step.entries;

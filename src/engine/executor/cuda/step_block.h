@@ -1,6 +1,6 @@
 // What a step needs on the device, packed into one pinned block from which one kernel in front of
 // the step takes what it needs: no copy engine stands between two steps. Decode steps are padded to
-// a number of entries for which there is a graph: the added entries have no tokens.
+// a number of tokens for which there is a graph: no entry has the added ones.
 #pragma once
 
 #include <cstdint>
@@ -20,14 +20,16 @@
 namespace espalier {
 
 struct StepLimits {
-  int32_t max_slots = 0;          // entries of a step, and slots
+  int32_t max_slots = 0;
+  int32_t max_entries = 0;        // of a step: a request's, and those of its draft tokens
   int32_t max_tokens = 0;         // of a step
   int32_t max_table_pages = 0;    // of one sequence
   bool window_pages = false;      // room for page tables of layers that see a window
   int64_t page_capacity() const;  // new entries of page tables that one kernel brings
 };
 
-// The block's parts; the same layout in pinned and in device memory. L = max_slots, T = max_tokens.
+// The block's parts; the same layout in pinned and in device memory. L = max_entries, T =
+// max_tokens.
 struct StepArrays {
   int32_t* query_begin = nullptr;     // [L + 1]
   int32_t* prefix_len = nullptr;      // [L]
@@ -53,35 +55,45 @@ struct StepArrays {
 
 // What was packed: how the step is to be run.
 struct PackedStep {
-  int32_t num_entries = 0;  // with padding, as num_tokens and num_samples
+  int32_t num_entries = 0;  // of attention; with padding, as num_tokens and num_samples
   int32_t num_tokens = 0;
   int32_t num_samples = 0;     // rows that are sampled
   int32_t num_input_rows = 0;  // rows whose input log-probabilities are wanted, after those
   int32_t max_query_tokens = 0;
   int32_t max_prefix_len = 0;
+  int32_t fresh_positions = 0, decode_tokens = 1;  // CudaStep's
   ExpandedRows expanded;
   int32_t num_masked = 0;
   bool cascade = false;  // some entries' shared prefixes are read once for all of them
-  bool decode = false;   // one token an entry, all sampled, no input log-probabilities: has graphs
+  // One token a row, all sampled, no input log-probabilities: has graphs.
+  bool decode = false;
+};
+
+// How attention reads the keys of entries that have some in common.
+struct SharedReads {
+  std::optional<CascadeCosts> cascade;  // none: each entry reads its own
+  // Rows of draft tokens that one entry of decode attention takes together.
+  int32_t draft_rows = 1;
 };
 
 // Packs batches and keeps the device's page tables up to date. Not thread-safe.
 class StepPacker {
  public:
   // stream: what the steps run on; borrowed, as all.
-  // cascade: what it costs to read shared prefixes once; null: each entry reads its own.
-  static Result<StepPacker> create(const StepLimits& limits, const CascadeCosts* cascade,
+  static Result<StepPacker> create(const StepLimits& limits, const SharedReads& reads,
                                    const cuda::Stream& stream);
 
   // Whether batches bring page tables for layers that see a window. REQUIRES room for them.
   void set_window_pages(bool on) { window_pages_ = on; }
 
-  // The smallest number of entries with a graph that holds `entries`.
-  static int32_t graph_entries(int32_t entries, int32_t max_slots);
+  // The smallest number of rows with a graph that holds `rows`.
+  static int32_t graph_rows(int32_t rows, int32_t max_rows);
 
   // Fills `host` (a pinned block's arrays, which then stay as they are until the step is done) and
-  // enqueues what brings them to the device and into its page tables.
-  Result<PackedStep> pack(const ForwardBatch& batch, const StepArrays& host, bool pad_for_graphs);
+  // enqueues what brings them to the device and into its page tables. rows: the batch's entries as
+  // the device runs them (DraftRows), or `batch` itself.
+  Result<PackedStep> pack(const ForwardBatch& batch, const ForwardBatch& rows,
+                          const StepArrays& host, bool pad_for_graphs);
 
   // The device's arrays as the model takes them.
   CudaStep step(const PackedStep& packed, const int32_t* slot_tokens) const;
@@ -94,18 +106,17 @@ class StepPacker {
     uint64_t version = 0;
     int32_t num_pages = 0;  // on the device
   };
-  StepPacker(const StepLimits& limits, const cuda::Stream& stream)
-      : limits_(limits), stream_(&stream) {}
+  StepPacker(const StepLimits& limits, const SharedReads& reads, const cuda::Stream& stream)
+      : limits_(limits), reads_(reads), stream_(&stream) {}
   Status pack_table(const ForwardBatch& batch, const BatchEntry& entry, const StepArrays& host);
-  void pack_entries(const PageId* entries, int32_t count, int64_t begin, const StepArrays& host);
+  void pack_pages(const PageId* pages, int32_t count, int64_t begin, const StepArrays& host);
   int64_t table_entries() const {  // of one kind of layers
     return int64_t{limits_.max_slots} * limits_.max_table_pages;
   }
-  void pack_entry(const ForwardBatch& batch, const BatchEntry& entry, int32_t index,
-                  const StepArrays& host, PackedStep& packed) const;
+  void pack_entries(const ForwardBatch& rows, const StepArrays& host, PackedStep& packed);
   void pack_rows(const ForwardBatch& batch, const StepArrays& host, PackedStep& packed) const;
-  void pack_cascade(const ForwardBatch& batch, const StepArrays& host, PackedStep& packed);
-  void pad(int32_t entries, const StepArrays& host, PackedStep& packed) const;
+  void pack_cascade(const StepArrays& host) const;
+  void pad(int32_t rows, const StepArrays& host, PackedStep& packed) const;
   // Brings what has been gathered of tables to the device now, and waits: for steps whose cached
   // prefixes are longer than a block holds.
   Status flush_tables(const StepArrays& host);
@@ -113,7 +124,7 @@ class StepPacker {
   Status bring(const StepArrays& host, const PackedStep* packed) const;
 
   StepLimits limits_;
-  std::optional<CascadeCosts> cascade_costs_;
+  SharedReads reads_;
   CascadePlan cascade_;
   const cuda::Stream* stream_;
   cuda::DeviceBuffer block_;
@@ -121,6 +132,7 @@ class StepPacker {
   StepArrays device_;
   int64_t block_bytes_ = 0;
   std::vector<Table> known_;
+  std::vector<int32_t> entry_of_row_;  // of the step that is packed, entries of attention
   bool window_pages_ = false;
   int32_t num_runs_ = 0;
   int64_t num_pages_ = 0;

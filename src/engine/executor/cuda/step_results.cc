@@ -56,18 +56,40 @@ TokenLogprobs logprobs_at(const SamplingSpec& spec, const LogprobPlan& plan,
 }  // namespace
 
 int64_t ResultArrays::top_capacity(const StepLimits& limits) {
-  return std::max<int64_t>(kMostTop, int64_t{kTopPerRow} * (limits.max_slots + limits.max_tokens));
+  return std::max<int64_t>(kMostTop,
+                           int64_t{kTopPerRow} * (limits.max_entries + limits.max_tokens));
 }
 
 void ResultArrays::lay_out(cuda::Arena& arena, const StepLimits& limits) {
-  tokens = arena.take<int32_t>(limits.max_slots);
-  statuses = arena.take<int32_t>(limits.max_slots);
-  logprobs = arena.take<float>(limits.max_slots);
+  tokens = arena.take<int32_t>(limits.max_entries);
+  statuses = arena.take<int32_t>(limits.max_entries);
+  logprobs = arena.take<float>(limits.max_entries);
   input_logprobs = arena.take<float>(limits.max_tokens);
   input_statuses = arena.take<int32_t>(limits.max_tokens);
   top_ids = arena.take<int32_t>(top_capacity(limits));
   top_logprobs = arena.take<float>(top_capacity(limits));
   wanted = arena.take<float>(kWantedCapacity);
+}
+
+MaskedRows pack_masks(const ForwardBatch& batch, const MaskView& masks, int32_t mask_words,
+                      uint32_t* to) {
+  const auto given = static_cast<size_t>(masks.words_per_mask);
+  const size_t kept = std::min(given, static_cast<size_t>(mask_words));
+  const uint32_t* from = masks.words.data();
+  MaskedRows rows{.begin = -1};
+  int32_t row = 0;
+  for (const BatchEntry& entry : batch.entries) {
+    if (!entry.sample) continue;
+    uint32_t* const words = to + static_cast<int64_t>(row++) * mask_words;
+    if (!entry.has_mask) continue;
+    std::copy_n(from, kept, words);
+    std::fill(words + kept, words + mask_words, 0u);
+    from += given;
+    if (rows.begin < 0) rows.begin = row - 1;
+    rows.end = row;
+  }
+  rows.begin = std::max(rows.begin, 0);
+  return rows;
 }
 
 LogprobPlan plan_logprobs(const ForwardBatch& batch, const SlotTable& slots,

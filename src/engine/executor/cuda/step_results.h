@@ -7,13 +7,14 @@
 #include "base/status.h"
 #include "engine/executor/cuda/slot_table.h"
 #include "engine/executor/cuda/step_block.h"
+#include "engine/executor/executor.h"
 #include "seams/step_result.h"
 #include "tensor/cuda/memory.h"
 #include "tensor/cuda/stream.h"
 
 namespace espalier {
 
-// L = max_slots, T = max_tokens.
+// L = max_entries, T = max_tokens.
 struct ResultArrays {
   int32_t* tokens = nullptr;          // [L]: of sampled rows; -1 where there is none
   int32_t* statuses = nullptr;        // [L]: SampleStatus
@@ -39,6 +40,15 @@ struct LogprobPlan {
   std::vector<int32_t> wanted_begin;
   std::vector<int32_t> wanted_ids;
 };
+
+// Sampled rows that have a mask, and what lies between them: [begin, end).
+struct MaskedRows {
+  int32_t begin = 0, end = 0;
+};
+// Writes each masked entry's words to its row of `to` ([rows, mask_words]); words that the grammar
+// does not know are tokens that may not come.
+MaskedRows pack_masks(const ForwardBatch& batch, const MaskView& masks, int32_t mask_words,
+                      uint32_t* to);
 
 // Looks at what the entries ask for. An entry that asks for more than there is room for is put into
 // `refused` ([entries]) with a reason, and gets nothing.
