@@ -282,7 +282,7 @@ void add_grammar_rows(SettingTable& table, EngineConfig& engine) {
                "draft tokens for requests without a grammar, verified by the model's own samples: "
                "NGRAM takes them from the request's text and from recent answers, RADIX from what "
                "other requests said behind the same prefix, COMBINED from whichever was right of "
-               "late; where that is measured to pay; changes no answer; on the CPU");
+               "late; where that is measured to pay; changes no answer");
   table.integer("speculative-num-draft-tokens", engine.speculation.speculative_num_draft_tokens, 1,
                 16, "draft tokens of one request in one step, at most");
   table.integer("speculative-ngram-capacity", engine.speculation.speculative_ngram_capacity, 32,

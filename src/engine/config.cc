@@ -184,11 +184,6 @@ Status check_speculation(const EngineConfig& c) {
       c.speculation.speculative_ngram_capacity > 1 << 26)
     return invalid_argument("speculative_ngram_capacity is {}, but must be 32 to {} tokens",
                             c.speculation.speculative_ngram_capacity, 1 << 26);
-  if (c.speculation.speculative_algorithm != "none" && c.compute.device.starts_with("cuda"))
-    return invalid_argument(
-        "speculative_algorithm is {}, but draft tokens are verified on the CPU alone: leave it "
-        "out, or set device to cpu",
-        c.speculation.speculative_algorithm);
   return Status();
 }
 

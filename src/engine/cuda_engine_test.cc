@@ -83,6 +83,47 @@ TEST_P(EngineCuda, GivesThemInChunksAndOnPagesOfAnySize) {
   check("pages of 16", {.cache = {.page_size = 16}});
 }
 
+// The policy chooses by the time that steps take: requests are asked again until
+// enough draft tokens were accepted.
+template <typename Ask>
+void expect_same_until_drafted(Engine& engine, const Ask& ask) {
+  constexpr int64_t kAcceptedWanted = 100;
+  constexpr int kRoundsMost = 60;
+  for (int round = 0; round < kRoundsMost; ++round) {
+    ask("round " + std::to_string(round));
+    if (engine.stats().speculation.accepted_tokens > kAcceptedWanted) break;
+  }
+  const EngineStats stats = engine.stats();
+  std::printf("%lld draft tokens in %lld verifications, %lld accepted\n",
+              static_cast<long long>(stats.speculation.drafted_tokens),
+              static_cast<long long>(stats.speculation.num_verified),
+              static_cast<long long>(stats.speculation.accepted_tokens));
+  EXPECT_GT(stats.speculation.accepted_tokens, kAcceptedWanted);
+}
+
+TEST_P(EngineCuda, GivesThemWithDraftTokens) {
+  const auto check_drafter = [&](const std::string& drafter, EngineConfig config) {
+    SCOPED_TRACE(drafter);
+    config.compute.device = "cuda";
+    config.model.dtype = "float32";
+    config.speculation.speculative_algorithm = drafter;
+    auto engine = load_golden(GetParam(), config);
+    ASSERT_NE(engine, nullptr);
+    expect_same(answers_alone(*engine), cpu_, "alone");
+    expect_same_until_drafted(*engine, [&](const std::string& round) {
+      expect_same(answers_in_a_crowd(*engine), cpu_, round);
+    });
+  };
+  check_drafter("RADIX", {});
+  EngineConfig narrow;  // a step has less room than draft samples and padding would take
+  narrow.schedule.chunked_prefill_size = 2;
+  narrow.schedule.max_running_requests = 1;
+  check_drafter("RADIX", narrow);
+  check_drafter("COMBINED", {.cache = {.page_size = 5}, .schedule = {.chunked_prefill_size = 7}});
+  check_drafter("NGRAM",
+                {.compute = {.disable_cuda_graph = true, .disable_overlap_schedule = true}});
+}
+
 TEST_P(EngineCuda, GivesThemThroughRetractions) {
   check("a tiny pool",
         {.cache = {.max_total_tokens = 160, .disable_hybrid_swa_memory = true},
@@ -243,6 +284,12 @@ TEST_F(EngineCudaDeterministic, AnswersDependOnTheRequestAlone) {
   check("no graphs", {.compute = {.disable_cuda_graph = true}});
   check("no overlap", {.compute = {.disable_overlap_schedule = true}});
   check("four at once", {.schedule = {.max_running_requests = 4}});
+  for (const char* drafter : {"RADIX", "COMBINED"}) {
+    SCOPED_TRACE(drafter);
+    const auto e = engine({.speculation = {.speculative_algorithm = drafter}});
+    ASSERT_NE(e, nullptr);
+    expect_same_until_drafted(*e, [&](const std::string& round) { same(crowd(*e), round); });
+  }
 }
 
 // Masks are made on the host while the step's forward runs, and its sampling waits for them.

@@ -81,6 +81,7 @@ TEST_P(EngineRanksCuda, GiveTheTokensOfTheCpu) {
         {.cache = {.page_size = 5}, .schedule = {.chunked_prefill_size = 7}});
   if (GetParam() == "mixtral" || GetParam() == "deepseek_v2")
     check("whole experts", {.compute = {.ep_size = 2}});
+  check("draft tokens", {.speculation = {.speculative_algorithm = "COMBINED"}});
 }
 
 INSTANTIATE_TEST_SUITE_P(Models, EngineRanksCuda,

@@ -295,7 +295,7 @@ void BatchBuilder::set_pooling(BatchEntry& entry, const Sequence& sequence) {
 void BatchBuilder::add_shared_prefixes(ForwardBatch& batch) {
   shared_prefixes_.begin();
   for (size_t i = 0; i < batch.entries.size(); ++i)
-    if (batch.entries[i].num_query_tokens == 1)
+    if (batch.entries[i].last_known() == 0)
       shared_prefixes_.add(cache_, running_.at(batch.entries[i].slot).kv.pages,
                            static_cast<int32_t>(i));
   shared_prefixes_.fill(batch);

@@ -14,8 +14,8 @@ namespace espalier {
 // as many entries and nodes.
 class SharedPrefixes {
  public:
-  // begin(), add() for each entry of one token, then fill() writes the batch's shared_prefixes and
-  // shared_entries.
+  // begin(), add() for each entry of one known token, then fill() writes shared_prefixes and
+  // shared_entries of the batch.
   void begin();
   void add(const PrefixCache& cache, const SequencePages& pages, int32_t entry);
   void fill(ForwardBatch& batch);

@@ -25,10 +25,22 @@ void log_memory(const MemoryPlan& plan, const EngineConfig& config) {
       config.cache.max_total_tokens);
 }
 
+// Each has a row of logits and a row of the sampler's scratch: 512 take half a gigabyte with a
+// vocabulary of 128,256. Where they do not suffice for all requests the first of a step have them.
+constexpr int32_t kDraftSamplesMax = 512;
+
+int32_t max_draft_samples(const EngineConfig& c) {
+  if (c.speculation.speculative_algorithm == "none") return 0;
+  return static_cast<int32_t>(std::min<int64_t>(
+      kDraftSamplesMax,
+      int64_t{c.schedule.max_running_requests} * c.speculation.speculative_num_draft_tokens));
+}
+
 CudaExecutorConfig executor_config(const EngineConfig& sizes) {
   const int32_t chunk =
       std::min(sizes.schedule.chunked_prefill_size, sizes.schedule.max_prefill_tokens);
   return {.max_slots = sizes.schedule.max_running_requests,
+          .max_draft_samples = max_draft_samples(sizes),
           .max_tokens = chunk + sizes.schedule.max_running_requests,
           .context_length = sizes.model.context_length,
           .page_size = sizes.cache.page_size,
