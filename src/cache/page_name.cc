@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "cache/sha256.h"
+#include "base/sha256.h"
 
 namespace espalier {
 namespace {

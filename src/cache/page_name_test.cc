@@ -9,9 +9,9 @@
 #include <string>
 #include <vector>
 
+#include "base/sha256.h"
 #include "cache/cache_events.h"
 #include "cache/prefix_cache.h"
-#include "cache/sha256.h"
 
 namespace espalier {
 namespace {

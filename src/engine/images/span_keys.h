@@ -17,7 +17,7 @@
 #include <mutex>
 #include <optional>
 
-#include "cache/sha256.h"
+#include "base/sha256.h"
 #include "seams/forward_batch.h"
 
 namespace espalier {

@@ -8,8 +8,8 @@
 #include <vector>
 
 #include "base/mapped_file.h"
+#include "base/sha256.h"
 #include "cache/kv_pool.h"
-#include "cache/sha256.h"
 
 namespace espalier {
 namespace {
