@@ -1,0 +1,31 @@
+#include "transfer/frame_stream.h"
+
+#include "base/big_endian.h"
+
+namespace espalier::transfer {
+
+Status FrameStream::send(FrameType type, std::string_view payload,
+                         std::span<const std::byte> bytes) {
+  std::string head;
+  append_big_endian(head, payload.size() + bytes.size(), 4);
+  head += static_cast<char>(type);
+  head += payload;
+  ESP_RETURN_IF_ERROR(stream_.write(std::as_bytes(std::span(head)), silence_max_));
+  return bytes.empty() ? Status() : stream_.write(bytes, silence_max_);
+}
+
+Result<FrameStream::Frame> FrameStream::receive(size_t bytes_max) {
+  std::array<char, kFrameHeaderBytes> header{};
+  ESP_RETURN_IF_ERROR(stream_.read(std::as_writable_bytes(std::span(header)), silence_max_));
+  const uint64_t size = read_big_endian(std::string_view(header.data(), 4));
+  if (size > bytes_max)
+    return fail(error(StatusCode::kDataLoss,
+                      "a frame of {} bytes was received where at most {} are expected: is the "
+                      "other side an Espalier server's bootstrap port?",
+                      size, bytes_max));
+  buffer_.resize(size);
+  ESP_RETURN_IF_ERROR(stream_.read(std::as_writable_bytes(std::span(buffer_)), silence_max_));
+  return Frame{static_cast<FrameType>(header[4]), buffer_};
+}
+
+}  // namespace espalier::transfer

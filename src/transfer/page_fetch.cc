@@ -1,0 +1,129 @@
+#include "transfer/page_fetch.h"
+
+#include <algorithm>
+#include <utility>
+
+namespace espalier::transfer {
+namespace {
+
+Status cancelled() { return error(StatusCode::kAborted, "the transfer was cancelled"); }
+
+Status violation(std::string_view what) {
+  return error(StatusCode::kDataLoss,
+               "the prefill server sent {}: is it an Espalier server of this version?", what);
+}
+
+// What the server reports as its failure, or what is wrong with the frame.
+Status unexpected(const FrameStream::Frame& frame) {
+  if (frame.type != FrameType::kFailed) return violation("a frame that does not belong here");
+  ESP_ASSIGN_OR_RETURN(const Failure failure, decode_failure(frame.payload));
+  return {failure.code, failure.message};
+}
+
+}  // namespace
+
+void PageFetch::cancel() {
+  const std::lock_guard lock(mutex_);
+  is_cancelled_ = true;
+  if (stream_ != nullptr) stream_->shutdown();
+}
+
+Result<Fetched> PageFetch::run(const TakePages& take) {
+  auto stream = net::TcpStream::connect(config_.host, config_.port, config_.connect_timeout);
+  if (!stream)
+    return fail(stream.error().with_context(
+        "the prefill server's bootstrap port does not answer (bootstrap_host and bootstrap_port "
+        "of the request)"));
+  FrameStream frames(**stream, config_.silence_max);
+  {
+    const std::lock_guard lock(mutex_);
+    if (is_cancelled_) return fail(cancelled());
+    stream_ = *std::move(stream);
+  }
+  const auto run = [&]() -> Result<Fetched> {
+    ESP_RETURN_IF_ERROR(greet(frames));
+    return receive(frames, take);
+  };
+  Result<Fetched> fetched = run();
+  const std::lock_guard lock(mutex_);
+  if (is_cancelled_) return fail(cancelled());
+  if (!fetched) return fail(fetched.error().with_context("the prompt's transfer failed"));
+  return fetched;
+}
+
+Status PageFetch::greet(FrameStream& frames) {
+  ESP_ASSIGN_OR_RETURN(FrameStream::Frame frame, frames.receive(kControlBytesMax));
+  if (frame.type != FrameType::kChallenge) return unexpected(frame);
+  ESP_ASSIGN_OR_RETURN(const Challenge challenge, decode_challenge(frame.payload));
+  if (challenge.version != kProtocolVersion)
+    return error(StatusCode::kFailedPrecondition,
+                 "the prefill server speaks version {} of the transfer's protocol, the decode "
+                 "server version {}: run the same release on both",
+                 challenge.version, kProtocolVersion);
+  hello_.nonce = draw_nonce();
+  std::string payload = encode(hello_);
+  const Proof proof = prove(config_.token, {"decode", text_of(challenge.nonce), payload});
+  payload.append(proof.begin(), proof.end());
+  ESP_RETURN_IF_ERROR(frames.send(FrameType::kHello, payload));
+  ESP_ASSIGN_OR_RETURN(frame, frames.receive(kControlBytesMax));
+  if (frame.type != FrameType::kAccept) return unexpected(frame);
+  if (!equal(prove(config_.token, {"prefill", text_of(hello_.nonce), text_of(challenge.nonce)}),
+             frame.payload))
+    return error(StatusCode::kUnauthenticated,
+                 "the prefill server's token is another one: start both servers with the same "
+                 "--disaggregation-token");
+  return {};
+}
+
+Result<Fetched> PageFetch::receive(FrameStream& frames, const TakePages& take) const {
+  const size_t bytes_max =
+      std::max<size_t>({kLogprobBytesMax, kPagesFrameBytes, hello_.shape.page_bytes}) + 64;
+  Fetched fetched;
+  uint32_t next_page = hello_.num_cached;
+  while (true) {
+    ESP_ASSIGN_OR_RETURN(const FrameStream::Frame frame, frames.receive(bytes_max));
+    switch (frame.type) {
+      case FrameType::kWait:
+        break;
+      case FrameType::kPages:
+        ESP_RETURN_IF_ERROR(take_pages(frame.payload, take, next_page, fetched));
+        break;
+      case FrameType::kLogprobs: {
+        ESP_ASSIGN_OR_RETURN(InputLogprobs logprobs, decode_logprobs(frame.payload));
+        fetched.logprobs.push_back(std::move(logprobs));
+        break;
+      }
+      case FrameType::kFirst: {
+        ESP_ASSIGN_OR_RETURN(fetched.first, decode_first(frame.payload));
+        ESP_RETURN_IF_ERROR(check_first(fetched.first, next_page));
+        (void)frames.send(FrameType::kTaken, {});  // all is here, whether or not it arrives
+        return fetched;
+      }
+      default:
+        return fail(unexpected(frame));
+    }
+  }
+}
+
+// Pages come in order and without a gap.
+Status PageFetch::take_pages(std::string_view payload, const TakePages& take, uint32_t& next_page,
+                             Fetched& fetched) const {
+  ESP_ASSIGN_OR_RETURN(const PagesView pages, decode_pages(payload));
+  const uint64_t page_bytes = hello_.shape.page_bytes;
+  if (pages.first != next_page || pages.bytes.empty() || pages.bytes.size() % page_bytes != 0)
+    return violation("pages that do not follow those before");
+  if (!take(pages.first, pages.bytes)) return violation("pages that the prompt does not have");
+  next_page += static_cast<uint32_t>(pages.bytes.size() / page_bytes);
+  fetched.num_bytes += std::ssize(pages.bytes);
+  return {};
+}
+
+Status PageFetch::check_first(const FirstToken& first, uint32_t next_page) const {
+  const uint64_t page_size = hello_.shape.page_size;
+  const uint64_t num_pages = (first.num_tokens + page_size - 1) / page_size;
+  if (first.num_tokens < hello_.num_tokens || num_pages != next_page)
+    return violation("the first token before all pages of the prompt");
+  return {};
+}
+
+}  // namespace espalier::transfer

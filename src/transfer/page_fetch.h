@@ -1,0 +1,62 @@
+// The decode server's side: fetches one prompt from a prefill server.
+//
+// run() blocks on a thread of the caller's; cancel() may come from any other, before or meanwhile.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "base/clock.h"
+#include "net/tcp_stream.h"
+#include "transfer/frame_stream.h"
+
+namespace espalier::transfer {
+
+struct PageFetchConfig {
+  std::string host;
+  int port = 0;
+  std::string token;
+  Duration connect_timeout = std::chrono::seconds(5);
+  Duration silence_max = std::chrono::seconds(10);
+};
+
+// All that came with the pages.
+struct Fetched {
+  FirstToken first;
+  std::vector<InputLogprobs> logprobs;
+  int64_t num_bytes = 0;  // of pages
+};
+
+class PageFetch {
+ public:
+  // Stores pages [first, first + bytes.size() / page_bytes); false: it cannot, or needs no more.
+  using TakePages = std::function<bool(uint32_t first, std::span<const std::byte> bytes)>;
+
+  // `hello` without its nonce. Pages from hello.num_cached on are fetched.
+  PageFetch(PageFetchConfig config, Hello hello)
+      : config_(std::move(config)), hello_(std::move(hello)) {}
+
+  // Ok where every page up to FirstToken::num_tokens has been taken. kUnavailable and
+  // kDeadlineExceeded where the server does not answer, has ended or is silent; kDataLoss where it
+  // violates the protocol; else what the server failed with.
+  Result<Fetched> run(const TakePages& take);
+  void cancel();
+
+ private:
+  Status greet(FrameStream& frames);
+  Result<Fetched> receive(FrameStream& frames, const TakePages& take) const;
+  Status take_pages(std::string_view payload, const TakePages& take, uint32_t& next_page,
+                    Fetched& fetched) const;
+  Status check_first(const FirstToken& first, uint32_t next_page) const;
+
+  const PageFetchConfig config_;
+  Hello hello_;
+  std::mutex mutex_;
+  std::unique_ptr<net::TcpStream> stream_;
+  bool is_cancelled_ = false;
+};
+
+}  // namespace espalier::transfer

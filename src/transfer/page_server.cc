@@ -1,0 +1,202 @@
+#include "transfer/page_server.h"
+
+#include <system_error>
+#include <utility>
+
+#include "base/log.h"
+#include "base/thread.h"
+
+namespace espalier::transfer {
+namespace {
+
+constexpr Duration kAcceptInterval = std::chrono::milliseconds(100);
+
+}  // namespace
+
+Result<std::unique_ptr<PageServer>> PageServer::start(const PageServerConfig& config,
+                                                      RoomTable& rooms) {
+  auto listener = net::TcpListener::listen(config.host, config.port);
+  if (!listener)
+    return fail(listener.error().with_context(
+        "the bootstrap port (--disaggregation-bootstrap-port) cannot be opened"));
+  return std::unique_ptr<PageServer>(new PageServer(config, rooms, *std::move(listener)));
+}
+
+PageServer::PageServer(const PageServerConfig& config, RoomTable& rooms,
+                       std::unique_ptr<net::TcpListener> listener)
+    : config_(config), rooms_(rooms), listener_(std::move(listener)), thread_([this] { run(); }) {}
+
+PageServer::~PageServer() {
+  is_stopped_ = true;
+  rooms_.close_all();
+  thread_.join();
+  {
+    const std::lock_guard lock(mutex_);
+    for (const Connection& connection : connections_) connection.stream->shutdown();
+  }
+  reap(/*all=*/true);
+}
+
+TransferStats PageServer::stats() const {
+  const std::lock_guard lock(mutex_);
+  return stats_;
+}
+
+size_t PageServer::num_connections() const {
+  const std::lock_guard lock(mutex_);
+  size_t count = 0;
+  for (const Connection& connection : connections_) count += connection.is_done ? 0 : 1;
+  return count;
+}
+
+void PageServer::run() {
+  set_thread_name("bootstrap");
+  while (!is_stopped_) {
+    if (auto stream = listener_->accept(kAcceptInterval)) add(std::move(stream));
+    reap(/*all=*/false);
+    if (const int num_late = rooms_.close_late(); num_late > 0) {
+      log_warning("no decode server has fetched prompts rooms={} timeout_s={:.0f}", num_late,
+                  to_seconds(config_.room_timeout));
+      const std::lock_guard lock(mutex_);
+      stats_.num_failed += num_late;
+    }
+  }
+}
+
+// Beyond the bound, and where the system has no thread, the connection is closed at once.
+void PageServer::add(std::unique_ptr<net::TcpStream> stream) {
+  const std::lock_guard lock(mutex_);
+  if (connections_.size() >= config_.num_connections_max) return;
+  Connection& connection = connections_.emplace_back(std::move(stream));
+  try {
+    connection.thread = std::thread([this, &connection] { serve(connection); });
+  } catch (const std::system_error&) {
+    connections_.pop_back();
+  }
+}
+
+void PageServer::reap(bool all) {
+  std::list<Connection> gone;
+  {
+    const std::lock_guard lock(mutex_);
+    for (auto it = connections_.begin(); it != connections_.end();) {
+      const auto at = it++;
+      if (all || at->is_done) gone.splice(gone.end(), connections_, at);
+    }
+  }
+  for (Connection& connection : gone) connection.thread.join();
+}
+
+void PageServer::serve(Connection& connection) {
+  set_thread_name("send-pages");
+  const SteadyClock clock;
+  const TimePoint start = clock.now();
+  FrameStream frames(*connection.stream, config_.silence_max);
+  int64_t num_bytes = 0;
+  Status status;
+  if (const Result<Hello> hello = greet(frames); !hello) {
+    status = hello.error();
+  } else if (const auto room = await_room(frames, *hello); !room) {
+    status = room.error();
+  } else {
+    status = send_room(frames, **room, num_bytes);
+    rooms_.remove(hello->key, *room);
+  }
+  if (!status.ok()) {
+    log_warning("a prompt was not transferred: {}", status.to_string());
+    (void)frames.send(FrameType::kFailed, encode(Failure{status.code(), status.message()}));
+  }
+  {
+    const std::lock_guard lock(mutex_);
+    ++(status.ok() ? stats_.num_transfers : stats_.num_failed);
+    stats_.num_bytes += num_bytes;
+    if (status.ok()) stats_.seconds += to_seconds(clock.now() - start);
+  }
+  connection.stream->shutdown();
+  connection.is_done = true;
+}
+
+// Nothing of the greeting is interpreted before its proof has been checked.
+Result<Hello> PageServer::greet(FrameStream& frames) const {
+  const Challenge challenge{.nonce = draw_nonce()};
+  ESP_RETURN_IF_ERROR(frames.send(FrameType::kChallenge, encode(challenge)));
+  ESP_ASSIGN_OR_RETURN(const FrameStream::Frame frame, frames.receive(kControlBytesMax));
+  const size_t proof_bytes = Proof().size();
+  if (frame.type != FrameType::kHello || frame.payload.size() < proof_bytes)
+    return fail(error(StatusCode::kDataLoss,
+                      "no greeting was received: is the caller an Espalier decode server?"));
+  const std::string_view body = frame.payload.substr(0, frame.payload.size() - proof_bytes);
+  if (!equal(prove(config_.token, {"decode", text_of(challenge.nonce), body}),
+             frame.payload.substr(body.size())))
+    return fail(error(StatusCode::kUnauthenticated,
+                      "the decode server's token is another one: start both servers with the same "
+                      "--disaggregation-token"));
+  ESP_ASSIGN_OR_RETURN(const Hello hello, decode_hello(body));
+  if (hello.version != kProtocolVersion)
+    return fail(error(StatusCode::kFailedPrecondition,
+                      "the decode server speaks version {} of the transfer's protocol, the prefill "
+                      "server version {}: run the same release on both",
+                      hello.version, kProtocolVersion));
+  ESP_RETURN_IF_ERROR(check_shapes(config_.shape, hello.shape));
+  const Proof proof =
+      prove(config_.token, {"prefill", text_of(hello.nonce), text_of(challenge.nonce)});
+  ESP_RETURN_IF_ERROR(frames.send(FrameType::kAccept, text_of(proof)));
+  return hello;
+}
+
+Result<std::shared_ptr<Room>> PageServer::await_room(FrameStream& frames, const Hello& hello) {
+  const SteadyClock clock;
+  const TimePoint deadline = clock.now() + config_.room_timeout;
+  std::shared_ptr<Room> room;  // shared with the scheduler, who fills it
+  while ((room = rooms_.join(hello.key, std::min(config_.wait_interval, config_.room_timeout))) ==
+         nullptr) {
+    if (is_stopped_) return fail(error(StatusCode::kUnavailable, "the prefill server is stopping"));
+    if (clock.now() >= deadline)
+      return fail(error(StatusCode::kDeadlineExceeded,
+                        "no request with bootstrap_room {} came to the prefill server within "
+                        "{:.0f} s: send the same request to both servers",
+                        hello.key.room, to_seconds(config_.room_timeout)));
+    ESP_RETURN_IF_ERROR(frames.send(FrameType::kWait, {}));
+  }
+  if (room->prompt().name == hello.prompt && room->prompt().num_tokens == hello.num_tokens) {
+    room->skip_pages(hello.num_cached);
+    return room;
+  }
+  rooms_.remove(hello.key, room);
+  return fail(error(StatusCode::kInvalidArgument,
+                    "the request with bootstrap_room {} has another prompt at the prefill server "
+                    "({} tokens) than at the decode server ({}): send the same request to both",
+                    hello.key.room, room->prompt().num_tokens, hello.num_tokens));
+}
+
+Status PageServer::send_item(FrameStream& frames, const Room::Item& item) {
+  if (const auto* const pages = std::get_if<Room::Pages>(&item))
+    return frames.send(FrameType::kPages, encode_pages_header(pages->first, pages->bytes),
+                       pages->bytes);
+  if (const auto* const logprobs = std::get_if<InputLogprobs>(&item))
+    return frames.send(FrameType::kLogprobs, encode(*logprobs));
+  if (const auto* const first = std::get_if<FirstToken>(&item))
+    return frames.send(FrameType::kFirst, encode(*first));
+  const auto& failure = std::get<Failure>(item);
+  return {failure.code, failure.message};
+}
+
+Status PageServer::send_room(FrameStream& frames, Room& room, int64_t& num_bytes) {
+  while (true) {
+    const std::optional<Room::Item> item = room.next(config_.wait_interval);
+    if (!item) {
+      ESP_RETURN_IF_ERROR(frames.send(FrameType::kWait, {}));
+      continue;
+    }
+    ESP_RETURN_IF_ERROR(send_item(frames, *item));
+    if (const auto* const pages = std::get_if<Room::Pages>(&*item))
+      num_bytes += std::ssize(pages->bytes);
+    if (std::holds_alternative<FirstToken>(*item)) break;
+  }
+  ESP_ASSIGN_OR_RETURN(const FrameStream::Frame frame, frames.receive(kControlBytesMax));
+  return frame.type == FrameType::kTaken
+             ? Status()
+             : error(StatusCode::kDataLoss, "the decode server confirmed nothing");
+}
+
+}  // namespace espalier::transfer

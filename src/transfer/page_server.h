@@ -1,0 +1,83 @@
+// The prefill server's side: listens on the bootstrap port and sends each room to the decode server
+// that asks for it with the shared token. A connection carries one room and has a thread; while
+// there is nothing to send, a frame a second shows either side that the other one lives.
+//
+// Thread-safe. Owns its threads; borrows the rooms.
+#pragma once
+
+#include <atomic>
+#include <condition_variable>
+#include <cstdint>
+#include <list>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <thread>
+
+#include "base/clock.h"
+#include "net/tcp_stream.h"
+#include "transfer/frame_stream.h"
+#include "transfer/room.h"
+
+namespace espalier::transfer {
+
+// Totals since the start.
+struct TransferStats {
+  int64_t num_transfers = 0;  // that ended well
+  int64_t num_failed = 0;
+  int64_t num_bytes = 0;  // of pages
+  double seconds = 0;     // of the transfers that ended well, from connecting to the first token
+};
+
+struct PageServerConfig {
+  std::string host = "127.0.0.1";
+  int port = 0;  // 0: any free one
+  std::string token;
+  KvShape shape;
+  Duration room_timeout = std::chrono::seconds(300);  // a reader waits so long for its room
+  Duration wait_interval = std::chrono::seconds(1);
+  Duration silence_max = std::chrono::seconds(10);
+  size_t num_connections_max = 1024;
+};
+
+class PageServer {
+ public:
+  // Fails where the address cannot be had.
+  static Result<std::unique_ptr<PageServer>> start(const PageServerConfig& config,
+                                                   RoomTable& rooms);
+  ~PageServer();  // ends all connections
+
+  int port() const { return listener_->port(); }
+  TransferStats stats() const;
+  size_t num_connections() const;
+
+ private:
+  struct Connection {
+    explicit Connection(std::unique_ptr<net::TcpStream> s) : stream(std::move(s)) {}
+    const std::unique_ptr<net::TcpStream> stream;
+    std::atomic<bool> is_done = false;
+    std::thread thread;
+  };
+
+  PageServer(const PageServerConfig& config, RoomTable& rooms,
+             std::unique_ptr<net::TcpListener> listener);
+  void run();
+  void add(std::unique_ptr<net::TcpStream> stream);
+  void reap(bool all);
+  void serve(Connection& connection);
+  Result<Hello> greet(FrameStream& frames) const;
+  Result<std::shared_ptr<Room>> await_room(FrameStream& frames, const Hello& hello);
+  Status send_room(FrameStream& frames, Room& room, int64_t& num_bytes);
+  static Status send_item(FrameStream& frames, const Room::Item& item);
+
+  const PageServerConfig config_;
+  RoomTable& rooms_;
+  const std::unique_ptr<net::TcpListener> listener_;
+  std::atomic<bool> is_stopped_ = false;
+  mutable std::mutex mutex_;
+  std::list<Connection> connections_;
+  TransferStats stats_;
+  std::thread thread_;  // last: it uses all of the above
+};
+
+}  // namespace espalier::transfer

@@ -1,0 +1,190 @@
+#include "transfer/room.h"
+
+#include <algorithm>
+#include <utility>
+
+namespace espalier::transfer {
+
+Room::Room(const Prompt& prompt, MemoryCharge charge)
+    : prompt_(prompt), charge_(std::move(charge)) {}
+
+void Room::push(Item item) {
+  items_.push_back(std::move(item));
+  changed_.notify_all();
+}
+
+// Pages of forced tokens come on top of what was charged at first.
+bool Room::reserve(uint64_t num_pages) {
+  const auto bytes = static_cast<int64_t>(num_pages * prompt_.page_bytes);
+  return bytes <= charge_.bytes() || charge_.resize(bytes);
+}
+
+void Room::add_pages(uint32_t first, uint32_t end, const FillPages& fill) {
+  const std::lock_guard lock(mutex_);
+  if (is_ended_ || is_closed_) return;
+  const auto most = std::max<uint32_t>(
+      1, static_cast<uint32_t>(kPagesFrameBytes / std::max<uint64_t>(prompt_.page_bytes, 1)));
+  for (uint32_t at = std::max(first, first_wanted_); at < end;) {
+    const uint32_t count = std::min(most, end - at);
+    Pages pages{.first = at};
+    const bool fits = reserve(at + count);
+    if (fits) pages.bytes.resize(count * prompt_.page_bytes);
+    if (!fits || !fill(at, pages.bytes)) {
+      is_ended_ = true;
+      return push(Failure{fits ? StatusCode::kInternal : StatusCode::kResourceExhausted,
+                          fits ? "the prefill server could not read the computed pages"
+                               : "the prefill server has no memory for more pages on their way: "
+                                 "try again later"});
+    }
+    num_bytes_ += std::ssize(pages.bytes);
+    push(std::move(pages));
+    at += count;
+  }
+}
+
+void Room::add_logprobs(InputLogprobs logprobs) {
+  const std::lock_guard lock(mutex_);
+  if (!is_ended_ && !is_closed_) push(std::move(logprobs));
+}
+
+void Room::end(FirstToken first) {
+  const std::lock_guard lock(mutex_);
+  if (is_closed_ || std::exchange(is_ended_, true)) return;
+  push(std::move(first));
+}
+
+void Room::end(Status why) {
+  const std::lock_guard lock(mutex_);
+  if (is_closed_ || std::exchange(is_ended_, true)) return;
+  items_.clear();  // pages without a first token are of no use
+  num_bytes_ = 0;
+  charge_.release();
+  push(Failure{why.code(), why.message()});
+}
+
+void Room::skip_pages(uint32_t num_cached) {
+  const std::lock_guard lock(mutex_);
+  first_wanted_ = num_cached;
+  for (Item& item : items_) {
+    auto* const pages = std::get_if<Pages>(&item);
+    if (pages == nullptr || pages->first >= num_cached) continue;
+    const size_t skipped =
+        std::min<size_t>((num_cached - pages->first) * prompt_.page_bytes, pages->bytes.size());
+    pages->bytes.erase(pages->bytes.begin(),
+                       pages->bytes.begin() + static_cast<std::ptrdiff_t>(skipped));
+    pages->first = num_cached;
+    num_bytes_ -= static_cast<int64_t>(skipped);
+  }
+  std::erase_if(items_, [](const Item& item) {
+    const auto* const pages = std::get_if<Pages>(&item);
+    return pages != nullptr && pages->bytes.empty();
+  });
+}
+
+std::optional<Room::Item> Room::next(Duration timeout) {
+  std::unique_lock lock(mutex_);
+  changed_.wait_for(lock, timeout, [&] { return !items_.empty() || is_closed_; });
+  if (is_closed_)
+    return Failure{StatusCode::kUnavailable,
+                   "the prefill server closed the room: it is stopping, or the prompt waited too "
+                   "long"};
+  if (items_.empty()) return std::nullopt;
+  Item item = std::move(items_.front());
+  items_.pop_front();
+  if (const auto* const pages = std::get_if<Pages>(&item)) num_bytes_ -= std::ssize(pages->bytes);
+  return item;
+}
+
+void Room::close() {
+  const std::lock_guard lock(mutex_);
+  is_closed_ = true;
+  items_.clear();
+  num_bytes_ = 0;
+  charge_.release();
+  changed_.notify_all();
+}
+
+int64_t Room::num_bytes() const {
+  const std::lock_guard lock(mutex_);
+  return num_bytes_;
+}
+
+RoomTable::RoomTable(int64_t bytes_max, Duration timeout, const Clock& clock)
+    : timeout_(timeout),
+      clock_(clock),
+      account_(std::make_shared<MemoryAccount>("pages to be sent", bytes_max)) {}
+
+Result<std::shared_ptr<Room>> RoomTable::open(const RoomKey& key, const Room::Prompt& prompt,
+                                              uint64_t num_pages) {
+  const std::lock_guard lock(mutex_);
+  if (is_closed_)
+    return fail(error(StatusCode::kUnavailable, "the server is stopping: try another one"));
+  if (rooms_.contains(key))
+    return fail(error(StatusCode::kAlreadyExists,
+                      "bootstrap_room {} is in use by another request: draw a number of 63 bits "
+                      "for each request",
+                      key.room));
+  MemoryCharge charge(account_);
+  if (!charge.resize(static_cast<int64_t>(num_pages * prompt.page_bytes)))
+    return fail(error(StatusCode::kResourceExhausted,
+                      "{} pages wait to be fetched by decode servers, and {} more do not fit: try "
+                      "again later, or add decode servers",
+                      account_->used() / static_cast<int64_t>(prompt.page_bytes), num_pages));
+  auto room = std::make_shared<Room>(prompt, std::move(charge));
+  rooms_.emplace(key, Entry{room, clock_.now() + timeout_});
+  opened_.notify_all();
+  return room;
+}
+
+std::shared_ptr<Room> RoomTable::join(const RoomKey& key, Duration timeout) {
+  std::unique_lock lock(mutex_);
+  const auto found = [&] {
+    const auto it = rooms_.find(key);
+    return is_closed_ || (it != rooms_.end() && !it->second.is_joined);
+  };
+  if (!opened_.wait_for(lock, timeout, found) || is_closed_) return nullptr;
+  Entry& entry = rooms_.at(key);
+  entry.is_joined = true;
+  return entry.room;
+}
+
+void RoomTable::remove(const RoomKey& key, const std::shared_ptr<Room>& room) {
+  room->close();
+  const std::lock_guard lock(mutex_);
+  const auto it = rooms_.find(key);
+  if (it != rooms_.end() && it->second.room == room) rooms_.erase(it);
+  removed_.notify_all();
+}
+
+void RoomTable::wait_empty(Duration timeout) const {
+  std::unique_lock lock(mutex_);
+  removed_.wait_for(lock, timeout, [&] { return rooms_.empty(); });
+}
+
+int RoomTable::close_late() {
+  const std::lock_guard lock(mutex_);
+  const TimePoint now = clock_.now();
+  const size_t num_late = std::erase_if(rooms_, [&](const auto& at) {
+    const bool is_late = !at.second.is_joined && now >= at.second.deadline;
+    if (is_late) at.second.room->close();
+    return is_late;
+  });
+  if (num_late > 0) removed_.notify_all();
+  return static_cast<int>(num_late);
+}
+
+void RoomTable::close_all() {
+  const std::lock_guard lock(mutex_);
+  is_closed_ = true;
+  for (const auto& [key, entry] : rooms_) entry.room->close();
+  rooms_.clear();
+  opened_.notify_all();
+  removed_.notify_all();
+}
+
+size_t RoomTable::num_rooms() const {
+  const std::lock_guard lock(mutex_);
+  return rooms_.size();
+}
+
+}  // namespace espalier::transfer

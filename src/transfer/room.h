@@ -1,0 +1,121 @@
+// A prompt on its way from the prefill server's scheduler to the decode server that fetches it: a
+// queue of pages, log-probabilities and at last the first token. Pages are copied into the room as
+// they are computed, so the cache's pages are free for other prompts at once, and the scheduler
+// never waits for a network. What is sent is freed.
+//
+// Thread-safe: one thread fills a room, one empties it, and any closes it.
+#pragma once
+
+#include <condition_variable>
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <span>
+#include <variant>
+#include <vector>
+
+#include "base/clock.h"
+#include "base/memory_account.h"
+#include "transfer/frame.h"
+
+namespace espalier::transfer {
+
+// Writes pages [first, first + bytes.size() / page_bytes) of the prompt; false: it cannot.
+using FillPages = std::function<bool(uint32_t first, std::span<std::byte> bytes)>;
+
+class Room {
+ public:
+  struct Prompt {
+    PageName name;            // Hello::prompt
+    uint32_t num_tokens = 0;  // without those that a grammar forces
+    uint64_t page_bytes = 0;
+  };
+  struct Pages {
+    uint32_t first = 0;
+    std::vector<std::byte> bytes;
+  };
+  using Item = std::variant<Pages, InputLogprobs, FirstToken, Failure>;
+
+  // The charge covers the pages of the prompt.
+  Room(const Prompt& prompt, MemoryCharge charge);
+
+  const Prompt& prompt() const { return prompt_; }
+
+  // --- The scheduler's side. Calls after the end, and after close(), do nothing.
+  // Pages [first, end) are computed; those that the reader does not want are left out.
+  void add_pages(uint32_t first, uint32_t end, const FillPages& fill);
+  void add_logprobs(InputLogprobs logprobs);
+  void end(FirstToken first);
+  void end(Status why);  // no first token will come
+
+  // --- The reader's side.
+  void skip_pages(uint32_t num_cached);  // leading pages that are not wanted
+  // The next item, in order; none where nothing has come within `timeout`. Nothing follows a first
+  // token or a failure.
+  std::optional<Item> next(Duration timeout);
+  // Frees what the room has; nothing comes any more.
+  void close();
+
+  int64_t num_bytes() const;  // of pages that wait
+
+ private:
+  void push(Item item);
+  bool reserve(uint64_t num_pages);
+
+  const Prompt prompt_;
+  mutable std::mutex mutex_;
+  std::condition_variable changed_;
+  MemoryCharge charge_;
+  std::deque<Item> items_;
+  int64_t num_bytes_ = 0;
+  uint32_t first_wanted_ = 0;
+  bool is_ended_ = false, is_closed_ = false;
+};
+
+// The rooms of a prefill server, by key. A room whose reader does not come within the timeout is
+// closed, and so is one whose prompt has gone. Thread-safe.
+class RoomTable {
+ public:
+  // `bytes_max`: of pages in all rooms together. Borrows the clock.
+  RoomTable(int64_t bytes_max, Duration timeout, const Clock& clock);
+
+  // kAlreadyExists where the key is in use; kResourceExhausted where the pages have no room.
+  Result<std::shared_ptr<Room>> open(const RoomKey& key, const Room::Prompt& prompt,
+                                     uint64_t num_pages);
+  // Takes the room for its one reader; null where there is none (yet).
+  std::shared_ptr<Room> join(const RoomKey& key, Duration timeout);
+  // The key is free again: its reader is done, or nobody will read it.
+  void remove(const RoomKey& key, const std::shared_ptr<Room>& room);
+
+  // Closes the rooms whose reader has not come in time; how many.
+  int close_late();
+  void close_all();  // join() answers null from now on, at once
+
+  // Waits until there is no room, or `timeout` has passed.
+  void wait_empty(Duration timeout) const;
+
+  size_t num_rooms() const;
+  int64_t num_bytes() const { return account_->used(); }
+
+ private:
+  struct Entry {
+    std::shared_ptr<Room> room;  // shared by the scheduler, who fills it, and its reader
+    TimePoint deadline{};
+    bool is_joined = false;
+  };
+
+  const Duration timeout_;
+  const Clock& clock_;
+  const std::shared_ptr<MemoryAccount> account_;
+  mutable std::mutex mutex_;
+  std::condition_variable opened_;
+  mutable std::condition_variable removed_;
+  std::map<RoomKey, Entry> rooms_;
+  bool is_closed_ = false;
+};
+
+}  // namespace espalier::transfer
