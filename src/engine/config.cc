@@ -6,6 +6,7 @@
 #include <random>
 
 #include "cache/eviction.h"
+#include "engine/disaggregation/disaggregation.h"
 #include "engine/replicas/replica_choice.h"
 #include "engine/sampling/params.h"
 #include "engine/scheduler/scheduler.h"
@@ -75,6 +76,7 @@ Status check_fields(const EngineConfig& c) {
   if (const auto policy = parse_eviction_policy(c.cache.radix_eviction_policy); !policy)
     return policy.error();
   ESP_RETURN_IF_ERROR(check_tier_settings(c));
+  ESP_RETURN_IF_ERROR(check_disaggregation(c));
   if (c.sampling.sampling_defaults != "model" && c.sampling.sampling_defaults != "openai")
     return invalid_argument("sampling_defaults is '{}', but must be model or openai",
                             c.sampling.sampling_defaults);

@@ -90,6 +90,18 @@ struct TierSettings {
   double hicache_disk_size_gb = 16;
 };
 
+// Prefill and decode on different servers (engine/disaggregation): what this one does (prefill,
+// decode, or null: both), and where a prefill server listens for decode servers (empty: 127.0.0.1).
+// Both have the same token. A prompt waits `timeout` seconds for the other server.
+struct DisaggregationSettings {
+  std::string disaggregation_mode = "null";
+  std::string disaggregation_transfer_backend = "tcp";
+  std::string disaggregation_host;
+  int32_t disaggregation_bootstrap_port = 8998;
+  std::string disaggregation_token;
+  double disaggregation_timeout = 300;
+};
+
 struct ScheduleSettings {
   int32_t max_running_requests = 0;  // samples at once
   // Unfinished samples may be max_running_requests and this many more; beyond that a request ends
@@ -177,6 +189,7 @@ struct EngineConfig {
   ComputeSettings compute;
   CacheSettings cache;
   TierSettings tiers;
+  DisaggregationSettings disaggregation;
   ScheduleSettings schedule;
   SamplingSettings sampling;
   GrammarSettings grammar;

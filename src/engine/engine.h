@@ -13,6 +13,7 @@
 #include "base/status.h"
 #include "cache/prefix_cache.h"
 #include "engine/config.h"
+#include "engine/disaggregation/stats.h"
 #include "engine/requests/adapters.h"
 #include "engine/requests/join.h"
 #include "engine/requests/request.h"
@@ -117,6 +118,7 @@ struct EngineStats {
   Experts experts;
   Memory memory;
   KvTiersStats tiers;  // without stores where there are no tiers
+  DisaggregationStats disaggregation;
 
   double cache_hit_rate() const {
     return tokens.prompt == 0

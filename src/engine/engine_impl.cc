@@ -109,9 +109,8 @@ EngineImpl::EngineImpl(const EngineConfig& config, Parts parts, CacheParts cache
                                    .num_loaded_max = config.lora.max_loaded_loras,
                                    .bytes_max = config.lora.max_lora_bytes}),
       sessions_(make_sessions(config, parts_, clock_)) {
-  loop_ = std::make_unique<EngineLoop>(config_, parts_.info, *parts_.executor, *cache_parts_.cache,
-                                       cache_parts_.tiers.get(), registry_, *sessions_,
-                                       parts_.tokenizer.get());
+  loop_ = std::make_unique<EngineLoop>(config_, parts_.info, *parts_.executor, cache_parts_,
+                                       registry_, *sessions_, parts_.tokenizer.get());
   if (const WatchdogLimits limits = watchdog_limits(config_); limits.any())
     watchdog_ = std::make_unique<Watchdog>(limits, loop_->progress());
   if (parts_.image_encoder)
@@ -295,6 +294,7 @@ Status check_grammars(const GrammarCompiler* compiler, const Engine::Parts& part
 Result<std::unique_ptr<LiveRequest>> EngineImpl::prepare(GenerateRequest& request, EventSink sink) {
   ESP_RETURN_IF_ERROR(check_shares(config_, request));
   ESP_RETURN_IF_ERROR(check_inputs(request, parts_.info, config_, images_ != nullptr));
+  ESP_RETURN_IF_ERROR(check_bootstrap(config_, request));
   if (request.embed) {
     request.sampling = {.max_new_tokens = 0};
     request.return_logprob = false;  // a vector has none
@@ -353,6 +353,7 @@ Result<std::unique_ptr<LiveRequest>> EngineImpl::prepare(GenerateRequest& reques
   live->tenant = std::move(request.tenant);
   live->tenant_weight = request.tenant_weight;
   live->session = std::move(request.session);
+  live->bootstrap = std::move(request.bootstrap);
   live->prompt_ids = std::move(request.input_ids);
   live->sink = std::move(sink);
   live->arrived = SteadyClock().now();
@@ -503,7 +504,12 @@ Status EngineImpl::continue_generation() {
 
 void EngineImpl::drain(Duration timeout) {
   registry_.close();
-  if (registry_.wait_settled(timeout)) return;
+  const TimePoint deadline = clock_.now() + timeout;
+  if (registry_.wait_settled(timeout)) {
+    if (cache_parts_.disaggregation != nullptr)
+      cache_parts_.disaggregation->drain(deadline - clock_.now());
+    return;
+  }
   abort({}, AbortScope::kAll);
   registry_.wait_settled(std::chrono::hours(24 * 365));
 }
@@ -522,6 +528,8 @@ EngineStats EngineImpl::stats() const {
   s.sessions.num_open = sessions_->num_open();
   s.sessions.bytes = sessions_->num_bytes();
   if (cache_parts_.tiers != nullptr) s.tiers = cache_parts_.tiers->stats();
+  if (cache_parts_.disaggregation != nullptr)
+    s.disaggregation = cache_parts_.disaggregation->stats();
   if (const CacheEventLog* const events = cache_parts_.events.get()) {
     s.cache_events.num_total = static_cast<int64_t>(events->num_events());
     s.cache_events.num_overwritten = static_cast<int64_t>(events->num_overwritten());

@@ -35,18 +35,23 @@ SchedulerConfig scheduler_config(const EngineConfig& c, const Executor& executor
       .conservativeness = c.schedule.schedule_conservativeness};
 }
 
+KvLoader* loader_of(const CacheParts& cache) {
+  KvLoader* const remote =
+      cache.disaggregation != nullptr ? cache.disaggregation->loader() : nullptr;
+  return remote != nullptr ? remote : cache.tiers.get();
+}
+
 }  // namespace
 
 EngineLoop::EngineLoop(const EngineConfig& config, const ModelInfo& info, Executor& executor,
-                       PrefixCache& cache, KvTiers* tiers, RequestRegistry& registry,
-                       SessionTable& sessions, const Tokenizer* tokenizer)
+                       const CacheParts& cache, RequestRegistry& registry, SessionTable& sessions,
+                       const Tokenizer* tokenizer)
     : config_(config),
       executor_(executor),
       cache_(cache),
-      tiers_(tiers),
       watch_(clock_, requests_),
       masks_(tokenizer, requests_.samples(), info.vocab_size, config.grammar.grammar_mask_threads),
-      proposer_(config, requests_, masks_, cache),
+      proposer_(config, requests_, masks_, *cache.cache),
       events_({.requests = requests_,
                .registry = registry,
                .sessions = sessions,
@@ -54,21 +59,24 @@ EngineLoop::EngineLoop(const EngineConfig& config, const ModelInfo& info, Execut
                .proposals = proposer_,
                .watch = watch_,
                .clock = clock_,
-               .pooled = info.pooled}),
-      scheduler_(scheduler_config(config, executor), cache, clock_, events_, &proposer_, tiers),
+               .pooled = info.pooled,
+               .disaggregation = cache.disaggregation.get()}),
+      scheduler_(scheduler_config(config, executor), *cache.cache, clock_, events_, &proposer_,
+                 loader_of(cache)),
       max_sequence_tokens_(std::min(config.model.context_length, scheduler_.max_sequence_tokens())),
-      stats_(scheduler_, cache, events_, registry, clock_),
+      stats_(scheduler_, *cache.cache, events_, registry, clock_),
       handler_({.requests = requests_,
                 .sessions = sessions,
                 .scheduler = scheduler_,
-                .cache = cache,
+                .cache = *cache.cache,
                 .executor = executor,
                 .proposer = proposer_.grammars(),
                 .proposals = proposer_,
                 .events = events_,
                 .stats = stats_,
                 .watch = watch_,
-                .tiers = tiers,
+                .tiers = cache.tiers.get(),
+                .disaggregation = cache.disaggregation.get(),
                 .pooled = info.pooled,
                 .images = info.images,
                 .vocab_size = info.vocab_size,
@@ -79,7 +87,12 @@ EngineLoop::EngineLoop(const EngineConfig& config, const ModelInfo& info, Execut
 EngineLoop::~EngineLoop() {
   inbox_.stop();
   thread_.join();
-  if (tiers_ != nullptr) tiers_->notify(nullptr);
+  notify_loads(nullptr);
+}
+
+void EngineLoop::notify_loads(const std::function<void()>& load_ended) const {
+  if (cache_.tiers != nullptr) cache_.tiers->notify(load_ended);
+  if (cache_.disaggregation != nullptr) cache_.disaggregation->notify(load_ended);
 }
 
 // One turn commits the step before and leaves the next one running; the executor is waited for
@@ -87,7 +100,7 @@ EngineLoop::~EngineLoop() {
 // while its forward runs.
 void EngineLoop::run() {
   set_thread_name("scheduler");
-  if (tiers_ != nullptr) tiers_->notify([this] { inbox_.wake(); });
+  notify_loads([this] { inbox_.wake(); });
   const MemoryReserveScope reserve;
   stats_.publish();
   while (take_inbox()) {  // 1 inbox; parks while there is nothing to do
@@ -137,7 +150,7 @@ Inbox::Park EngineLoop::how_to_park() const {
 // With nothing running, every page is free, or cached and evictable. Any other page is a leak: it
 // is logged once, and the engine goes on with the rest.
 void EngineLoop::report_leak() {
-  const PrefixCacheSizes pages = cache_.sizes();
+  const PrefixCacheSizes pages = cache_.cache->sizes();
   if (pages.in_use() == 0 || std::exchange(leak_reported_, true)) return;
   log_error("kv memory leaked pages={} protected={} total={}", pages.in_use(), pages.protected_,
             pages.total);

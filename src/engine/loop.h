@@ -20,6 +20,7 @@
 #include "engine/requests/request_table.h"
 #include "engine/requests/sessions.h"
 #include "engine/scheduler/scheduler.h"
+#include "engine/startup/cache_parts.h"
 #include "engine/stats_publisher.h"
 #include "engine/tiers/kv_tiers.h"
 #include "engine/watch/loop_watch.h"
@@ -43,10 +44,9 @@ class BatchRing {
 class EngineLoop {
  public:
   // Starts the thread. The references outlive the loop, but for `info`.
-  // `tokenizer` may be null: then no request has a grammar and no token is forced. So may `tiers`:
-  // then nothing is loaded.
+  // `tokenizer` may be null: then no request has a grammar and no token is forced.
   EngineLoop(const EngineConfig& config, const ModelInfo& info, Executor& executor,
-             PrefixCache& cache, KvTiers* tiers, RequestRegistry& registry, SessionTable& sessions,
+             const CacheParts& cache, RequestRegistry& registry, SessionTable& sessions,
              const Tokenizer* tokenizer);
   ~EngineLoop();  // aborts all requests, emits their last events, joins
 
@@ -65,12 +65,12 @@ class EngineLoop {
   void wait_and_commit(ForwardBatch& batch);
   void provide_masks(const ForwardBatch& batch);
   void report_leak();
+  void notify_loads(const std::function<void()>& load_ended) const;
   bool idle() const { return in_flight_ == nullptr && scheduler_.idle(); }
 
   const EngineConfig config_;
   Executor& executor_;
-  PrefixCache& cache_;
-  KvTiers* const tiers_;
+  const CacheParts& cache_;
   SteadyClock clock_;
   RequestTable requests_;
   LoopWatch watch_;

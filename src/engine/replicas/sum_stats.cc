@@ -108,6 +108,11 @@ void add(EngineStats& to, const EngineStats& from) {
   add_counts(to.experts.tokens, from.experts.tokens);
   add(to.memory, from.memory);
   add(to.tiers, from.tiers);
+  using P = DisaggregationStats;
+  add_fields<P, int64_t>(
+      to.disaggregation, from.disaggregation,
+      {&P::num_transfers, &P::num_failed, &P::num_bytes, &P::num_waiting, &P::waiting_bytes});
+  to.disaggregation.seconds += from.disaggregation.seconds;
 }
 
 }  // namespace

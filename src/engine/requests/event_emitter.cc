@@ -80,6 +80,10 @@ void EventEmitter::on_next_logprobs(SequenceId id, TokenLogprobs&& logprobs) {
   parts_.requests.sample(id).event.next_logprobs = std::move(logprobs);
 }
 
+void EventEmitter::on_prefilled(SequenceId id, const PrefillProgress& progress) {
+  parts_.disaggregation->on_prefilled(id, progress);
+}
+
 void EventEmitter::on_pooled(SequenceId id, std::vector<float>&& vector) {
   SampleState& sample = parts_.requests.sample(id);
   sample.event.embedding = std::move(vector);
@@ -92,6 +96,7 @@ void EventEmitter::on_verified(SequenceId id, std::span<const int32_t> entries_b
 }
 
 void EventEmitter::on_finish(SequenceId id, FinishReason reason, const RequestStats& stats) {
+  if (parts_.disaggregation != nullptr) parts_.disaggregation->on_finish(id, reason);
   finish(parts_.requests.sample(id), std::move(reason), stats);
   parts_.requests.remove_sequence(id);
 }

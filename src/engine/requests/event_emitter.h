@@ -10,6 +10,7 @@
 
 #include "base/clock.h"
 #include "engine/constrained/grammar_proposer.h"
+#include "engine/disaggregation/disaggregation.h"
 #include "engine/requests/registry.h"
 #include "engine/requests/request_proposer.h"
 #include "engine/requests/request_table.h"
@@ -36,6 +37,7 @@ class EventEmitter final : public SequenceObserver {
     LoopWatch& watch;
     const Clock& clock;
     std::optional<PooledInfo> pooled;
+    Disaggregation* disaggregation = nullptr;  // null: none
   };
   explicit EventEmitter(const Parts& parts) : parts_(parts) {}
 
@@ -65,6 +67,7 @@ class EventEmitter final : public SequenceObserver {
                                        const RequestStats& stats) override;
   void on_forced_logprobs(SequenceId id, std::vector<TokenLogprobs>&& logprobs) override;
   void on_next_logprobs(SequenceId id, TokenLogprobs&& logprobs) override;
+  void on_prefilled(SequenceId id, const PrefillProgress& progress) override;
   void on_pooled(SequenceId id, std::vector<float>&& vector) override;
   void on_verified(SequenceId id, std::span<const int32_t> entries_by_accepted) override;
   void on_finish(SequenceId id, FinishReason reason, const RequestStats& stats) override;

@@ -202,6 +202,11 @@ Status InboxHandler::add_sequence(LiveRequest& request, int32_t index, int32_t m
   const bool constrained = sample.matcher || !sample.healing.empty();
   if (!constrained && !request.embed) parts_.proposals.start(sample, max_new_tokens);
   const SequenceId id = parts_.requests.add_sequence(sample);
+  const auto handoff = begin_handoff(request, index, id);
+  if (!handoff) {
+    parts_.requests.remove_sequence(std::exchange(sample.sequence, 0));
+    return handoff.error();
+  }
   const Status status = parts_.scheduler.add(
       {.id = id,
        .prompt_ids = request.prompt_ids,
@@ -213,6 +218,7 @@ Status InboxHandler::add_sequence(LiveRequest& request, int32_t index, int32_t m
        .has_spans = request.spans != nullptr,
        .logprob_start_len = request.return_logprob ? request.logprob_start_len : -1,
        .pooled = pooled_tokens(request),
+       .handoff = *handoff,
        .adapter = request.adapter.id(),
        .cache_namespace = request.cache_namespace,
        .tenant = request.tenant,
@@ -220,8 +226,22 @@ Status InboxHandler::add_sequence(LiveRequest& request, int32_t index, int32_t m
        .priority = request.priority,
        .arrived = request.arrived,
        .spans = request.spans});
-  if (!status.ok()) parts_.requests.remove_sequence(std::exchange(sample.sequence, 0));
+  if (status.ok()) return status;
+  if (request.bootstrap)
+    parts_.disaggregation->on_finish(id, {.type = FinishReason::Type::kError, .status = status});
+  parts_.requests.remove_sequence(std::exchange(sample.sequence, 0));
   return status;
+}
+
+Result<Handoff> InboxHandler::begin_handoff(const LiveRequest& request, int32_t index,
+                                            SequenceId id) const {
+  if (!request.bootstrap) return Handoff::kNone;
+  ESP_RETURN_IF_ERROR(parts_.disaggregation->begin({.id = id,
+                                                    .bootstrap = *request.bootstrap,
+                                                    .index = index,
+                                                    .cache_namespace = request.cache_namespace,
+                                                    .tokens = request.prompt_ids}));
+  return parts_.disaggregation->handoff();
 }
 
 void InboxHandler::end(LiveRequest& request, FinishReason::Type type, const Status& why) {

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "cache/prefix_cache.h"
+#include "engine/disaggregation/disaggregation.h"
 #include "engine/executor/executor.h"
 #include "engine/requests/event_emitter.h"
 #include "engine/requests/inbox.h"
@@ -34,7 +35,8 @@ class InboxHandler {
     EventEmitter& events;
     StatsPublisher& stats;
     LoopWatch& watch;
-    const KvTiers* tiers = nullptr;  // null: none
+    const KvTiers* tiers = nullptr;            // null: none
+    Disaggregation* disaggregation = nullptr;  // the same
     std::optional<PooledInfo> pooled;
     std::optional<ImagesInfo> images;
     int32_t vocab_size = 0;
@@ -77,6 +79,7 @@ class InboxHandler {
   static Status check_budget(const LiveRequest& request, int32_t max_new_tokens);
   PooledTokens pooled_tokens(const LiveRequest& request) const;
   Status add_sequence(LiveRequest& request, int32_t index, int32_t max_new_tokens);
+  Result<Handoff> begin_handoff(const LiveRequest& request, int32_t index, SequenceId id) const;
   void end(LiveRequest& request, FinishReason::Type type, const Status& why);
   void abort(LiveRequest& request, const Status& why) {
     end(request, FinishReason::Type::kAbort, why);

@@ -85,6 +85,7 @@ struct LiveRequest {
   std::string tenant;           // empty: cache_namespace
   double tenant_weight = 1;
   std::optional<SessionParams> session;
+  std::optional<Bootstrap> bootstrap;
   bool awaits_tokens = false;   // a TokensMessage is to come
   bool awaits_grammar = false;  // a GrammarMessage is to come
   bool awaits_images = false;   // an ImagesMessage is to come

@@ -40,6 +40,15 @@ struct ImageInput {
   int64_t source_bytes = 0;  // of memory that `read` takes while it waits
 };
 
+// Where a decode server gets a request's prompt computed: the address of the prefill server's
+// bootstrap port (which the prefill server itself ignores), and the number by which the two find
+// each other.
+struct Bootstrap {
+  std::string host;
+  int32_t port = 8998;
+  uint64_t room = 0;
+};
+
 struct GenerateRequest {
   std::string rid;   // empty: the engine makes one
   std::string text;  // used when input_ids is empty
@@ -61,6 +70,7 @@ struct GenerateRequest {
   double tenant_weight = 1;        // of its part, with --fair-share tenant; above 0
   bool add_special_tokens = true;  // of the tokenizer, for `text` (false after a chat template)
   std::optional<SessionParams> session;  // text or input_ids are what is new
+  std::optional<Bootstrap> bootstrap;    // with --disaggregation-mode prefill or decode
   // The text's vector instead of what follows it: embedding, classes or reward, as the model makes
   // them. `sampling` counts for nothing then.
   bool embed = false;

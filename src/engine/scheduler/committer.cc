@@ -56,6 +56,7 @@ void Committer::take_result(Sequence& sequence, const ForwardBatch& batch, const
   if (entry.prefix_len < sequence.prefill_end) {
     if (sequence.state == SequenceState::kRunning) share(sequence);
     if (sequence.num_computed >= sequence.prefill_end) parts_.inflight.remove(sequence);
+    if (sequence.spec.handoff == Handoff::kGive) give(sequence, entry, result);
   }
   if (entry.num_draft_tokens > 0) {
     take_draft_samples(sequence, batch, entry, result);
@@ -140,17 +141,37 @@ void Committer::take_input_logprobs(Sequence& sequence, const BatchEntry& entry,
                                     const EntryResult& result) {
   if (entry.input_logprob_begin < 0) return;
   ESP_CHECK(result.input_logprobs.size() == entry.input_logprob_targets.size());
-  const int32_t first = entry.prefix_len + entry.input_logprob_begin + 1;
+  report_input_logprobs(sequence, entry.prefix_len + entry.input_logprob_begin + 1,
+                        result.input_logprobs);
+}
+
+// Those of positions behind the prompt are of forced tokens.
+void Committer::report_input_logprobs(Sequence& sequence, int32_t first,
+                                      std::span<const TokenLogprobs> logprobs) {
   const auto forced_begin =
-      result.input_logprobs.begin() +
-      std::clamp<std::ptrdiff_t>(sequence.prompt_len - first, 0, std::ssize(result.input_logprobs));
-  if (forced_begin != result.input_logprobs.begin())
-    parts_.observer.on_input_logprobs(
-        sequence.spec.id, first,
-        std::vector<TokenLogprobs>(result.input_logprobs.begin(), forced_begin));
-  if (forced_begin != result.input_logprobs.end())
-    parts_.observer.on_forced_logprobs(
-        sequence.spec.id, std::vector<TokenLogprobs>(forced_begin, result.input_logprobs.end()));
+      logprobs.begin() +
+      std::clamp<std::ptrdiff_t>(sequence.prompt_len - first, 0, std::ssize(logprobs));
+  if (forced_begin != logprobs.begin())
+    parts_.observer.on_input_logprobs(sequence.spec.id, first,
+                                      std::vector<TokenLogprobs>(logprobs.begin(), forced_begin));
+  if (forced_begin != logprobs.end())
+    parts_.observer.on_forced_logprobs(sequence.spec.id,
+                                       std::vector<TokenLogprobs>(forced_begin, logprobs.end()));
+}
+
+void Committer::give(Sequence& sequence, const BatchEntry& entry, const EntryResult& result) {
+  PrefillProgress progress{.pages = sequence.kv.pages.table(),
+                           .num_computed = sequence.num_computed,
+                           .num_tokens = sequence.prefill_end,
+                           .has_token = entry.sample,
+                           .token = result.token,
+                           .token_logprobs = &result.logprobs,
+                           .cached_tokens = sequence.stats.cached_tokens};
+  if (entry.input_logprob_begin >= 0) {
+    progress.first_logprob = entry.prefix_len + entry.input_logprob_begin + 1;
+    progress.logprobs = result.input_logprobs;
+  }
+  parts_.observer.on_prefilled(sequence.spec.id, progress);
 }
 
 void Committer::share(Sequence& sequence) {
@@ -269,6 +290,29 @@ bool Committer::take_first_forced(Sequence& sequence) {
 void Committer::take_loaded(Sequence& sequence, int32_t num_tokens) {
   sequence.num_computed = sequence.num_launched = num_tokens;
   share(sequence);
+}
+
+void Committer::take_prefill(Sequence& sequence, RemotePrefill& prefill) {
+  LogprobRange& due = sequence.logprobs;
+  int32_t next = due.next;
+  const bool follow = std::ranges::all_of(prefill.input_logprobs, [&](const LogprobsFrom& part) {
+    return part.first == std::exchange(next, next + static_cast<int32_t>(part.logprobs.size()));
+  });
+  if (!follow || next != std::max(due.next, due.end))
+    return finish(sequence, {.type = FinishReason::Type::kError,
+                             .status = error(StatusCode::kUnavailable,
+                                             "the prefill server sent log-probabilities of other "
+                                             "tokens: send the same request to both servers")});
+  now_ = parts_.clock.now();
+  for (const LogprobsFrom& part : prefill.input_logprobs)
+    report_input_logprobs(sequence, part.first, part.logprobs);
+  due.next = next;
+  take_loaded(sequence, sequence.num_tokens());
+  parts_.inflight.remove(sequence);
+  sequence.stats.cached_tokens = std::clamp(prefill.cached_tokens, 0, sequence.prompt_len);
+  sequence.num_samples_launched = sequence.num_outputs() + 1;
+  if (take_token(sequence, prefill.token, TokenOrigin::kSampled, std::move(prefill.logprobs)))
+    take_forced(sequence);
 }
 
 void Committer::finish(Sequence& sequence, FinishReason reason) {

@@ -17,6 +17,7 @@
 #include "base/clock.h"
 #include "engine/scheduler/inflight_prefixes.h"
 #include "engine/scheduler/kv_budget.h"
+#include "engine/scheduler/kv_loader.h"
 #include "engine/scheduler/running_set.h"
 #include "engine/scheduler/scheduler.h"
 #include "engine/scheduler/step_counter.h"
@@ -57,6 +58,10 @@ class Committer {
   // A load has filled the first `num_tokens` tokens' pages: others may reuse them.
   void take_loaded(Sequence& sequence, int32_t num_tokens);
 
+  // A prefill server has computed all of the sequence's tokens and sampled the next one, which is
+  // output as if a step had. Fails the sequence where its log-probabilities are not those wanted.
+  void take_prefill(Sequence& sequence, RemotePrefill& prefill);
+
   // Reports the end of a sequence, once. It gets no further entries.
   void finish(Sequence& sequence, FinishReason reason);
 
@@ -75,6 +80,9 @@ class Committer {
                           const EntryResult& result);
   void take_prefill_only(Sequence& sequence, const BatchEntry& entry, const EntryResult& result);
   void take_input_logprobs(Sequence& sequence, const BatchEntry& entry, const EntryResult& result);
+  void report_input_logprobs(Sequence& sequence, int32_t first,
+                             std::span<const TokenLogprobs> logprobs);
+  void give(Sequence& sequence, const BatchEntry& entry, const EntryResult& result);
   void share(Sequence& sequence);
   bool take_token(Sequence& sequence, TokenId token, TokenOrigin origin, TokenLogprobs&& logprobs);
   bool append_token(Sequence& sequence, TokenId token, TokenOrigin origin,

@@ -7,20 +7,52 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <span>
 #include <string_view>
 #include <vector>
 
+#include "base/status.h"
 #include "seams/forward_batch.h"
+#include "seams/sampling.h"
 
 namespace espalier {
+
+// Log-probabilities of positions from `first` on: of the prompt, and of tokens that a grammar
+// forced.
+struct LogprobsFrom {
+  int32_t first = 0;
+  std::vector<TokenLogprobs> logprobs;
+};
+
+// What a prefill server computed besides the keys and values of all of a sequence's tokens.
+struct RemotePrefill {
+  std::vector<LogprobsFrom> input_logprobs;  // in order, all that the sequence wants
+  TokenId token = 0;                         // sampled behind the tokens
+  TokenLogprobs logprobs;
+  int32_t cached_tokens = 0;  // of the prompt, on the prefill server
+};
+
+// What an entry of a sequence with Handoff::kGive has computed. Spans are valid during the call.
+struct PrefillProgress {
+  std::span<const PageId> pages;  // the sequence's page table
+  int32_t num_computed = 0;       // leading tokens whose keys and values lie in the pages
+  int32_t num_tokens = 0;         // that are computed before the first one is sampled
+  int32_t first_logprob = 0;      // `logprobs` are of the positions from here on
+  std::span<const TokenLogprobs> logprobs;
+  bool has_token = false;  // the first token has been sampled: all that follows
+  TokenId token = 0;
+  const TokenLogprobs* token_logprobs = nullptr;
+  int32_t cached_tokens = 0;
+};
 
 struct LoadRequest {
   SequenceId id = 0;
   std::string_view cache_namespace;
-  std::span<const TokenId> tokens;  // that may be loaded, from the sequence's first on
-  int32_t num_cached = 0;           // of these, already in the sequence's pages
-  std::span<const PageId> pages;    // the sequence's page table; in start() it covers `tokens`
+  // That may be loaded, from the sequence's first on: with Handoff::kTake all that there are.
+  std::span<const TokenId> tokens;
+  int32_t num_cached = 0;         // of these, already in the sequence's pages
+  std::span<const PageId> pages;  // the sequence's page table; in start() it covers `tokens`
 };
 
 struct LoadResult {
@@ -29,6 +61,8 @@ struct LoadResult {
   // of the pages behind them are undefined, and their tokens are computed.
   int32_t num_tokens = 0;
   int32_t num_from_host = 0, num_from_storage = 0;  // of them, loaded, by where they came from
+  Status status;                                    // a failure ends the sequence
+  std::unique_ptr<RemotePrefill> prefill;  // of Handoff::kTake: then all tokens are resident
 };
 
 class KvLoader {

@@ -94,6 +94,8 @@ Status Scheduler::add(SequenceSpec spec) {
     sequences_.erase(found);
     return Status();
   }
+  if (sequence.spec.handoff == Handoff::kGive)
+    sequence.spec.max_new_tokens = sequence.num_outputs() + 1;
   queue_->add(sequence);
   // It may preempt others, or find its prefix cached.
   if (may_preempt() || orders_by_prefix(config_.policy)) admission_retry_step_ = 0;
@@ -240,16 +242,25 @@ bool Scheduler::try_admit(Sequence& sequence) {
   return true;
 }
 
-// Whole pages beyond the cached ones, as far as the loader has them and memory lasts.
+// Whole pages beyond the cached ones, as far as the loader has them and memory lasts; of a sequence
+// that a prefill server computes, all.
 bool Scheduler::start_load(Sequence& sequence) {
+  const bool takes_all = sequence.spec.handoff == Handoff::kTake;
+  const int32_t most = takes_all ? sequence.num_tokens() : sequence.match_limit();
   LoadRequest request{.id = sequence.spec.id,
                       .cache_namespace = sequence.spec.cache_namespace,
-                      .tokens = sequence.first_tokens(sequence.match_limit()),
+                      .tokens = sequence.first_tokens(most),
                       .num_cached = sequence.num_computed,
                       .pages = sequence.kv.pages.table()};
-  const int32_t available = std::min(loader_->num_available(request), sequence.match_limit());
-  const int32_t end = available - available % cache_.page_size();
-  if (end <= request.num_cached || !budget_->grow(sequence, end)) return false;
+  const int32_t available = std::min(loader_->num_available(request), most);
+  const int32_t end = takes_all ? available : available - available % cache_.page_size();
+  if (end <= request.num_cached || !budget_->grow(sequence, end)) {
+    if (takes_all) {  // without memory for all of it, it is computed here
+      sequence.spec.handoff = Handoff::kNone;
+      loader_->cancel(sequence.spec.id);
+    }
+    return false;
+  }
   request.tokens = sequence.first_tokens(end);
   request.pages = sequence.kv.pages.table();
   sequence.kv.loading_end = end;
@@ -262,7 +273,7 @@ bool Scheduler::start_load(Sequence& sequence) {
 void Scheduler::finish_loads() {
   std::vector<LoadResult> ended;
   loader_->poll(ended);
-  for (const LoadResult& load : ended) {
+  for (LoadResult& load : ended) {
     Sequence& sequence = *sequences_.at(load.id);
     const int32_t end = std::exchange(sequence.kv.loading_end, 0);
     ESP_CHECK(end > 0, "sequence {} has no load in progress", load.id);
@@ -270,15 +281,25 @@ void Scheduler::finish_loads() {
     if (sequence.state == SequenceState::kFinished) {
       retire(sequence);
     } else {
-      ESP_CHECK(load.num_tokens <= end && load.num_tokens % cache_.page_size() == 0);
-      take_load(sequence, load);
+      ESP_CHECK(load.num_tokens <= end &&
+                (load.prefill != nullptr || load.num_tokens % cache_.page_size() == 0));
       running_->start(sequence);
+      take_load(sequence, load);
+      if (sequence.state != SequenceState::kFinished) continue;
+      running_->compact();
+      retire(sequence);
     }
   }
 }
 
-// Of the statistics only prompt tokens count, and of a sequence's first admission.
-void Scheduler::take_load(Sequence& sequence, const LoadResult& load) {
+// Of the statistics only prompt tokens count, and of a sequence's first admission. A prefill server
+// is asked once: what it did not bring is computed here.
+void Scheduler::take_load(Sequence& sequence, LoadResult& load) {
+  if (sequence.spec.handoff == Handoff::kTake) sequence.spec.handoff = Handoff::kNone;
+  if (!load.status.ok())
+    return committer_->finish(
+        sequence, {.type = FinishReason::Type::kError, .status = std::move(load.status)});
+  if (load.prefill != nullptr) return committer_->take_prefill(sequence, *load.prefill);
   const int32_t num_cached = sequence.num_computed;
   if (load.num_tokens <= num_cached) return;
   committer_->take_loaded(sequence, load.num_tokens);

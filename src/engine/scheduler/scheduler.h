@@ -41,11 +41,20 @@ class PrefixCache;
 class RunningSet;
 class WaitQueue;
 struct LoadResult;
+struct PrefillProgress;
 struct PromptShares;
 struct Sequence;
 
 // Which of a text's tokens make its vector, where it is to become one instead of being continued.
 enum class PooledTokens : uint8_t { kNone, kLast, kAll };
+
+// Whether another server has a part in a sequence: what a prefill server computes of it, prompt and
+// first token, goes to a decode server, which generates the rest.
+enum class Handoff : uint8_t {
+  kNone,
+  kGive,  // its keys, values and first sampled token are reported, and then it ends
+  kTake,  // the KvLoader brings them
+};
 
 // Positions of a prompt whose inputs are an encoder's rows, not tokens' embeddings.
 struct PromptSpan {
@@ -73,6 +82,7 @@ struct SequenceSpec {
   bool has_spans = false;          // `spans` is there
   int32_t logprob_start_len = -1;  // prompt positions from here get log-probabilities; -1: none
   PooledTokens pooled = PooledTokens::kNone;  // else max_new_tokens is 0
+  Handoff handoff = Handoff::kNone;           // else max_new_tokens is at least 1
   AdapterId adapter = kNoAdapter;             // its cache_namespace is the adapter's alone
   std::string cache_namespace;                // sequences of different namespaces share nothing
   std::string tenant;                         // of FairShare::kTenant; empty: cache_namespace
@@ -112,6 +122,10 @@ class SequenceObserver {
   // Of a sequence for prefill only whose sampling wants_next_logprobs(), right before its end: the
   // log-probabilities of the token that would follow the prompt.
   virtual void on_next_logprobs(SequenceId, TokenLogprobs&&) {}
+
+  // Of a sequence with Handoff::kGive: what each entry of its prompt has computed. The pages keep
+  // their contents until this call returns.
+  virtual void on_prefilled(SequenceId, const PrefillProgress&) {}
 
   // The vector of a sequence whose spec has `pooled`, right before its end.
   virtual void on_pooled(SequenceId, std::vector<float>&&) {}
@@ -272,7 +286,7 @@ class Scheduler {
   bool may_preempt() const;
   bool start_load(Sequence& sequence);
   void finish_loads();
-  void take_load(Sequence& sequence, const LoadResult& load);
+  void take_load(Sequence& sequence, LoadResult& load);
   bool may_retire(const Sequence& sequence) const;
   void pause(Sequence& sequence);    // it leaves its slot when its last step is committed
   void retract(Sequence& sequence);  // for want of memory

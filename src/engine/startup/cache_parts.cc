@@ -2,6 +2,7 @@
 
 #include <utility>
 
+#include "engine/executor/executor.h"
 #include "engine/startup/model_fingerprint.h"
 #include "engine/tiers/start_tiers.h"
 
@@ -13,12 +14,16 @@ Result<CacheParts> make_cache_parts(const EngineConfig& config, const Engine::Pa
   if (config.cache.num_cache_events > 0)
     made.events =
         std::make_unique<CacheEventLog>(static_cast<size_t>(config.cache.num_cache_events));
-  if (made.events != nullptr || config.tiers.enable_hierarchical_cache) {
+  if (made.events != nullptr || config.tiers.enable_hierarchical_cache ||
+      config.disaggregation.disaggregation_mode != "null") {
     ESP_ASSIGN_OR_RETURN(name_scope, page_name_scope(config, parts.info));
   }
   const MakeTiers make_tiers = parts.make_tiers ? parts.make_tiers : start_tiers;
   ESP_ASSIGN_OR_RETURN(made.tiers,
                        make_tiers(config, parts.info, name_scope, *parts.executor, *made.clock));
+  ESP_ASSIGN_OR_RETURN(made.disaggregation, start_disaggregation(config, parts.info, name_scope,
+                                                                 parts.executor->page_copier(),
+                                                                 *made.clock, made.tiers.get()));
   ESP_ASSIGN_OR_RETURN(
       made.cache,
       parts.make_cache(

@@ -7,6 +7,7 @@
 #include "base/status.h"
 #include "cache/cache_events.h"
 #include "cache/prefix_cache.h"
+#include "engine/disaggregation/disaggregation.h"
 #include "engine/engine.h"
 #include "engine/tiers/kv_tiers.h"
 
@@ -16,8 +17,9 @@ namespace espalier {
 // the clock. The executor, whose pages the tiers' threads copy, outlives all.
 struct CacheParts {
   std::unique_ptr<Clock> clock;
-  std::unique_ptr<KvTiers> tiers;         // null: none
-  std::unique_ptr<CacheEventLog> events;  // null: no events are made
+  std::unique_ptr<KvTiers> tiers;                  // null: none
+  std::unique_ptr<Disaggregation> disaggregation;  // null: none; loads by the tiers, too
+  std::unique_ptr<CacheEventLog> events;           // null: no events are made
   std::unique_ptr<PrefixCache> cache;
 };
 

@@ -87,7 +87,7 @@ class KvTiersTest : public testing::Test {
                 tokens[static_cast<size_t>(i * kTierPageSize)] & 255);
     cache_->finish(std::move(pages),
                    std::span(tokens).first(static_cast<size_t>(ended[0].num_tokens)));
-    return ended[0];
+    return std::move(ended[0]);
   }
 
   ByteDevice device_{kTierPages, kTierPageBytes};

@@ -16,17 +16,10 @@ constexpr double kGigabyte = 1e9;
 
 int64_t bytes_of_gb(double gb) { return static_cast<int64_t>(gb * kGigabyte); }
 
-// What decides the bits of computed keys and values, besides what names have: sums are taken in the
-// order that depends on the instruction set or the GPU and on ranks, and answers must not depend on
-// tiers.
 std::string scope_text(const EngineConfig& config, const PageNameScope& names,
                        const PageCopier& copier) {
-  const auto isa = kernels::resolve_cpu_isa({});
-  std::string processor = copier.device_name();
-  if (processor.empty() && isa) processor = kernels::cpu_isa_name(*isa);
-  return fmt::format("model {}\nlayout {}\ncomputed by {} {} tp_size={} ep_size={}\n",
-                     names.model_fingerprint, names.kv_layout, config.compute.device, processor,
-                     config.compute.tp_size, config.compute.ep_size);
+  return fmt::format("model {}\nlayout {}\ncomputed by {}\n", names.model_fingerprint,
+                     names.kv_layout, computing_name(config, copier));
 }
 
 Result<std::filesystem::path> storage_path(const EngineConfig& config) {
@@ -65,6 +58,15 @@ Result<std::unique_ptr<HostPageStore>> open_host(const EngineConfig& config, con
 }
 
 }  // namespace
+
+// Answers must not depend on tiers, nor on the server that computed a prompt.
+std::string computing_name(const EngineConfig& config, const PageCopier& copier) {
+  const auto isa = kernels::resolve_cpu_isa({});
+  std::string processor = copier.device_name();
+  if (processor.empty() && isa) processor = kernels::cpu_isa_name(*isa);
+  return fmt::format("{} {} tp_size={} ep_size={}", config.compute.device, processor,
+                     config.compute.tp_size, config.compute.ep_size);
+}
 
 Status check_tier_settings(const EngineConfig& c) {
   if (c.tiers.hicache_storage_backend != "none" && c.tiers.hicache_storage_backend != "file")

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <memory>
+#include <string>
 
 #include "base/clock.h"
 #include "base/status.h"
@@ -15,6 +16,10 @@ namespace espalier {
 
 // What hicache settings contradict or lack.
 Status check_tier_settings(const EngineConfig& config);
+
+// What decides the bits of computed keys and values besides model and layout: the order of sums
+// depends on the instruction set or the GPU, and on ranks.
+std::string computing_name(const EngineConfig& config, const PageCopier& copier);
 
 // Opens the stores; null without enable_hierarchical_cache. kUnimplemented where the executor's
 // pages cannot be copied; else the stores' errors. `config` is effective; executor and clock
