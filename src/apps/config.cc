@@ -9,6 +9,7 @@
 #include "base/log.h"
 #include "engine/replicas/replica_choice.h"
 #include "engine/startup/device.h"
+#include "server/authorize.h"
 #include "text/parse/reasoning_parser.h"
 #include "text/parse/tool_call_parser.h"
 
@@ -238,6 +239,24 @@ void add_tier_rows(SettingTable& table, EngineConfig& engine) {
                 "espalier/kv in XDG_CACHE_HOME or ~/.cache");
   table.number("hicache-disk-size", engine.tiers.hicache_disk_size_gb, 0.000001, 1e6,
                "GB that it may take on disk for one model");
+}
+
+void add_disaggregation_rows(SettingTable& table, EngineConfig& engine) {
+  DisaggregationSettings& d = engine.disaggregation;
+  table.choice("disaggregation-mode", d.disaggregation_mode, {"null", "prefill", "decode"},
+               "what this server does of requests with a bootstrap_room: prefill computes their "
+               "prompts for a decode server, decode goes on from there; null: requests have none");
+  table.choice("disaggregation-transfer-backend", d.disaggregation_transfer_backend, {"tcp"},
+               "how keys and values go to the decode server");
+  table.integer("disaggregation-bootstrap-port", d.disaggregation_bootstrap_port, 0, 65535,
+                "where a prefill server listens for decode servers, on the address of host; 0: any "
+                "that is free");
+  shown_default(table.text("disaggregation-token", d.disaggregation_token, "TOKEN",
+                           "that a prefill and a decode server share; needed where the prefill "
+                           "server's host is not this computer alone"),
+                "none");
+  table.number("disaggregation-timeout", d.disaggregation_timeout, 0.001, 86400,
+               "seconds that a prefill server waits for a request's other half");
 }
 
 void add_execution_rows(SettingTable& table, EngineConfig& engine) {
@@ -595,6 +614,7 @@ void add_engine_settings(SettingTable& table, AppConfig& config) {
   add_scheduling_rows(table, config.engine);
   add_cache_rows(table, config);
   add_tier_rows(table, config.engine);
+  add_disaggregation_rows(table, config.engine);
   add_execution_rows(table, config.engine);
   add_logprob_rows(table, config.engine);
   add_grammar_rows(table, config.engine);
@@ -621,13 +641,36 @@ void add_server_settings(SettingTable& table, AppConfig& config) {
 }
 
 namespace {
+Status needs_for(const SettingTable& table, std::vector<std::string_view> names,
+                 std::string_view what) {
+  for (const std::string_view name : names)
+    if (const std::string as = given_as(table, name); !as.empty())
+      return invalid_argument("{} needs {}: without it nothing reads the setting", as, what);
+  return {};
+}
+
+Status check_disaggregation_contradictions(const SettingTable& table, const AppConfig& config) {
+  const DisaggregationSettings& d = config.engine.disaggregation;
+  const std::string& mode = d.disaggregation_mode;
+  if (mode == "prefill" && d.disaggregation_token.empty() &&
+      !server::is_loopback(config.server.host))
+    return invalid_argument(
+        "--disaggregation-mode prefill with --host {} gives keys and values of prompts to every "
+        "caller of the bootstrap port: set the same --disaggregation-token on both servers",
+        config.server.host);
+  if (mode == "null")
+    ESP_RETURN_IF_ERROR(needs_for(table,
+                                  {"disaggregation-transfer-backend", "disaggregation-token"},
+                                  "--disaggregation-mode prefill or decode"));
+  if (mode == "prefill") return {};
+  return needs_for(table, {"disaggregation-bootstrap-port", "disaggregation-timeout"},
+                   "--disaggregation-mode prefill");
+}
+
 // Settings of tiers that no tier reads.
 Status check_tier_contradictions(const SettingTable& table, const EngineConfig& engine) {
-  const auto needs = [&](std::vector<std::string_view> names, std::string_view what) -> Status {
-    for (const std::string_view name : names)
-      if (const std::string as = given_as(table, name); !as.empty())
-        return invalid_argument("{} needs {}: without it nothing reads the setting", as, what);
-    return {};
+  const auto needs = [&](std::vector<std::string_view> names, std::string_view what) {
+    return needs_for(table, std::move(names), what);
   };
   if (!engine.tiers.enable_hierarchical_cache)
     return needs({"hicache-size", "hicache-ratio", "hicache-write-policy",
@@ -669,6 +712,7 @@ Status check_contradictions(const SettingTable& table, const AppConfig& config) 
                                   "without the tree of prefixes the cache has no events"));
   }
   ESP_RETURN_IF_ERROR(check_tier_contradictions(table, engine));
+  ESP_RETURN_IF_ERROR(check_disaggregation_contradictions(table, config));
   if (engine.model.skip_tokenizer_init)
     ESP_RETURN_IF_ERROR(
         exclude("skip-tokenizer-init",

@@ -54,6 +54,7 @@ int run_serve(const std::vector<std::string>& args) {
   ServeSignals signals(block_signals(is_https || !config.server.api_keys_file.empty()));
   signal(SIGPIPE, SIG_IGN);
   signal(SIGXFSZ, SIG_IGN);  // a log file at its largest size ends no requests
+  config.engine.disaggregation.disaggregation_host = config.server.host;
   Result<std::unique_ptr<Engine>> engine = start_engine(config);
   if (!engine) return report(engine.error(), kExitFailure);
   signals.begin_serving();

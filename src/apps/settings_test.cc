@@ -354,6 +354,10 @@ TEST_F(SettingsTest, WhatASwitchMakesMeaninglessContradictsIt) {
             "needs --hicache-storage-backend file"},
            {{"--enable-hicache", "--hicache-size", "1", "--hicache-ratio", "2"},
             "contradicts --hicache-ratio"},
+           {{"--disaggregation-token", "t"}, "needs --disaggregation-mode prefill or decode"},
+           {{"--disaggregation-mode", "decode", "--disaggregation-bootstrap-port", "1"},
+            "needs --disaggregation-mode prefill"},
+           {{"--disaggregation-mode", "prefill", "--host", "0.0.0.0"}, "--disaggregation-token"},
        }) {
     ASSERT_EQ(run(c.args), -1) << error_;
     const Status status = check_contradictions(table_, config_);
@@ -384,6 +388,8 @@ TEST_F(SettingsTest, WhatGoesTogetherIsNoContradiction) {
            {"--grammar-backend", "none", "--disable-jump-forward"},
            {"--enable-hierarchical-cache", "--hicache-storage-backend", "file",
             "--hicache-storage-path", "kv", "--hicache-disk-size", "0.5"},
+           {"--disaggregation-mode", "prefill", "--disaggregation-bootstrap-port", "0"},
+           {"--disaggregation-mode", "decode", "--disaggregation-token", "t"},
            {"--log-requests", "--log-level", "debug"},
            {"--skip-tokenizer-init", "--tokenizer-worker-num", "4"},
            {"--context-length", "4096", "--max-total-tokens", "1024"}}) {

@@ -202,22 +202,23 @@ constexpr Group kGroups[] = {
      "experts-shared-outer-loras"},
     {Rule::kRefused, kValue, "", "one adapter for all requests is the merged weights: merge it",
      "uno-lora-path"},
-    {Rule::kOnlyValue, kValue, "null",
-     "a server does both prefill and decode; start it without this flag", "disaggregation-mode"},
-    {Rule::kNoEffect, kValue, "", "it matters only with --disaggregation-mode",
-     "disaggregation-bootstrap-port disaggregation-decode-allocation-policy "
+    {Rule::kNoEffect, kValue, "",
+     "pages go to the decode server over TCP as they are computed, and it takes what it lacks",
+     "disaggregation-decode-allocation-policy "
      "disaggregation-decode-extra-slots disaggregation-decode-host-receive-threshold "
      "disaggregation-decode-polling-interval disaggregation-decode-retraction-backup "
-     "disaggregation-ib-device disaggregation-transfer-backend optimistic-prefill-attempts "
+     "disaggregation-ib-device optimistic-prefill-attempts"},
+    {Rule::kNoEffect, kValue, "", "pictures are encoded in the process that reads the prompt",
      "sm-group-num pdmux-config-path encoder-bootstrap-port encoder-transfer-backend"},
-    {Rule::kNoEffect, kSwitch, "", "it matters only with --disaggregation-mode",
+    {Rule::kNoEffect, kSwitch, "",
+     "pages go to the decode server over TCP as they are computed, and it takes what it lacks",
      "disaggregation-decode-enable-offload-kvcache disaggregation-decode-enable-radix-cache "
      "disaggregation-enable-kv-checksum enable-adaptive-dispatch-to-encoder"},
     {Rule::kRefused, kSwitch, "",
-     "a server does both prefill and decode; start it without this flag",
+     "a server has one role (--disaggregation-mode); start it without this flag",
      "enable-pdmux enable-pd-role-switch encoder-only"},
     {Rule::kRefused, kValue, "",
-     "a server does both prefill and decode; start it without this flag",
+     "pictures are encoded in the process that reads the prompt; start it without this flag",
      "encoder-urls encoder-register-urls"},
     {Rule::kNoEffect, kValue, "",
      "pictures are preprocessed in this process, and video and audio are not supported",

@@ -74,8 +74,7 @@ TEST_F(SglangFlags, WhatAsksForMoreIsRefusedWithAdvice) {
   const auto adapters = take({"--uno-lora-path", "x"});
   ASSERT_FALSE(adapters.has_value());
   EXPECT_THAT(std::string(adapters.error().message()), HasSubstr("merge it"));
-  EXPECT_FALSE(take({"--disaggregation-mode", "prefill"}).has_value());
-  EXPECT_TRUE(take({"--disaggregation-mode", "null"}).has_value());
+  EXPECT_FALSE(take({"--encoder-urls", "http://x"}).has_value());
 }
 
 TEST_F(SglangFlags, AValueThatIsMissingIsAnError) {

@@ -72,6 +72,7 @@ void write_private_settings(JsonWriter& w, const Context& context, bool admin) {
   path("storage_path", context.config.storage_path);
   path("allowed_local_media_path", context.config.allowed_local_media_path);
   path("hicache_storage_path", e.tiers.hicache_storage_path);
+  w.key("disaggregation_token").null();  // a secret, as the password
   w.key("lora_paths");
   if (admin) {
     w.begin_array();
@@ -170,6 +171,16 @@ void write_picture_settings(JsonWriter& w, const EngineConfig& e) {
       .member("max_image_pixels", e.images.max_image_pixels);
 }
 
+// A prefill server's bootstrap port is the one that was chosen.
+void write_disaggregation_settings(JsonWriter& w, const Engine& engine) {
+  const DisaggregationSettings& d = engine.config().disaggregation;
+  const int32_t port = engine.stats().disaggregation.bootstrap_port;
+  w.member("disaggregation_mode", d.disaggregation_mode)
+      .member("disaggregation_transfer_backend", d.disaggregation_transfer_backend)
+      .member("disaggregation_bootstrap_port", port != 0 ? port : d.disaggregation_bootstrap_port)
+      .member("disaggregation_timeout", d.disaggregation_timeout);
+}
+
 void write_adapter_settings(JsonWriter& w, const Engine& engine) {
   const EngineConfig& e = engine.config();
   w.member("enable_lora", e.lora.enable_lora)
@@ -221,6 +232,7 @@ void write_settings(JsonWriter& w, const Context& context, bool admin) {
   write_engine_settings(w, context.engine.config());
   write_kv_events_setting(w, context);
   write_picture_settings(w, context.engine.config());
+  write_disaggregation_settings(w, context.engine);
   write_adapter_settings(w, context.engine);
   w.member("host", c.host).member("port", c.port);
   w.member("served_model_name", context.model_name).member("weight_version", c.weight_version);

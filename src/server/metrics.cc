@@ -358,6 +358,21 @@ void add_tiers(Figures& f, const EngineStats& s) {
           tiers.pinned_bytes);
 }
 
+void add_disaggregation(Figures& f, const EngineStats& s) {
+  const DisaggregationStats& d = s.disaggregation;
+  if (d.mode == "null") return;
+  f.counter("espalier:disaggregation_transfers_total",
+            "Prompts that went from a prefill server to a decode server.", d.num_transfers);
+  f.counter("espalier:disaggregation_failures_total", "Prompts whose transfer failed.",
+            d.num_failed);
+  f.counter("espalier:disaggregation_bytes_total", "Bytes of pages sent or received.", d.num_bytes);
+  f.counter("espalier:disaggregation_seconds_total", "Time of the transfers that ended well.",
+            d.seconds);
+  f.gauge("espalier:disaggregation_waiting", "Prompts whose transfer is under way.", d.num_waiting);
+  f.gauge("espalier:disaggregation_waiting_bytes", "Bytes of pages that wait to be sent.",
+          d.waiting_bytes);
+}
+
 double ratio(int64_t part, int64_t whole) {
   return whole == 0 ? 0.0 : static_cast<double>(part) / static_cast<double>(whole);
 }
@@ -537,6 +552,7 @@ std::string Metrics::scrape(const Engine& engine, const Http& http) const {
   add_images(f, s);
   add_grammars(f, s);
   add_tiers(f, s);
+  add_disaggregation(f, s);
   add_replicas(f, engine.replicas());
   add_adapters(f, engine);
   add_gpus(f, http.gpus);

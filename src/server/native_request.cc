@@ -3,6 +3,7 @@
 #include <boost/json/array.hpp>
 #include <boost/json/value.hpp>
 
+#include "server/bootstrap_fields.h"
 #include "server/cache_namespace.h"
 #include "server/json_view.h"
 #include "server/session_fields.h"
@@ -23,6 +24,7 @@ struct NativeBody {
   std::optional<int32_t> priority, dimensions;
   std::optional<SessionParams> session;
   std::string session_id;
+  BootstrapFields bootstrap;
   bool return_text_in_logprobs = false;
   bool return_token_origins = false;
   bool stream = false;
@@ -138,9 +140,6 @@ const Fields<NativeBody>& native_fields() {
         refused<B>("require_reasoning"),
         refused<B>("positional_embed_overrides"),
         refused<B>("multi_item_delimiter_indices"),
-        refused<B>("bootstrap_host"),
-        refused<B>("bootstrap_port"),
-        refused<B>("bootstrap_room"),
         refused<B>("background"),
         ignored<B>("modalities"),
         ignored<B>("custom_labels"),
@@ -150,6 +149,7 @@ const Fields<NativeBody>& native_fields() {
         ignored<B>("routed_dp_rank"),
         ignored<B>("conversation_id"),
     };
+    append_bootstrap_fields(f);
     for_each_logprob_field([&](const auto& row) {
       f.push_back(field<B>(std::string(row.name), std::string(row.doc), row.param));
     });
@@ -200,6 +200,7 @@ NativeItem make_item(const NativeBody& body, size_t i, size_t n) {
                                 value_or<std::string>(body.cache_salt, i, {}));
   r.lora = value_or<std::string>(body.lora_path, i, {});
   r.session = session_of(body.session, body.session_id);
+  r.bootstrap = body.bootstrap.at(i);
   return item;
 }
 
@@ -243,6 +244,7 @@ Status check(const NativeBody& body, size_t n) {
   ESP_RETURN_IF_ERROR(body.extra_key.check_size("extra_key", n));
   ESP_RETURN_IF_ERROR(body.cache_salt.check_size("cache_salt", n));
   ESP_RETURN_IF_ERROR(body.lora_path.check_size("lora_path", n));
+  ESP_RETURN_IF_ERROR(body.bootstrap.check_size(n));
   ESP_RETURN_IF_ERROR(check_logprob_sizes(body, n));
   if (!body.sampling.values.empty())
     ESP_RETURN_IF_ERROR(check_samples(n, body.sampling.values[0].n));

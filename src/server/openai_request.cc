@@ -52,9 +52,10 @@ void append_common(Fields<T>& fields, FieldPlaces place) {
   fields.push_back(field<T>("lora_path", "the name of a loaded LoRA adapter", &T::lora_path));
   fields.push_back(session_field<T>(&T::session));
   fields.push_back(session_id_field<T>(&T::session_id));
-  for (const char* name : {"custom_logit_processor", "custom_params", "return_hidden_states",
-                           "return_routed_experts", "return_cached_tokens_details", "images_config",
-                           "bootstrap_host", "bootstrap_port", "bootstrap_room"}) {
+  append_bootstrap_fields(fields);
+  for (const char* name :
+       {"custom_logit_processor", "custom_params", "return_hidden_states", "return_routed_experts",
+        "return_cached_tokens_details", "images_config"}) {
     fields.push_back(refused<T>(name));
   }
   for (const char* name : {"user", "custom_labels", "routed_dp_rank", "data_parallel_rank"}) {
@@ -386,6 +387,7 @@ Status check_common(const OpenAiCommon& common, size_t n) {
   ESP_RETURN_IF_ERROR(common.rid.check_size("rid", n));
   ESP_RETURN_IF_ERROR(common.extra_key.check_size("extra_key", n));
   ESP_RETURN_IF_ERROR(common.lora_path.check_size("lora_path", n));
+  ESP_RETURN_IF_ERROR(common.bootstrap.check_size(n));
   return common.cache_salt.check_size("cache_salt", n);
 }
 
@@ -463,6 +465,7 @@ GenerateRequest OpenAiCommon::make_request(size_t i, size_t n) const {
   request.priority = priority.value_or(0);
   request.sampling = sampling;
   request.session = session_of(session, session_id);
+  request.bootstrap = bootstrap.at(i);
   return request;
 }
 

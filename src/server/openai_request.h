@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "engine/requests/request.h"
+#include "server/bootstrap_fields.h"
 #include "server/json_fields.h"
 
 namespace espalier::server {
@@ -24,6 +25,7 @@ struct OpenAiCommon {
   std::optional<int32_t> priority;
   std::optional<SessionParams> session;
   std::string session_id;
+  BootstrapFields bootstrap;
 
   // The engine's request for prompt i of n, without the prompt.
   GenerateRequest make_request(size_t i, size_t n) const;

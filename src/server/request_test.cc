@@ -355,6 +355,32 @@ TEST(CacheNamespace, DifferentKeysAndSaltsNeverMeet) {
 }
 
 // As deep as the schemas that grammars take.
+// Where one room is given for a batch, prompts have the rooms from there on, as SGLang has it.
+TEST(Bootstrap, FieldsReachTheEngine) {
+  bool malformed = false;
+  const auto native = parse_native(
+      R"({"text":["a","b"],"bootstrap_host":"h","bootstrap_port":[1,null],"bootstrap_room":7})",
+      malformed);
+  ASSERT_TRUE(native) << native.error().to_string();
+  ASSERT_EQ(native->items.size(), 2u);
+  for (size_t i = 0; i < 2; ++i) {
+    const auto& bootstrap = native->items[i].request.bootstrap;
+    ASSERT_TRUE(bootstrap);
+    EXPECT_EQ(bootstrap->host, "h");
+    EXPECT_EQ(bootstrap->port, i == 0 ? 1 : 8998);
+    EXPECT_EQ(bootstrap->room, 7 + i);
+  }
+  const auto openai =
+      parse_completion(R"({"prompt":"x","bootstrap_host":"h","bootstrap_room":[9]})", malformed);
+  ASSERT_TRUE(openai) << openai.error().to_string();
+  const auto bootstrap = openai->make_request(0, 1).bootstrap;
+  ASSERT_TRUE(bootstrap);
+  EXPECT_EQ(bootstrap->room, 9u);
+  EXPECT_FALSE(parse_completion(R"({"prompt":"x","bootstrap_room":"y"})", malformed));
+  const auto without = parse_completion(R"({"prompt":"x"})", malformed);
+  EXPECT_FALSE(without->make_request(0, 1).bootstrap);
+}
+
 TEST(RequestFuzz, FiveHundredLevelsAreRead) {
   const int kLevels = 500;
   std::string schema = R"({"type":"null"})";
