@@ -50,7 +50,15 @@ void add_worker_rows(SettingTable& table, router::RouterConfig& router) {
       table.list("worker", router.sources.urls, "URL",
                  "a worker, http://HOST:PORT or https; each use adds one, or several behind it");
   urls.takes_several = true;
-  urls.aliases = {"worker-urls"};
+  urls.aliases = {"worker-urls", "decode"};
+  Setting& prefill =
+      table.list("prefill", router.sources.prefill, "URL [PORT]",
+                 "a prefill worker and its bootstrap port (8998): it computes the prompts of "
+                 "requests whose answers the workers of decode generate");
+  prefill.takes_several = true;
+  table.toggle("pd-disaggregation", router.sources.pairs,
+               "prefill and decode workers answer requests in pairs; so it is wherever prefill "
+               "names a worker");
   table.path("worker-file", router.sources.file,
              "file of one worker url a line; it is read again when it changes");
   table.list("worker-dns", router.sources.dns, "HOST:PORT",

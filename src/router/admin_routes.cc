@@ -40,6 +40,7 @@ json::object describe(const WorkerInfo& worker) {
   return {{"id", worker_id(worker)},
           {"url", worker.url},
           {"models", std::move(models)},
+          {"role", worker.bootstrap_port > 0 ? "prefill" : "serving"},
           {"state", worker_state_name(worker.state)},
           {"is_healthy", worker.state == WorkerState::kHealthy},
           {"circuit_breaker", breaker_name(worker.breaker)},

@@ -31,6 +31,7 @@ Lease& Lease::operator=(Lease&& other) noexcept {
   num_tokens_ = other.num_tokens_;
   num_blocks_shared_ = other.num_blocks_shared_;
   endpoint_ = std::move(other.endpoint_);
+  bootstrap_port_ = other.bootstrap_port_;
   return *this;
 }
 
@@ -53,14 +54,17 @@ Dispatcher::Dispatcher(std::string policy_name, std::unique_ptr<Policy> policy,
       table_(table, clock),
       policy_(std::move(policy)) {}
 
-Result<Lease> Dispatcher::assign(const RoutedRequest& request, std::span<const WorkerSlot> tried) {
+Result<Lease> Dispatcher::assign(const RoutedRequest& request, std::span<const WorkerSlot> tried,
+                                 WorkerRole role) {
   std::lock_guard lock(mutex_);
-  table_.candidates(request.model, tried, candidates_);
-  if (candidates_.empty() && !tried.empty()) table_.candidates(request.model, {}, candidates_);
+  table_.candidates(role, request.model, tried, candidates_);
+  if (candidates_.empty() && !tried.empty())
+    table_.candidates(role, request.model, {}, candidates_);
   if (candidates_.empty())
     return fail(error(StatusCode::kUnavailable,
-                      "no worker can take the request now: each of {} is starting, draining, "
-                      "broken or of another model (GET /workers)",
+                      "no {} can take the request now: each of {} is starting, draining, broken, "
+                      "of another model or of another role (GET /workers)",
+                      role == WorkerRole::kPrefill ? "prefill worker" : "worker",
                       table_.slots().size()));
   Choice choice;
   if (request.session.empty()) {
@@ -79,6 +83,7 @@ Result<Lease> Dispatcher::assign(const RoutedRequest& request, std::span<const W
   lease.num_tokens_ = request.num_tokens;
   lease.num_blocks_shared_ = choice.num_blocks_shared;
   lease.endpoint_ = worker.endpoint;
+  lease.bootstrap_port_ = worker.bootstrap_port;
   return lease;
 }
 
@@ -92,10 +97,12 @@ void Dispatcher::forget_removed() {
   for (const WorkerSlot slot : table_.take_removed()) policy_->forget_worker(slot);
 }
 
-Result<WorkerSlot> Dispatcher::add_worker(const std::string& url, net::Endpoint endpoint) {
+Result<WorkerSlot> Dispatcher::add_worker(const std::string& url, net::Endpoint endpoint,
+                                          int bootstrap_port) {
   std::lock_guard lock(mutex_);
   ESP_ASSIGN_OR_RETURN(const WorkerSlot slot, table_.add(url));
   table_.set_endpoint(slot, std::move(endpoint));
+  table_.set_bootstrap_port(slot, bootstrap_port);
   log_info("worker added url={}", url);
   return slot;
 }
@@ -122,7 +129,7 @@ std::vector<WorkerInfo> Dispatcher::workers() const {
   const TimePoint now = clock_.now();
   for (const WorkerSlot slot : table_.slots()) {
     const Worker& w = *table_.worker(slot);
-    out.push_back({slot, w.id, w.generation, w.url, w.endpoint, w.models, w.state,
+    out.push_back({slot, w.id, w.generation, w.url, w.endpoint, w.bootstrap_port, w.models, w.state,
                    w.breaker.state(now), w.requests_in_flight, w.tokens_in_flight, w.counts});
   }
   return out;

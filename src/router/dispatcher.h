@@ -45,6 +45,7 @@ class Lease {
   WorkerSlot slot() const { return slot_; }
   uint64_t generation() const { return generation_; }  // of the slot's worker
   const net::Endpoint& endpoint() const { return endpoint_; }
+  int bootstrap_port() const { return bootstrap_port_; }  // of a prefill worker, else 0
   uint32_t num_blocks_shared() const { return num_blocks_shared_; }
   void end(WorkerOutcome outcome);  // once; later calls do nothing
 
@@ -56,6 +57,7 @@ class Lease {
   int64_t num_tokens_ = 0;
   uint32_t num_blocks_shared_ = 0;
   net::Endpoint endpoint_;
+  int bootstrap_port_ = 0;
 };
 
 // A worker as /workers and /metrics show it.
@@ -64,6 +66,7 @@ struct WorkerInfo {
   uint64_t id = 0, generation = 0;
   std::string url;
   net::Endpoint endpoint;
+  int bootstrap_port = 0;
   std::vector<std::string> models;
   WorkerState state = WorkerState::kStarting;
   CircuitBreaker::State breaker = CircuitBreaker::State::kClosed;
@@ -91,10 +94,13 @@ class Dispatcher {
 
   // `tried`: workers that have failed this request; they are taken again only where they are all
   // that there are. kUnavailable: no worker can take it now.
-  Result<Lease> assign(const RoutedRequest& request, std::span<const WorkerSlot> tried = {});
+  Result<Lease> assign(const RoutedRequest& request, std::span<const WorkerSlot> tried = {},
+                       WorkerRole role = WorkerRole::kServing);
 
-  // By normal urls. The endpoint is where the url's host was found.
-  Result<WorkerSlot> add_worker(const std::string& url, net::Endpoint endpoint);
+  // By normal urls. The endpoint is where the url's host was found; bootstrap_port: of a prefill
+  // worker.
+  Result<WorkerSlot> add_worker(const std::string& url, net::Endpoint endpoint,
+                                int bootstrap_port = 0);
   Status drain_worker(std::string_view url, bool leaves);
   Status resume_worker(std::string_view url);
   std::vector<WorkerInfo> workers() const;

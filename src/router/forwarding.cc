@@ -164,17 +164,58 @@ void Forwarding::begin() {
 
 void Forwarding::attempt() {
   if (response_ == nullptr) return;
-  Result<Lease> lease = proxy_.dispatcher_.assign(routed_.request, tried_);
-  if (!lease) {
-    if (plan_.on_failure() == ForwardPlan::Action::kRetry) return retry();
-    return fail(503, lease.error());
-  }
-  lease_ = std::move(*lease);
   status_ = 0;
   headers_.clear();
   body_.clear();
-  proxy_.enter(lease_.generation(), shared_from_this());
-  call_ = proxy_.upstream_.call(io_, lease_.endpoint(), to_worker_, shared_from_this());
+  Result<Lease> lease = proxy_.dispatcher_.assign(routed_.request, tried_);
+  Result<net::UpstreamRequest> request =
+      lease ? begin_prefill() : Result<net::UpstreamRequest>(espalier::fail(lease.error()));
+  if (!request) {
+    if (plan_.on_failure() == ForwardPlan::Action::kRetry) return retry();
+    return fail(503, request.error());
+  }
+  attempt_.lease = std::move(*lease);
+  proxy_.enter(attempt_.lease.generation(), shared_from_this());
+  attempt_.call = proxy_.upstream_.call(io_, attempt_.lease.endpoint(), std::move(*request),
+                                        shared_from_this());
+}
+
+// Sends the request to a prefill worker, where a pair is to answer it. Returns what the other
+// worker gets.
+Result<net::UpstreamRequest> Forwarding::begin_prefill() {
+  net::UpstreamRequest request = to_worker_;
+  if (!proxy_.config_.pairs || !route_.pairs || request.body == nullptr) return request;
+  ESP_ASSIGN_OR_RETURN(Lease lease,
+                       proxy_.dispatcher_.assign(routed_.request, tried_, WorkerRole::kPrefill));
+  std::string body =
+      body_with_room(*request.body, lease.endpoint().address, lease.bootstrap_port(), draw_room());
+  if (body.empty()) return request;  // no object: the worker's answer will say what is wrong
+  request.body = std::make_shared<const std::string>(std::move(body));
+  attempt_.prefill = std::make_shared<PrefillCall>(
+      std::move(lease), [weak = weak_from_this()](PrefillCall::Failure failure) {
+        if (const auto self = weak.lock()) self->prefill_failed(std::move(failure));
+      });
+  attempt_.prefill->begin(proxy_.upstream_, io_, request);
+  return request;
+}
+
+// Where the decode worker has begun to answer it has the prompt; else it waits in vain. What is
+// wrong with the request itself is the client's answer.
+void Forwarding::prefill_failed(PrefillCall::Failure failure) {
+  if (status_ != 0 || response_ == nullptr) return;
+  const ForwardPlan::Action action =
+      failure.status != 0 ? plan_.on_status(failure.status) : plan_.on_failure();
+  if (action == ForwardPlan::Action::kNothing) return;
+  log_warning("prefill worker failed request_id={} status={} why=\"{}\"", request_id_,
+              failure.status, failure.why.message());
+  tried_.push_back(attempt_.prefill->slot());
+  end_attempt(WorkerOutcome::kAbandoned);
+  if (action == ForwardPlan::Action::kRetry) return retry();
+  if (failure.status == 0) return fail(502, failure.why);
+  take_head(failure.status, failure.headers);
+  body_ = std::move(failure.body);
+  whole_ = true;
+  on_end();
 }
 
 // The first retry goes out at once, to another worker; later ones wait longer and longer.
@@ -186,16 +227,18 @@ void Forwarding::retry() {
 }
 
 void Forwarding::end_attempt(WorkerOutcome outcome) {
-  if (!lease_.active()) return;
-  if (call_ != nullptr) std::exchange(call_, nullptr)->cancel();
-  proxy_.leave(lease_.generation(), shared_from_this());
-  lease_.end(outcome);
+  if (attempt_.prefill != nullptr && outcome != WorkerOutcome::kSuccess)
+    std::exchange(attempt_.prefill, nullptr)->cancel();
+  if (!attempt_.lease.active()) return;
+  if (attempt_.call != nullptr) std::exchange(attempt_.call, nullptr)->cancel();
+  proxy_.leave(attempt_.lease.generation(), shared_from_this());
+  attempt_.lease.end(outcome);
 }
 
 void Forwarding::on_head(int status, net::Headers headers, std::optional<size_t> length) {
   switch (plan_.on_status(status)) {
     case ForwardPlan::Action::kRetry:
-      tried_.push_back(lease_.slot());
+      tried_.push_back(attempt_.lease.slot());
       end_attempt(status == 429 || status == 503 ? WorkerOutcome::kBusy : WorkerOutcome::kFailure);
       return retry();
     case ForwardPlan::Action::kPass:
@@ -203,13 +246,17 @@ void Forwarding::on_head(int status, net::Headers headers, std::optional<size_t>
     default:
       return;
   }
+  take_head(status, headers);
+  whole_ = request_.method == "HEAD" || status == 204 || status == 304 ||
+           (length && *length <= kWholeBytesMax);
+}
+
+void Forwarding::take_head(int status, const net::Headers& headers) {
   status_ = status;
   headers_ = client_headers(headers, request_id_);
   const std::string* const type = net::find_header(headers_, "Content-Type");
   type_ = type == nullptr ? "" : *type;
   tenant_.on_head(status, type_, headers_, std::chrono::steady_clock::now());
-  whole_ = request_.method == "HEAD" || status == 204 || status == 304 ||
-           (length && *length <= kWholeBytesMax);
 }
 
 void Forwarding::start_stream() {
@@ -237,15 +284,15 @@ void Forwarding::on_body(std::string bytes) {
 }
 
 void Forwarding::slow_down() {
-  if (call_ == nullptr || response_ == nullptr) return;
-  if (response_->pending_output() <= kPendingBytesMax) return call_->resume();
-  call_->pause();
+  if (attempt_.call == nullptr || response_ == nullptr) return;
+  if (response_->pending_output() <= kPendingBytesMax) return attempt_.call->resume();
+  attempt_.call->pause();
   response_->post_after(kPauseStep, [self = shared_from_this()] { self->slow_down(); });
 }
 
 void Forwarding::on_end() {
   if (plan_.on_end() != ForwardPlan::Action::kPass) return;
-  call_ = nullptr;
+  attempt_.call = nullptr;
   end_attempt(status_ == 429 || status_ == 503 ? WorkerOutcome::kBusy
               : status_ >= 500                 ? WorkerOutcome::kFailure
                                                : WorkerOutcome::kSuccess);
@@ -266,8 +313,8 @@ void Forwarding::on_failure(Status why) {
   if (action == ForwardPlan::Action::kNothing) return;
   log_warning("worker failed request_id={} why=\"{}\" retry={}", request_id_, why.message(),
               action == ForwardPlan::Action::kRetry);
-  call_ = nullptr;
-  tried_.push_back(lease_.slot());
+  attempt_.call = nullptr;
+  tried_.push_back(attempt_.lease.slot());
   end_attempt(WorkerOutcome::kFailure);
   if (action == ForwardPlan::Action::kRetry) return retry();
   if (action == ForwardPlan::Action::kCut) return cut(why);
@@ -299,8 +346,8 @@ void Forwarding::cut(const Status& why) {
 
 void Forwarding::abandon(uint64_t generation) {
   net::post_on(io_, [self = shared_from_this(), generation] {
-    if (!self->lease_.active() || self->lease_.generation() != generation) return;
-    if (self->call_ != nullptr) std::exchange(self->call_, nullptr)->cancel();
+    if (!self->attempt_.lease.active() || self->attempt_.lease.generation() != generation) return;
+    if (self->attempt_.call != nullptr) std::exchange(self->attempt_.call, nullptr)->cancel();
     self->on_failure({StatusCode::kUnavailable, "the worker does not answer its health checks"});
   });
 }

@@ -9,6 +9,7 @@
 #include "net/http.h"
 #include "net/upstream.h"
 #include "router/forward_plan.h"
+#include "router/prefill_call.h"
 #include "router/proxy.h"
 #include "router/tenant_call.h"
 
@@ -17,8 +18,7 @@ namespace espalier::router {
 // The head of the request to the worker: the client's without what belongs to its connection, and
 // with the key that workers get: the router's, or where that is empty the client's, or none.
 net::UpstreamRequest worker_request(const net::HttpRequest& request, std::string_view request_id,
-                                    const std::string& worker_api_key,
-                                    bool passes_client_key);
+                                    const std::string& worker_api_key, bool passes_client_key);
 // The head of the answer to the client: the worker's without what the server adds itself.
 net::Headers client_headers(const net::Headers& headers, std::string_view request_id);
 
@@ -48,11 +48,14 @@ class Forwarding final : public net::UpstreamHandler,
 
  private:
   void attempt();
+  Result<net::UpstreamRequest> begin_prefill();
+  void prefill_failed(PrefillCall::Failure failure);
   void retry();
   void fail(int status, const Status& why);
   void cut(const Status& why);
   void end_attempt(WorkerOutcome outcome);
   void client_gone();
+  void take_head(int status, const net::Headers& headers);
   void start_stream();
   void slow_down();  // where the client does not read
   void finish();     // nothing will come any more
@@ -68,8 +71,13 @@ class Forwarding final : public net::UpstreamHandler,
   TenantCall tenant_;
   ForwardPlan plan_;
   std::vector<WorkerSlot> tried_;
-  Lease lease_;
-  std::shared_ptr<net::UpstreamCall> call_;
+  // Of one worker, or of a pair: then `prefill` is the other half.
+  struct Attempt {
+    Lease lease;
+    std::shared_ptr<net::UpstreamCall> call;
+    std::shared_ptr<PrefillCall> prefill;
+  };
+  Attempt attempt_;
   Duration backoff_;
 
   int status_ = 0;

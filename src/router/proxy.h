@@ -37,6 +37,7 @@ struct ProxyConfig {
   int retry_reserve = 100;
   // Sent to workers in place of the client's; empty: the client's, or none where there are tenants.
   std::string worker_api_key;
+  bool pairs = false;  // routes that can are answered by a prefill and a decode worker together
   bool tenant_isolation = false;  // prompts of different API keys are not taken for shared
   net::UpstreamConfig upstream;
   // Whose keys clients send, and their limits; null: there are none. Outlives the proxy.

@@ -5,9 +5,9 @@ namespace espalier::router {
 std::span<const PassedRoute> passed_routes() {
   using enum ErrorStyle;
   static const std::vector<PassedRoute> table = {
-      {"POST", "/generate", kOpenAi, {"text", "input_ids"}},
-      {"POST", "/v1/completions", kOpenAi, {"prompt"}},
-      {"POST", "/v1/chat/completions", kOpenAi, {"tools", "messages", "input_ids"}},
+      {"POST", "/generate", kOpenAi, {"text", "input_ids"}, true, true},
+      {"POST", "/v1/completions", kOpenAi, {"prompt"}, true, true},
+      {"POST", "/v1/chat/completions", kOpenAi, {"tools", "messages", "input_ids"}, true, true},
       {"POST", "/v1/responses", kOpenAi, {"tools", "instructions", "input"}},
       {"POST", "/v1/messages", kAnthropic, {"tools", "system", "messages"}},
       {"POST", "/v1/messages/count_tokens", kAnthropic, {"tools", "system", "messages"}, false},

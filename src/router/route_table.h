@@ -14,6 +14,7 @@ struct PassedRoute {
   ErrorStyle errors = ErrorStyle::kOpenAi;
   std::vector<std::string_view> prompt_fields;  // in the order in which the model sees them
   bool computes = true;  // tokens by the model: limits of tenants count the request
+  bool pairs = false;    // a prefill and a decode worker may answer it together
 };
 
 // Each is stateless: any worker may answer it. What a worker keeps for its clients (files, batches,

@@ -129,6 +129,7 @@ Result<std::unique_ptr<RouterServer>> RouterServer::start(RouterConfig config) {
   auto impl = std::make_unique<Impl>(std::move(config));
   ESP_ASSIGN_OR_RETURN(impl->tenants, read_tenants(impl->config));
   impl->config.proxy.tenants = impl->tenants.get();
+  impl->config.proxy.pairs = !impl->config.sources.prefill.empty();
   const RouterConfig& c = impl->config;
   ESP_ASSIGN_OR_RETURN(net::BoundAddress address, net::BoundAddress::bind(c.host, c.port));
   ESP_ASSIGN_OR_RETURN(impl->dispatcher, Dispatcher::create(c.policy, c.workers, impl->clock));

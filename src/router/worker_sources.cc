@@ -1,5 +1,6 @@
 #include "router/worker_sources.h"
 
+#include <charconv>
 #include <fstream>
 #include <iterator>
 #include <utility>
@@ -45,20 +46,41 @@ Result<std::set<std::string>> parse_worker_file(std::string_view text) {
   return out;
 }
 
+Result<std::map<std::string, int>> parse_prefill_workers(const std::vector<std::string>& words) {
+  std::map<std::string, int> ports;
+  std::string last;
+  for (const std::string& word : words) {
+    if (const bool is_url = word.find_first_not_of("0123456789") != std::string::npos; is_url) {
+      ESP_ASSIGN_OR_RETURN(last, normal_worker_url(word));
+      ports[last] = kBootstrapPort;
+      continue;
+    }
+    int port = 0;
+    const auto [end, failed] = std::from_chars(word.data(), word.data() + word.size(), port);
+    if (last.empty() || failed != std::errc() || port < 1 || port > 65535)
+      return fail(invalid_argument(
+          "prefill worker '{}': give http://HOST:PORT, and behind it perhaps its bootstrap port, "
+          "from 1 to 65535",
+          word));
+    ports[std::exchange(last, {})] = port;
+  }
+  return ports;
+}
+
 WorkerSources::WorkerSources(SourcesConfig config, Dispatcher& dispatcher)
     : config_(std::move(config)), dispatcher_(dispatcher) {}
 
 Result<std::unique_ptr<WorkerSources>> WorkerSources::start(SourcesConfig config,
                                                             Dispatcher& dispatcher) {
   std::unique_ptr<WorkerSources> out(new WorkerSources(std::move(config), dispatcher));
+  ESP_ASSIGN_OR_RETURN(out->bootstrap_ports_, parse_prefill_workers(out->config_.prefill));
+  if (out->config_.pairs && out->bootstrap_ports_.empty())
+    return fail(invalid_argument(
+        "--pd-disaggregation needs prefill workers: give --prefill http://HOST:PORT"));
+  for (const auto& [url, port] : out->bootstrap_ports_) ESP_RETURN_IF_ERROR(out->add_first(url));
   for (const std::string& text : out->config_.urls) {
     ESP_ASSIGN_OR_RETURN(const std::string url, normal_worker_url(text));
-    if (const Status added = out->add_now(url); added.code() == StatusCode::kUnavailable) {
-      log_warning("worker is looked up again: {}", added.message());
-      out->pending_.insert(url);
-    } else if (!added.ok()) {
-      return fail(added);
-    }
+    ESP_RETURN_IF_ERROR(out->add_first(url));
   }
   if (!out->config_.file.empty()) {
     ESP_ASSIGN_OR_RETURN(out->file_text_, read_file(out->config_.file));
@@ -154,14 +176,24 @@ void WorkerSources::follow(const std::string& source, const std::set<std::string
   before = urls;
 }
 
+Status WorkerSources::add_first(const std::string& url) {
+  const Status added = add_now(url);
+  if (added.code() != StatusCode::kUnavailable) return added;
+  log_warning("worker is looked up again: {}", added.message());
+  pending_.insert(url);
+  return {};
+}
+
 Status WorkerSources::add_now(const std::string& url) {
   const Result<net::Url> parsed = net::Url::parse(url);
   if (!parsed) return parsed.error();
   const auto addresses = net::resolve_host(parsed->host);
   if (!addresses) return addresses.error();
   // The certificate is to name the host as the url does.
+  const auto prefill = bootstrap_ports_.find(url);
   const auto added = dispatcher_.add_worker(
-      url, {addresses->front(), parsed->port, parsed->is_https ? parsed->host : ""});
+      url, {addresses->front(), parsed->port, parsed->is_https ? parsed->host : ""},
+      prefill == bootstrap_ports_.end() ? 0 : prefill->second);
   return added ? Status() : added.error();
 }
 

@@ -21,6 +21,9 @@ namespace espalier::router {
 
 struct SourcesConfig {
   std::vector<std::string> urls;  // that are there from the start
+  // Likewise, of prefill workers: each url may be followed by its bootstrap port.
+  std::vector<std::string> prefill;
+  bool pairs = false;  // then there is one of `prefill`
   // One url a line; "#" begins a comment. Read every `poll`, and taken when it has been the same
   // twice; a worker that is no longer there
   // leaves when its requests have ended.
@@ -28,6 +31,11 @@ struct SourcesConfig {
   std::vector<std::string> dns;  // "HOST:PORT": each address of the host is a worker
   Duration poll = std::chrono::seconds(1), dns_poll = std::chrono::seconds(5);
 };
+
+inline constexpr int kBootstrapPort = 8998;  // of a prefill worker that states none
+
+// Bootstrap ports of prefill workers by their normal urls. kInvalidArgument names what is wrong.
+Result<std::map<std::string, int>> parse_prefill_workers(const std::vector<std::string>& words);
 
 // The urls of a file, in their normal form. kInvalidArgument names the line.
 Result<std::set<std::string>> parse_worker_file(std::string_view text);
@@ -52,6 +60,7 @@ class WorkerSources {
   void poll_file();
   void poll_dns();
   void follow(const std::string& source, const std::set<std::string>& urls);
+  Status add_first(const std::string& url);
   Status add_now(const std::string& url);
   void add_pending();
 
@@ -60,6 +69,7 @@ class WorkerSources {
   std::string file_text_, file_seen_;  // as it was taken, and as it was read last
   std::map<std::string, std::set<std::string>> followed_;  // urls by source, as last seen
   std::set<std::string> pending_;                          // whose hosts had no address
+  std::map<std::string, int> bootstrap_ports_;             // of prefill workers, by url
 
   std::mutex mutex_;  // guards the next two
   std::condition_variable changed_;

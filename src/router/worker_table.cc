@@ -129,6 +129,8 @@ void WorkerTable::set_endpoint(WorkerSlot slot, net::Endpoint endpoint) {
   at(slot).endpoint = std::move(endpoint);
 }
 
+void WorkerTable::set_bootstrap_port(WorkerSlot slot, int port) { at(slot).bootstrap_port = port; }
+
 void WorkerTable::begin(WorkerSlot slot, int64_t tokens, int64_t shared) {
   Worker& worker = at(slot);
   ++worker.requests_in_flight;
@@ -172,16 +174,18 @@ bool WorkerTable::serves(const Worker& worker, std::string_view model) const {
   return std::ranges::find(worker.models, model) != worker.models.end();
 }
 
-void WorkerTable::candidates(std::string_view model, std::span<const WorkerSlot> exclude,
+void WorkerTable::candidates(WorkerRole role, std::string_view model,
+                             std::span<const WorkerSlot> exclude,
                              std::vector<Candidate>& out) const {
   out.clear();
   const bool by_model = !model.empty() && std::ranges::any_of(workers_, [&](const auto& worker) {
-    return worker != nullptr && serves(*worker, model);
+    return worker != nullptr && worker->role() == role && serves(*worker, model);
   });
   const TimePoint now = clock_.now();
   for (size_t i = 0; i < workers_.size(); ++i) {
     const Worker* const worker = workers_[i].get();
-    if (worker == nullptr || worker->state != WorkerState::kHealthy) continue;
+    if (worker == nullptr || worker->role() != role || worker->state != WorkerState::kHealthy)
+      continue;
     const auto slot = static_cast<WorkerSlot>(i);
     if ((by_model && !serves(*worker, model)) || !worker->breaker.allows(now)) continue;
     if (std::ranges::find(exclude, slot) != exclude.end()) continue;

@@ -21,6 +21,9 @@ namespace espalier::router {
 enum class WorkerState : uint8_t { kStarting, kHealthy, kDraining, kBroken };
 std::string_view worker_state_name(WorkerState state);  // "healthy"
 
+// Whole requests and decode halves go to serving workers; the prompts of pairs to prefill workers.
+enum class WorkerRole : uint8_t { kServing, kPrefill };
+
 // How a request to a worker ended, as far as the worker is concerned.
 enum class WorkerOutcome : uint8_t {
   kSuccess,
@@ -46,6 +49,7 @@ struct WorkerCounts {
 struct Worker {
   std::string url;                  // "http://10.0.0.1:30000", its identity
   net::Endpoint endpoint;           // where that is
+  int bootstrap_port = 0;           // of a prefill worker; 0: it is a serving one
   std::vector<std::string> models;  // that it serves; empty: not known yet
   WorkerState state = WorkerState::kStarting;
   bool leaves = false;  // removed once it has no request; kDraining
@@ -59,6 +63,9 @@ struct Worker {
   CircuitBreaker breaker;
 
   explicit Worker(const BreakerOptions& options) : breaker(options) {}
+  WorkerRole role() const {
+    return bootstrap_port > 0 ? WorkerRole::kPrefill : WorkerRole::kServing;
+  }
 };
 
 // What a policy sees of a worker that may be chosen.
@@ -90,15 +97,16 @@ class WorkerTable {
   bool report_check(WorkerSlot slot, bool healthy);
   void set_models(WorkerSlot slot, std::vector<std::string> models);
   void set_endpoint(WorkerSlot slot, net::Endpoint endpoint);
+  void set_bootstrap_port(WorkerSlot slot, int port);
 
   // A request is sent to a worker, and has ended there. `shared`: of its tokens, what is expected
   // in the worker's cache.
   void begin(WorkerSlot slot, int64_t tokens, int64_t shared);
   void end(WorkerSlot slot, int64_t tokens, WorkerOutcome outcome);
 
-  // Workers that may get a request for `model`, by slot; where none names that model, of all.
-  // `exclude`: slots that have failed this request.
-  void candidates(std::string_view model, std::span<const WorkerSlot> exclude,
+  // Workers of the role that may get a request for `model`, by slot; where none names that model,
+  // of all. `exclude`: slots that have failed this request.
+  void candidates(WorkerRole role, std::string_view model, std::span<const WorkerSlot> exclude,
                   std::vector<Candidate>& out) const;
 
   const Worker* worker(WorkerSlot slot) const;  // null: free
