@@ -133,6 +133,8 @@ Result<std::unique_ptr<TcpListener>> TcpListener::listen(const std::string& host
 
 TcpListener::~TcpListener() { ::close(fd_); }
 
+void TcpListener::shutdown() { (void)::shutdown(fd_, SHUT_RDWR); }
+
 std::unique_ptr<TcpStream> TcpListener::accept(Duration timeout) {
   if (!wait_ready(fd_, POLLIN, timeout)) return nullptr;
   const int fd = ::accept4(fd_, nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK);

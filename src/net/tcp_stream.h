@@ -51,6 +51,8 @@ class TcpListener {
 
   // The next connection; null where none has come within `timeout`, or none could be taken.
   std::unique_ptr<TcpStream> accept(Duration timeout);
+  // accept() returns null at once from now on, one in progress too. Thread-safe.
+  void shutdown();
 
  private:
   TcpListener(int fd, int port) : fd_(fd), port_(port) {}

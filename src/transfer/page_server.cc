@@ -1,5 +1,7 @@
 #include "transfer/page_server.h"
 
+#include <algorithm>
+#include <new>
 #include <system_error>
 #include <utility>
 
@@ -9,7 +11,23 @@
 namespace espalier::transfer {
 namespace {
 
-constexpr Duration kAcceptInterval = std::chrono::milliseconds(100);
+constexpr Duration kAcceptInterval = std::chrono::seconds(1);  // rooms are looked at so often
+
+// In frames that a receiver takes: alternatives of a token may be many.
+Status send_logprobs(FrameStream& frames, const InputLogprobs& all) {
+  size_t bytes = 0;
+  InputLogprobs part{.first = all.first};
+  for (size_t i = 0; i < all.logprobs.size(); ++i) {
+    const TokenLogprobs& one = all.logprobs[i];
+    part.logprobs.push_back(one);
+    bytes += 16 + 8 * (one.top.size() + one.wanted.size());
+    if (bytes < kPagesFrameBytes && i + 1 < all.logprobs.size()) continue;
+    ESP_RETURN_IF_ERROR(frames.send(FrameType::kLogprobs, encode(part)));
+    part = {.first = all.first + static_cast<uint32_t>(i) + 1};
+    bytes = 0;
+  }
+  return {};
+}
 
 }  // namespace
 
@@ -28,6 +46,7 @@ PageServer::PageServer(const PageServerConfig& config, RoomTable& rooms,
 
 PageServer::~PageServer() {
   is_stopped_ = true;
+  listener_->shutdown();
   rooms_.close_all();
   thread_.join();
   {
@@ -94,13 +113,10 @@ void PageServer::serve(Connection& connection) {
   FrameStream frames(*connection.stream, config_.silence_max);
   int64_t num_bytes = 0;
   Status status;
-  if (const Result<Hello> hello = greet(frames); !hello) {
-    status = hello.error();
-  } else if (const auto room = await_room(frames, *hello); !room) {
-    status = room.error();
-  } else {
-    status = send_room(frames, **room, num_bytes);
-    rooms_.remove(hello->key, *room);
+  try {
+    status = transfer(frames, num_bytes);
+  } catch (const std::bad_alloc&) {
+    status = {StatusCode::kResourceExhausted, "the prefill server has no memory for the transfer"};
   }
   if (!status.ok()) {
     log_warning("a prompt was not transferred: {}", status.to_string());
@@ -114,6 +130,18 @@ void PageServer::serve(Connection& connection) {
   }
   connection.stream->shutdown();
   connection.is_done = true;
+}
+
+Status PageServer::transfer(FrameStream& frames, int64_t& num_bytes) {
+  ESP_ASSIGN_OR_RETURN(const Hello hello, greet(frames));
+  ESP_ASSIGN_OR_RETURN(const auto room, await_room(frames, hello));
+  const struct Removal {  // whatever ends the transfer
+    ~Removal() { rooms.remove(key, room); }
+    RoomTable& rooms;
+    const RoomKey& key;
+    const std::shared_ptr<Room>& room;
+  } removal{rooms_, hello.key, room};
+  return send_room(frames, *room, num_bytes);
 }
 
 // Nothing of the greeting is interpreted before its proof has been checked.
@@ -174,7 +202,7 @@ Status PageServer::send_item(FrameStream& frames, const Room::Item& item) {
     return frames.send(FrameType::kPages, encode_pages_header(pages->first, pages->bytes),
                        pages->bytes);
   if (const auto* const logprobs = std::get_if<InputLogprobs>(&item))
-    return frames.send(FrameType::kLogprobs, encode(*logprobs));
+    return send_logprobs(frames, *logprobs);
   if (const auto* const first = std::get_if<FirstToken>(&item))
     return frames.send(FrameType::kFirst, encode(*first));
   const auto& failure = std::get<Failure>(item);

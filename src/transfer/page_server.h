@@ -6,13 +6,13 @@
 #pragma once
 
 #include <atomic>
-#include <condition_variable>
 #include <cstdint>
 #include <list>
 #include <memory>
 #include <mutex>
 #include <string>
 #include <thread>
+#include <utility>
 
 #include "base/clock.h"
 #include "net/tcp_stream.h"
@@ -65,6 +65,7 @@ class PageServer {
   void add(std::unique_ptr<net::TcpStream> stream);
   void reap(bool all);
   void serve(Connection& connection);
+  Status transfer(FrameStream& frames, int64_t& num_bytes);
   Result<Hello> greet(FrameStream& frames) const;
   Result<std::shared_ptr<Room>> await_room(FrameStream& frames, const Hello& hello);
   Status send_room(FrameStream& frames, Room& room, int64_t& num_bytes);

@@ -1,6 +1,7 @@
 #include "transfer/room.h"
 
 #include <algorithm>
+#include <new>
 #include <utility>
 
 namespace espalier::transfer {
@@ -27,8 +28,12 @@ void Room::add_pages(uint32_t first, uint32_t end, const FillPages& fill) {
   for (uint32_t at = std::max(first, first_wanted_); at < end;) {
     const uint32_t count = std::min(most, end - at);
     Pages pages{.first = at};
-    const bool fits = reserve(at + count);
-    if (fits) pages.bytes.resize(count * prompt_.page_bytes);
+    bool fits = reserve(at + count);
+    try {
+      if (fits) pages.bytes.resize(count * prompt_.page_bytes);
+    } catch (const std::bad_alloc&) {
+      fits = false;
+    }
     if (!fits || !fill(at, pages.bytes)) {
       is_ended_ = true;
       return push(Failure{fits ? StatusCode::kInternal : StatusCode::kResourceExhausted,

@@ -67,6 +67,27 @@ TEST(Transfer, StreamsPagesWhileTheyAreComputed) {
   ASSERT_TRUE(fetched) << fetched.error().to_string();
 }
 
+TEST(Transfer, ManyAlternativesOfTokensTakeSeveralFrames) {
+  TestServer server;
+  const TestPrompt prompt{.num_tokens = 4};
+  const auto room = *server.rooms.open(prompt.key, prompt.prompt(), prompt.num_pages());
+  room->add_pages(0, 1, test_fill(640));
+  TokenLogprobs one;
+  one.top.assign(50'000, {3, -1.f});
+  room->add_logprobs({.first = 1, .logprobs = std::vector<TokenLogprobs>(50, one)});  // 20 MB
+  room->end(prompt.first());
+  const auto fetched = test_fetch(prompt, to(server));
+  ASSERT_TRUE(fetched) << fetched.error().to_string();
+  EXPECT_GT(fetched->logprobs.size(), 1u);
+  uint32_t next = 1;
+  for (const InputLogprobs& part : fetched->logprobs) {
+    EXPECT_EQ(part.first, next);
+    next += static_cast<uint32_t>(part.logprobs.size());
+    for (const TokenLogprobs& got : part.logprobs) EXPECT_EQ(got.top, one.top);
+  }
+  EXPECT_EQ(next, 51u);
+}
+
 TEST(Transfer, AWrongTokenReadsNothing) {
   TestServer server;
   const TestPrompt prompt{.num_tokens = 12};

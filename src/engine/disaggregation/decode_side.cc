@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <new>
 #include <system_error>
 #include <utility>
 
@@ -48,8 +49,12 @@ class DecodeSide::Fetch {
 
   void run(Signal& signal) {
     set_thread_name("fetch-pages");
-    result_ = fetch_.run(
-        [this](uint32_t first, std::span<const std::byte> bytes) { return take(first, bytes); });
+    try {
+      result_ = fetch_.run(
+          [this](uint32_t first, std::span<const std::byte> bytes) { return take(first, bytes); });
+    } catch (const std::bad_alloc&) {
+      result_ = fail(Status(StatusCode::kResourceExhausted, "no memory for the transfer"));
+    }
     has_ended_ = true;
     {
       const std::lock_guard lock(signal.mutex);

@@ -1,6 +1,7 @@
 // A prefill engine and a decode engine, over real sockets: answers are those of one engine, pages
 // that the decode engine has are not sent, and whatever fails ends each request once and leaves no
 // page in use on either side.
+#include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
