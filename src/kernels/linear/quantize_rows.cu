@@ -94,6 +94,7 @@ __global__ void __launch_bounds__(kThreads) quantize_rows_kernel(QuantizeRowsArg
   release_next();
   wait_for_previous();
   const int64_t index = blockIdx.x;
+  if (args.num_used != nullptr && index >= *args.num_used) return;
   Row<T, CHUNKS> row;
   row.load(static_cast<const T*>(args.x) + index * args.x_stride, args.dim);
   if (args.norm_weight != nullptr) row.normalize(args, scratch);

@@ -21,6 +21,8 @@ struct QuantizeRowsArgs {
   float* scales = nullptr;  // [rows]: the row's largest magnitude / 448; 1 for a row of zeros
   int32_t rows = 0;         // 0 does nothing
   int32_t dim = 0;          // a multiple of kQuantizedRowMultiple, at most kMostQuantizedDim
+  // On the device; not null: rows from there on are left as they are.
+  const int32_t* num_used = nullptr;
 };
 
 // y = x / scale, rounded to nearest even: off by at most a sixteenth of each element's magnitude,

@@ -164,16 +164,22 @@ kc::GroupedArgs grouped_args(const CudaContext& c, const Op& op) {
   return args;
 }
 
+// Of pairs, where other ranks have some, those that have a slot.
 Status round_rows(CudaContext& c, const Op& op) {
   const Operand& x = op.inputs[0];
-  return kc::quantize_rows({.type = c.type(),
-                            .x = c.read(x),
-                            .x_stride = c.stride(x),
-                            .y = c.experts().rounded,
-                            .scales = c.experts().rounded_scales,
-                            .rows = c.num_rows(x),
-                            .dim = op.as<program::MoeMatmul>().in_features},
-                           c.launch(op));
+  const auto& matmul = op.as<program::MoeMatmul>();
+  const bool spread =
+      matmul.num_experts < matmul.num_routed && matmul.weight.kind == WeightKind::kExpertDown;
+  return kc::quantize_rows(
+      {.type = c.type(),
+       .x = c.read(x),
+       .x_stride = c.stride(x),
+       .y = c.experts().rounded,
+       .scales = c.experts().rounded_scales,
+       .rows = c.num_rows(x),
+       .dim = matmul.in_features,
+       .num_used = spread ? c.experts().plan.begins + matmul.num_experts : nullptr},
+      c.launch(op));
 }
 
 }  // namespace
