@@ -33,8 +33,8 @@ struct ArrangeArgs {
   int32_t first_local = 0;           // of the experts that are here,
   int32_t num_local = 0;             // so many; 0: all
   ExpertPlan plan;
-  PairCounter counts;         // of pairs of rows
-  int32_t pairs_per_row = 1;  // where pairs are counted
+  PairCounter counts;         // where pairs are counted, if at all
+  int32_t pairs_per_row = 1;  // of the counted ones
 };
 Status arrange(const ArrangeArgs& args, const LaunchOptions& launch);
 
