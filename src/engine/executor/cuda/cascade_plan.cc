@@ -6,6 +6,19 @@ namespace espalier {
 namespace {
 
 constexpr int64_t kBytesPerStep = 18 << 20;
+// Multiprocessors, each of which has an equal part of all runs. One request's rows of 8 draft
+// tokens at 8,192 positions of an 8 B shape: 7.09 ms a step by a run, 4.76 a plain step; 16
+// requests at 1,024: 8.29, and 8.39 without runs.
+constexpr int32_t kBlocksOfRuns = 128;
+
+// Whether all of the prefix's rows are of one slot, for these are adjacent.
+bool is_own(const ForwardBatch& batch, const SharedPrefixSegment& prefix) {
+  if (prefix.num_entries == 0) return true;
+  const auto slot_of = [&](int32_t i) {
+    return batch.entries[static_cast<size_t>(batch.shared_entries[static_cast<size_t>(i)])].slot;
+  };
+  return slot_of(prefix.first_entry) == slot_of(prefix.first_entry + prefix.num_entries - 1);
+}
 
 // How often decode attention reads the prefix where it is not a segment: rows of one slot, which
 // are adjacent, are read together.
@@ -31,7 +44,8 @@ CascadeCosts CascadeCosts::of(int32_t num_heads, int32_t num_kv_heads, int32_t h
   const int64_t part_bytes = int64_t{8} * head_dim * num_heads;
   return {.tokens_per_part = (part_bytes + token_bytes - 1) / token_bytes,
           .tokens_per_step = kBytesPerStep / token_bytes,
-          .rows_per_read = draft_rows_of(num_heads, num_kv_heads)};
+          .rows_per_read = draft_rows_of(num_heads, num_kv_heads),
+          .own_prefixes_least = kBlocksOfRuns / num_kv_heads};
 }
 
 int32_t draft_rows_of(int32_t num_heads, int32_t num_kv_heads) {
@@ -50,6 +64,9 @@ void CascadePlan::clear(size_t num_entries) {
 void CascadePlan::choose(const ForwardBatch& batch, const CascadeCosts& costs) {
   clear(batch.shared_prefixes.empty() ? 0 : batch.entries.size());
   choices_.clear();
+  const auto num_own = std::ranges::count_if(
+      batch.shared_prefixes,
+      [&](const SharedPrefixSegment& prefix) { return is_own(batch, prefix); });
   for (const SharedPrefixSegment& prefix : batch.shared_prefixes) {
     Choice choice;
     if (prefix.parent >= 0) {
@@ -60,7 +77,8 @@ void CascadePlan::choose(const ForwardBatch& batch, const CascadeCosts& costs) {
     const int64_t saved =
         (num_reads(batch, prefix, costs.rows_per_read) - 1) * (prefix.end - choice.begin) -
         prefix.num_entries * costs.tokens_per_part;
-    choice.chosen = saved > 0 && choice.depth < kernels::cuda::kSegmentsPerEntry;
+    choice.chosen = saved > 0 && choice.depth < kernels::cuda::kSegmentsPerEntry &&
+                    (num_own >= costs.own_prefixes_least || !is_own(batch, prefix));
     if (choice.chosen) {
       ++choice.depth;
       saved_tokens_ += saved;

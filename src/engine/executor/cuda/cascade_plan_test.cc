@@ -118,6 +118,12 @@ TEST(CascadePlan, CountsReadsOfDraftTokensByTheEntry) {
   check(family.batch, plan);
   EXPECT_EQ(plan.segments().size(), 1u);  // the second's rows are one read
   EXPECT_EQ(plan.saved_tokens(), 2 * 1000 - 9 * 8);
+  costs.own_prefixes_least = 3;
+  plan.choose(family.batch, costs);
+  EXPECT_TRUE(plan.empty()) << "too few requests";
+  family.add(-1, 0, 900, {0, 9});
+  plan.choose(family.batch, costs);
+  EXPECT_EQ(plan.segments().size(), 1u) << "of two requests";
   EXPECT_EQ(draft_rows_of(32, 8), 4);
   EXPECT_EQ(draft_rows_of(8, 8), 16);
   EXPECT_EQ(draft_rows_of(64, 2), 1);
@@ -128,6 +134,7 @@ TEST(CascadePlan, CostsOfTheShape) {
   EXPECT_EQ(costs.tokens_per_part, 8);
   EXPECT_EQ(costs.tokens_per_step, (18 << 20) / 4096);
   EXPECT_EQ(costs.rows_per_read, 4);
+  EXPECT_EQ(costs.own_prefixes_least, 16);
 }
 
 // Random families of nested entry sets.

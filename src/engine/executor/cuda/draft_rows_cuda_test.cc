@@ -16,10 +16,12 @@ namespace {
 
 namespace fs = std::filesystem;
 
+constexpr int32_t kSharedPrefix = 7008, kSharing[] = {2, 3};  // of two slots
 // Of each slot: cached tokens, and draft tokens behind the known one. One slot more is for a
 // prompt.
-constexpr int32_t kPrefix[] = {5, 700, 7000, 7000, 64, 1}, kDraftTokens[] = {0, 3, 8, 16, 1, 4};
-constexpr int32_t kSlots = 6, kOffsets = 18, kRoom = 7100, kPrompt = 40, kVocab = 1000;
+constexpr int32_t kPrefix[] = {5, 700, kSharedPrefix, kSharedPrefix, 64, 1},
+                  kDraftTokens[] = {0, 3, 8, 16, 1, 4};
+constexpr int32_t kSlots = 6, kOffsets = 18, kRoom = 7104, kPrompt = 40, kVocab = 1000;
 constexpr int32_t kFirstOutput = 7;
 
 // Heads of 64, so that the tensor cores' kernels run.
@@ -30,7 +32,13 @@ constexpr const char* kDraftConfig = R"({
   "rms_norm_eps": 1e-5, "rope_theta": 500000.0, "hidden_act": "silu",
   "tie_word_embeddings": false, "torch_dtype": "bfloat16"})";
 
+// Whose pages hold the position.
+int32_t owner_of(int32_t slot, int32_t position) {
+  return slot == kSharing[1] && position < kSharedPrefix ? kSharing[0] : slot;
+}
+
 TokenId token_at(int32_t slot, int32_t position) {
+  slot = owner_of(slot, position);
   return static_cast<TokenId>(mix64(static_cast<uint64_t>(slot * 10000 + position)) % kVocab);
 }
 
@@ -109,7 +117,7 @@ class CudaDraftTokens : public testing::TestWithParam<Case> {
       batch.positions.push_back(i);
     }
     for (int32_t i = 0; i < entry.num_pages; ++i)
-      batch.page_tables.push_back(slot * pages_for(kRoom) + i);
+      batch.page_tables.push_back(owner_of(slot, i * GetParam().page_size) * pages_for(kRoom) + i);
   }
 
   static std::shared_ptr<const SamplingSpec> sampling(int32_t slot) {
@@ -134,7 +142,8 @@ class CudaDraftTokens : public testing::TestWithParam<Case> {
     ForwardBatch batch;
     for (int32_t slot = 0; slot <= kSlots; ++slot)
       batch.slot_inits.push_back({.slot = slot, .sampling = sampling(slot)});
-    for (int32_t slot = 0; slot < kSlots; ++slot) add_entry(batch, slot, 0, kPrefix[slot], 0);
+    for (int32_t slot = 0; slot < kSlots; ++slot)
+      if (slot != kSharing[1]) add_entry(batch, slot, 0, kPrefix[slot], 0);
     run(executor, batch);
   }
 
@@ -200,6 +209,8 @@ TEST_P(CudaDraftTokens, GiveWhatDecodeStepsGive) {
   ForwardBatch draft;
   for (int32_t slot = 0; slot < kSlots; ++slot)
     add_entry(draft, slot, kPrefix[slot], 1, kDraftTokens[slot]);
+  draft.shared_prefixes.push_back({.begin = 0, .end = kSharedPrefix, .num_entries = 2});
+  draft.shared_entries = {kSharing[0], kSharing[1]};
   for (int round = 0; round < 3; ++round)  // as it is, recorded, replayed
     expect_like(draft, run(*verifying, draft), want, "round " + std::to_string(round));
   EXPECT_EQ(verifying->counts().verifications, 3);
