@@ -1,5 +1,5 @@
-// What Espalier does on the GPU, as numbers: decode steps, prefill, offline workloads, tiers.
-// bench/gpu/run calls it beside ceilings and peers; alone:
+// What Espalier does on the GPU, as numbers: decode steps, prefill, draft tokens, offline
+// workloads, tiers. bench/gpu/run calls it beside ceilings and peers; alone:
 //
 //   gpu_bench --config bench/configs/llama_8b --part decode --json out.json
 #include <CLI/CLI.hpp>
@@ -36,7 +36,9 @@ struct Options {
   std::string only;
   int32_t page_size = 1;
   int32_t tp = 1, ep = 1;
-  std::vector<int32_t> entries, contexts, lengths;  // empty: those of the part
+  std::vector<int32_t> entries, contexts, lengths, draft_tokens;  // empty: those of the part
+  std::vector<double> acceptances = {0.6, 0.7, 0.8};
+  bool no_cascade = false;
   int steps = 0;
 };
 
@@ -47,6 +49,7 @@ StepBench::Limits limits(const Options& options) {
           .graphs = !options.no_graphs,
           .allow_pdl = !options.no_early_launch,
           .megakernel = !options.no_megakernel,
+          .cascade = !options.no_cascade,
           .deterministic = options.deterministic,
           .kv_e4m3 = options.kv_cache_dtype == "fp8_e4m3",
           .tp = options.tp};
@@ -124,6 +127,54 @@ Status prefill_part(const Options& options, json::array& out) {
   return Status();
 }
 
+// Draft tokens against decode steps without them, two of which are in flight.
+Status speculation_part(const Options& options, json::array& out) {
+  const auto or_these = [](const std::vector<int32_t>& given, std::vector<int32_t> these) {
+    return given.empty() ? these : given;
+  };
+  const std::vector<int32_t> entries = or_these(options.entries, {1, 16, 64, 256});
+  const std::vector<int32_t> counts = or_these(options.draft_tokens, {1, 2, 3, 4, 6, 8, 15});
+  const std::vector<int32_t> contexts = or_these(options.contexts, {1024});
+  const int steps = options.steps > 0 ? options.steps : options.quick ? 20 : 40;
+  StepBench::Limits most = limits(options);
+  most.max_draft_samples = 1024;
+  ESP_ASSIGN_OR_RETURN(auto bench, StepBench::create(dummy_model(options), most));
+  std::printf("%8s %8s %7s %7s %10s %12s %10s %10s %9s\n", "requests", "context", "drafts", "right",
+              "tokens", "step ms", "of plain", "tokens/s", "of off");
+  for (const int32_t context : contexts) {
+    for (const int32_t count : entries) {
+      const std::vector<int32_t> all(static_cast<size_t>(count), context);
+      ESP_ASSIGN_OR_RETURN(const StepTimes plain, bench->decode(all, steps));
+      const double off = count / plain.step_seconds;
+      std::printf("%8d %8d %7d %7s %10.2f %12.3f %10.3f %10.0f %9.2f\n", count, context, 0, "", 1.0,
+                  plain.device_seconds * 1e3, 1.0, off, 1.0);
+      for (const int32_t draft : counts) {
+        if (draft * count > most.max_draft_samples) continue;
+        for (const double acceptance : options.acceptances) {
+          ESP_ASSIGN_OR_RETURN(const SpeculationTimes t,
+                               bench->speculate(all, draft, acceptance, steps));
+          const double of_plain = t.device_seconds / plain.device_seconds;
+          std::printf("%8d %8d %7d %7.2f %10.2f %12.3f %10.3f %10.0f %9.2f\n", count, context,
+                      draft, acceptance, t.tokens_per_entry, t.device_seconds * 1e3, of_plain,
+                      t.tokens_per_second, t.tokens_per_second / off);
+          std::fflush(stdout);
+          out.push_back(json::object{{"entries", count},
+                                     {"context", context},
+                                     {"draft_tokens", draft},
+                                     {"acceptance", acceptance},
+                                     {"tokens_per_entry", t.tokens_per_entry},
+                                     {"device_seconds", t.device_seconds},
+                                     {"step_seconds", t.step_seconds},
+                                     {"plain_device_seconds", plain.device_seconds},
+                                     {"tokens_per_second", t.tokens_per_second},
+                                     {"off_tokens_per_second", off}});
+        }
+      }
+    }
+  }
+  return Status();
+}
+
 Status ranks_part(const Options& options, json::array& out) {
   ESP_ASSIGN_OR_RETURN(const auto rows, time_all_reduces(options.tp));
   std::printf("all-reduce of %d ranks, microseconds\n%10s %10s %10s %10s %10s\n", options.tp,
@@ -152,6 +203,8 @@ Status offline_part(const Options& options, json::array& out) {
         workload.name.c_str(), r.seconds, r.output_tokens / r.seconds, r.prompt_tokens / r.seconds,
         100.0 * r.cached_tokens / r.prompt_tokens, 100 * (1 - r.forward_seconds / r.seconds),
         r.host_seconds / r.steps * 1e6);
+    if (r.tokens_per_verification > 0)
+      std::printf("%-44s %8.2f tokens an entry with draft tokens\n", "", r.tokens_per_verification);
     std::fflush(stdout);
     out.push_back(json::object{{"name", workload.name},
                                {"requests", workload.num_requests},
@@ -190,6 +243,8 @@ Status run(const Options& options) {
     ESP_RETURN_IF_ERROR(decode_part(options, rows));
   } else if (options.part == "prefill") {
     ESP_RETURN_IF_ERROR(prefill_part(options, rows));
+  } else if (options.part == "speculation") {
+    ESP_RETURN_IF_ERROR(speculation_part(options, rows));
   } else if (options.part == "ranks") {
     ESP_RETURN_IF_ERROR(ranks_part(options, rows));
   } else if (options.part == "tiers") {
@@ -218,8 +273,8 @@ int main(int argc, char** argv) {
   app.add_option("--kv-cache-dtype", options.kv_cache_dtype, "of keys and values")
       ->check(CLI::IsMember({"auto", "fp8_e4m3"}));
   app.add_option("--part", options.part, "what to measure")
-      ->check(CLI::IsMember(
-          {"decode", "prefill", "ranks", "tiers", "offline", "lengths", "shared", "grammars"}));
+      ->check(CLI::IsMember({"decode", "prefill", "speculation", "ranks", "tiers", "offline",
+                             "lengths", "shared", "grammars", "drafters"}));
   app.add_option("--tokenizer", options.tokenizer, "folder or file, of grammars' workloads");
   app.add_option("--json", options.json_path, "write the rows there");
   app.add_option("--tp", options.tp,
@@ -231,6 +286,12 @@ int main(int argc, char** argv) {
       ->check(CLI::Range(1, 1024));
   app.add_option("--entries", options.entries, "of decode")->delimiter(',');
   app.add_option("--contexts", options.contexts, "of decode, tokens")->delimiter(',');
+  app.add_option("--draft-tokens", options.draft_tokens, "draft tokens of a request")
+      ->delimiter(',');
+  app.add_option("--acceptances", options.acceptances, "probabilities that a draft token is right")
+      ->delimiter(',');
+  app.add_flag("--no-cascade", options.no_cascade,
+               "rows of draft tokens read their common prefix each");
   app.add_option("--lengths", options.lengths, "of prefill, tokens")->delimiter(',');
   app.add_option("--steps", options.steps, "of decode, timed");
   app.add_flag("--quick", options.quick, "fewer and shorter rows");

@@ -60,6 +60,20 @@ Status run_once(Engine& engine, const OfflineWorkload& w,
   return pending->wait();
 }
 
+void add_drafters(std::vector<OfflineWorkload>& out, bool quick) {
+  for (const int32_t batch : quick ? std::vector<int32_t>{1} : std::vector<int32_t>{1, 16, 64})
+    for (const bool repeats : {true, false})
+      for (const char* algorithm : {"none", "COMBINED"})
+        out.push_back({.name = std::string(repeats ? "repeats itself" : "repeats nothing") +
+                               ", batch " + std::to_string(batch) + ", " + algorithm,
+                       .num_requests = batch,
+                       .max_running = batch,
+                       .input_tokens = 128,
+                       .output_tokens = 512,
+                       .temperature = repeats ? 0.0 : 1.0,
+                       .speculative_algorithm = algorithm});
+}
+
 }  // namespace
 
 std::vector<OfflineWorkload> offline_workloads(const std::string& part, bool quick) {
@@ -97,6 +111,8 @@ std::vector<OfflineWorkload> offline_workloads(const std::string& part, bool qui
       w.guess = true;
       out.push_back(w);
     }
+  } else if (part == "drafters") {
+    add_drafters(out, quick);
   } else {
     const int32_t groups = quick ? 16 : 64;
     OfflineWorkload shared{.name = "shared prefix, cache on",
@@ -138,7 +154,8 @@ Result<OfflineResult> run_offline(const OfflineWorkload& w, const std::string& c
            .cache = {.kv_cache_dtype = kv_cache_dtype, .disable_radix_cache = !w.cache},
            .schedule = {.max_running_requests = w.max_running},
            .sampling = {.random_seed = seed},
-           .grammar = {.disable_jump_forward = !w.guess, .disable_draft_tokens = !w.guess}}));
+           .grammar = {.disable_jump_forward = !w.guess, .disable_draft_tokens = !w.guess},
+           .speculation = {.speculative_algorithm = w.speculative_algorithm}}));
   const int32_t vocab = engine->model_info().vocab_size;
   // The first batch loads kernels and captures graphs, so it is not timed.
   OfflineWorkload warm = w;
@@ -162,6 +179,8 @@ Result<OfflineResult> run_offline(const OfflineWorkload& w, const std::string& c
   r.forward_seconds = grown(after.steps.forward_seconds, before.steps.forward_seconds);
   r.host_seconds = grown(after.steps.host_seconds, before.steps.host_seconds);
   r.steps = grown(after.steps.num_steps, before.steps.num_steps);
+  if (after.speculation.num_verified > 0)
+    r.tokens_per_verification = after.speculation.accept_length();
   return r;
 }
 

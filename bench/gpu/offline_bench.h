@@ -21,16 +21,20 @@ struct OfflineWorkload {
   double temperature = 0;
   std::string json_schema;  // that all answers obey; empty: none
   bool guess = true;        // jump-forward and draft tokens are used
+  std::string speculative_algorithm = "none";
 };
 
 struct OfflineResult {
   double seconds = 0;  // from the first request's submission to the last token
   double prompt_tokens = 0, output_tokens = 0, cached_tokens = 0;
   double forward_seconds = 0, host_seconds = 0, steps = 0;
+  double tokens_per_verification = 0;  // of an entry with draft tokens; 0: there was none
 };
 
-// part: "offline" (1000 in, 1000 out at several batches), "lengths" (other lengths), "shared" or
-// "grammars" (the same work without a schema, with one, and with jump-forward and draft tokens).
+// part: "offline" (1000 in, 1000 out at several batches), "lengths" (other lengths), "shared",
+// "grammars" (the same work without a schema, with one, and with jump-forward and draft tokens) or
+// "drafters" (answers that repeat themselves, for they are greedy and the weights are drawn, and
+// answers that do not, without draft tokens and with them).
 std::vector<OfflineWorkload> offline_workloads(const std::string& part, bool quick);
 
 // `config`: a folder with config.json; weights are drawn from the seed, prompts from fixed ones.

@@ -5,6 +5,7 @@
 #include <numeric>
 
 #include "base/rng.h"
+#include "engine/executor/slot_lengths.h"
 #include "kernels/kv_append/cuda.h"
 #include "kernels/random/cuda.h"
 
@@ -22,7 +23,8 @@ double median(std::vector<double> values) {
   return *middle;
 }
 
-constexpr int kWarmSteps = 6;  // the second of a size captures its graph
+constexpr TokenId kRightToken = 17;  // of answers that draft tokens are compared with
+constexpr int kWarmSteps = 6;        // the second of a size captures its graph
 
 // Keys and values of e4m3 as a step writes them, 8,192 rows at a time. REQUIRES: planes without
 // gaps.
@@ -65,10 +67,12 @@ Status fill_e4m3(const KvView& kv, const cuda::Stream& stream) {
 
 CudaExecutorConfig executor_config(const StepBench::Limits& limits) {
   return {.max_slots = limits.max_entries,
-          .max_tokens = limits.prefill_chunk + limits.max_entries,
+          .max_draft_samples = limits.max_draft_samples,
+          .max_tokens = limits.prefill_chunk + limits.max_entries + limits.max_draft_samples,
           .context_length = limits.context_length,
           .page_size = limits.page_size,
           .graphs = limits.graphs,
+          .cascade = limits.cascade,
           .allow_pdl = limits.allow_pdl,
           .megakernel = limits.megakernel,
           .deterministic = limits.deterministic};
@@ -166,9 +170,6 @@ Status StepBench::check(const StepResult& result) const {
 }
 
 Result<StepTimes> StepBench::decode(const std::vector<int32_t>& contexts, int steps) {
-  const auto pages_for = [&](int32_t tokens) {
-    return (tokens + limits_.page_size - 1) / limits_.page_size;
-  };
   const int all_steps = steps + kWarmSteps;
   ForwardBatch batches[2];
   auto sampling = std::make_shared<SamplingSpec>();
@@ -241,6 +242,90 @@ Result<StepTimes> StepBench::decode(const std::vector<int32_t>& contexts, int st
                    .launch_seconds = median(launches),
                    .idle = std::max(0.0, 1 - busy / total),
                    .gap_seconds = std::max(0.0, total - busy) / steps};
+}
+
+// An entry of a known token and draft tokens for each context, with pages for all its steps.
+Result<ForwardBatch> StepBench::speculative_batch(const std::vector<int32_t>& contexts,
+                                                  int32_t num_draft_tokens, int steps) {
+  auto sampling = std::make_shared<SamplingSpec>();
+  sampling->temperature = 0;
+  sampling->logit_bias = {{kRightToken, 1e9f}};
+  ++table_version_;
+  ForwardBatch batch;
+  int64_t first_page = 0;
+  for (size_t i = 0; i < contexts.size(); ++i) {
+    const auto slot = static_cast<SlotId>(i);
+    batch.slot_inits.push_back({.slot = slot, .sampling = sampling});
+    batch.entries.push_back({.slot = slot,
+                             .num_query_tokens = 1 + num_draft_tokens,
+                             .prefix_len = contexts[i],
+                             .query_begin = slot * (1 + num_draft_tokens),
+                             .page_begin = static_cast<int32_t>(batch.page_tables.size()),
+                             .table_version = table_version_,
+                             .sample = true,
+                             .num_draft_tokens = num_draft_tokens,
+                             .draft_samples_begin = slot * num_draft_tokens,
+                             .num_draft_samples = num_draft_tokens});
+    const int32_t pages = pages_for(contexts[i] + steps * (1 + num_draft_tokens));
+    if (first_page + pages > num_pages_)
+      return fail(
+          invalid_argument("{} entries do not fit into {} pages", contexts.size(), num_pages_));
+    take_pages(first_page, pages, batch.page_tables);
+    first_page += pages;
+    for (int32_t k = 0; k < num_draft_tokens; ++k) batch.draft_samples.push_back(k);
+  }
+  return batch;
+}
+
+// Lengthens the entries by what was accepted; the tokens of all of them.
+Result<int64_t> StepBench::accept(const StepResult& result, ForwardBatch& batch) const {
+  ESP_RETURN_IF_ERROR(check(result));
+  int64_t tokens = 0;
+  for (size_t i = 0; i < batch.entries.size(); ++i) {
+    const AcceptedDraft accepted = accept_draft(batch, batch.entries[i], result.entries[i]);
+    if (accepted.next != kRightToken)
+      return fail(error(StatusCode::kInternal, "a biased draw gave {}", accepted.next));
+    batch.entries[i].prefix_len += 1 + accepted.num_tokens;
+    tokens += 1 + accepted.num_tokens;
+  }
+  return tokens;
+}
+
+Result<SpeculationTimes> StepBench::speculate(const std::vector<int32_t>& contexts,
+                                              int32_t num_draft_tokens, double acceptance,
+                                              int steps) {
+  ESP_ASSIGN_OR_RETURN(ForwardBatch batch,
+                       speculative_batch(contexts, num_draft_tokens, steps + kWarmSteps));
+  Rng rng(5);
+  std::vector<double> times, device;
+  int64_t tokens = 0;
+  double all = 0;
+  for (int index = 0; index < steps + kWarmSteps; ++index) {
+    const Clock::time_point start = Clock::now();
+    batch.step = ++step_;
+    batch.token_ids.clear();
+    for (BatchEntry& entry : batch.entries) {
+      entry.num_pages = pages_for(entry.prefix_len + 1 + num_draft_tokens);
+      entry.output_index = entry.prefix_len;
+      batch.token_ids.push_back(kRightToken);
+      for (int32_t k = 0; k < num_draft_tokens; ++k)
+        batch.token_ids.push_back(rng.uniform() < acceptance ? kRightToken : kRightToken + 1);
+    }
+    executor_->launch(batch);
+    const StepResult& result = executor_->wait(batch.step);
+    batch.slot_inits.clear();
+    ESP_ASSIGN_OR_RETURN(const int64_t accepted, accept(result, batch));
+    if (index < kWarmSteps) continue;
+    tokens += accepted;
+    times.push_back(seconds(Clock::now() - start));
+    all += times.back();
+    device.push_back(result.forward_seconds);
+  }
+  const auto entry_steps = static_cast<double>(contexts.size()) * steps;
+  return SpeculationTimes{.step_seconds = median(times),
+                          .device_seconds = median(device),
+                          .tokens_per_entry = static_cast<double>(tokens) / entry_steps,
+                          .tokens_per_second = static_cast<double>(tokens) / all};
 }
 
 Result<double> StepBench::prefill(int32_t tokens, int repeats) {

@@ -22,16 +22,26 @@ struct StepTimes {
   double gap_seconds = 0;     // mean from one step's end on the device to the next one's start
 };
 
+// Of steps that verify draft tokens, the host waiting for each before it makes the next.
+struct SpeculationTimes {
+  double step_seconds = 0;    // median
+  double device_seconds = 0;  // median
+  double tokens_per_entry = 0;
+  double tokens_per_second = 0;  // of all entries
+};
+
 class StepBench {
  public:
   struct Limits {
     int32_t max_entries = 512;
+    int32_t max_draft_samples = 0;
     int32_t prefill_chunk = 8192;
     int32_t context_length = 131072;
     int32_t page_size = 1;
     bool graphs = true;
     bool allow_pdl = true;
     bool megakernel = true;
+    bool cascade = true;
     bool deterministic = false;
     bool kv_e4m3 = false;
     int32_t tp = 1;  // GPUs that compute the model together, from the first on
@@ -41,6 +51,10 @@ class StepBench {
 
   // One token an entry, entry i with contexts[i] tokens before it.
   Result<StepTimes> decode(const std::vector<int32_t>& contexts, int steps);
+  // Entry i has contexts[i] tokens before it and `num_draft_tokens` draft tokens behind it, each of
+  // which is right with this probability: a bias on one token makes the answer known.
+  Result<SpeculationTimes> speculate(const std::vector<int32_t>& contexts, int32_t num_draft_tokens,
+                                     double acceptance, int steps);
   // One prompt, in chunks; seconds from its first launch to its token, median of `repeats`.
   Result<double> prefill(int32_t tokens, int repeats);
 
@@ -57,6 +71,12 @@ class StepBench {
   Status fill_kv(const KvView& kv);
   void take_pages(int64_t first, int64_t count, std::vector<PageId>& out) const;
   Status check(const StepResult& result) const;
+  Result<ForwardBatch> speculative_batch(const std::vector<int32_t>& contexts,
+                                         int32_t num_draft_tokens, int steps);
+  Result<int64_t> accept(const StepResult& result, ForwardBatch& batch) const;
+  int32_t pages_for(int32_t tokens) const {
+    return (tokens + limits_.page_size - 1) / limits_.page_size;
+  }
 
   Limits limits_;
   ModelInfo info_;  // what one GPU has
