@@ -118,7 +118,7 @@ struct SlotInit {
   std::vector<TokenId> output_ids;
 };
 
-// Positions [begin, end) that several entries of one token each have in the same pages. A segment
+// Positions [begin, end) that several entries of one known token have in the same pages. A segment
 // is as long as exactly these `num_entries` entries share it. A device may read its keys and values
 // once for all of them (cascade attention) or ignore the segment.
 struct SharedPrefixSegment {
