@@ -20,6 +20,7 @@
 #include <functional>
 #include <memory>
 #include <span>
+#include <string>
 #include <string_view>
 
 #include "seams/page_name.h"
@@ -99,6 +100,8 @@ class PageStore {
   virtual void flush() = 0;
 
   virtual PageStoreStats stats() const = 0;
+  // Why a remote store is cut off now; "" when it is not.
+  virtual std::string problem() const { return ""; }
 };
 
 }  // namespace espalier

@@ -15,7 +15,7 @@ TEST(RedisPageStore, EqualsAMap) {
   ASSERT_TRUE(redis.runs());
   for (uint64_t seed = 1; seed <= 8; ++seed) {
     RemotePageStoreConfig config =
-        test_remote_config(seed % 2 == 0 ? 100'000 : 700, "scope " + std::to_string(seed));
+        test_remote_config(seed % 2 == 0 ? 20'000 : 700, "scope " + std::to_string(seed));
     config.pages_in_exchange = 1 + seed % 5;
     config.num_connections = 1 + static_cast<int32_t>(seed % 3);
     config.known_pages_max = seed % 2 == 0 ? 16 : 1000;

@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <charconv>
 #include <utility>
 
 #include "base/check.h"
@@ -19,24 +18,22 @@ constexpr size_t kLookUpBatch = 256;
 // lie.
 constexpr size_t kSendBytes = 64 << 10;
 
+// Pages that are asked for, or sent, ahead of the replies on a connection: large ones fill the
+// server's buffers for nothing. With pages of 1 MiB Redis 7.0 takes a third, and gives two thirds,
+// of the rate when 16 are ahead (redis-benchmark -P).
+constexpr size_t kAheadBytes = 256 << 10;
+constexpr size_t kAheadMax = 64;
+constexpr size_t kCommandsMin = 8;  // that are sent together, unless the connection would idle
+
+size_t depth_of(size_t page_bytes) {
+  return std::clamp(kAheadBytes / page_bytes, size_t{1}, kAheadMax);
+}
+
 template <typename Bytes>
 std::string hex(const Bytes& bytes) {
   std::string text;
   for (const uint8_t byte : bytes) fmt::format_to(std::back_inserter(text), "{:02x}", byte);
   return text;
-}
-
-Status bad_url(std::string_view what) {
-  return invalid_argument(
-      "the URL of the Redis server has {}: give redis://USER:PASSWORD@HOST:PORT/DATABASE "
-      "(rediss:// for TLS)",
-      what);
-}
-
-bool parse_number(std::string_view text, int most, int& number) {
-  const auto parsed = std::from_chars(text.data(), text.data() + text.size(), number);
-  return parsed.ec == std::errc() && parsed.ptr == text.data() + text.size() && number >= 0 &&
-         number <= most;
 }
 
 // What an operator can do about a refusal.
@@ -62,54 +59,6 @@ Status unexpected(std::string_view command) {
 }
 
 }  // namespace
-
-Status RedisServer::set_url(std::string_view url) {
-  if (url.starts_with("rediss://")) {
-    is_tls = true;
-    url.remove_prefix(9);
-  } else if (url.starts_with("redis://")) {
-    is_tls = false;
-    url.remove_prefix(8);
-  } else {
-    return bad_url("another scheme");
-  }
-  if (const size_t at = url.rfind('@'); at != std::string_view::npos) {
-    const std::string_view login = url.substr(0, at);
-    const size_t colon = login.find(':');
-    if (colon == std::string_view::npos) return bad_url("a user without a password");
-    user = login.substr(0, colon);
-    password = login.substr(colon + 1);
-    url.remove_prefix(at + 1);
-  }
-  if (const size_t slash = url.find('/'); slash != std::string_view::npos) {
-    const std::string_view number = url.substr(slash + 1);
-    if (!number.empty() && !parse_number(number, 1 << 20, database))
-      return bad_url("a database that is no number");
-    url = url.substr(0, slash);
-  }
-  std::string_view name = url, port_text;
-  if (url.starts_with('[')) {  // [::1]:6379
-    const size_t end = url.find(']');
-    if (end == std::string_view::npos) return bad_url("a bad host");
-    name = url.substr(1, end - 1);
-    port_text = url.substr(end + 1);
-  } else if (const size_t colon = url.rfind(':'); colon != std::string_view::npos) {
-    name = url.substr(0, colon);
-    port_text = url.substr(colon);
-  }
-  if (name.empty()) return bad_url("no host");
-  host = name;
-  if (port_text.empty()) return {};
-  if (!port_text.starts_with(':') || !parse_number(port_text.substr(1), 65535, port) || port == 0)
-    return bad_url("a bad port");
-  return {};
-}
-
-std::string RedisServer::shown_url() const {
-  const bool is_ipv6 = host.find(':') != std::string::npos;
-  return fmt::format("{}://{}{}{}:{}/{}", is_tls ? "rediss" : "redis", is_ipv6 ? "[" : "", host,
-                     is_ipv6 ? "]" : "", port, database);
-}
 
 Result<std::unique_ptr<RedisSession>> RedisSession::create(const RedisServer& server,
                                                            const ScopeDigest& scope) {
@@ -244,11 +193,19 @@ Status RedisSession::read(std::span<const PageName> names, TimePoint deadline, R
   return closed_on_failure(read_pages(names, receiver));
 }
 
-// The commands are few bytes each, so that they never wait for the replies to be read.
+// Commands are ahead of replies by depth_of() pages. They are few bytes each, so that they never
+// wait for the replies to be read.
 Status RedisSession::read_pages(std::span<const PageName> names, Receiver& receiver) {
-  for (const PageName& name : names) append_resp_command(out_, {"GET", key_of(name)});
-  ESP_RETURN_IF_ERROR(send());
-  for (size_t i = 0; i < names.size(); ++i) ESP_RETURN_IF_ERROR(read_page(receiver, i));
+  size_t num_sent = 0;
+  for (size_t i = 0; i < names.size(); ++i) {
+    const size_t until = std::min(names.size(), i + depth_of(receiver.page_bytes()));
+    if (num_sent == i || until - num_sent >= kCommandsMin) {
+      for (; num_sent < until; ++num_sent)
+        append_resp_command(out_, {"GET", key_of(names[num_sent])});
+      ESP_RETURN_IF_ERROR(send());
+    }
+    ESP_RETURN_IF_ERROR(read_page(receiver, i));
+  }
   return {};
 }
 
@@ -288,6 +245,7 @@ Status RedisSession::write(std::span<const SealedPage> pages, TimePoint deadline
 Status RedisSession::write_pages(std::span<const SealedPage> pages, std::vector<bool>& taken,
                                  std::string& refusal) {
   const std::string ttl = fmt::format("{}", server_.ttl_seconds);
+  size_t num_sent = 0, num_answered = 0;
   for (const SealedPage& page : pages) {
     const std::string key = key_of(page.name);
     const bool expires = server_.ttl_seconds > 0;
@@ -304,17 +262,20 @@ Status RedisSession::write_pages(std::span<const SealedPage> pages, std::vector<
     out_ += "\r\n";
     if (expires)
       fmt::format_to(std::back_inserter(out_), "$2\r\nEX\r\n${}\r\n{}\r\n", ttl.size(), ttl);
-    if (out_.size() >= kSendBytes) ESP_RETURN_IF_ERROR(send());
-  }
-  ESP_RETURN_IF_ERROR(send());
-  for (size_t i = 0; i < pages.size(); ++i) {
-    ESP_ASSIGN_OR_RETURN(const RespLine line, next_line());
-    if (line.type == RespType::kError) {
-      refusal = refused("SET", line.text).message();
-    } else if (line.type != RespType::kSimple) {
-      return unexpected("SET");
+    if (++num_sent - num_answered < depth_of(page.bytes.size()) && num_sent < pages.size()) {
+      if (out_.size() >= kSendBytes) ESP_RETURN_IF_ERROR(send());
+      continue;
     }
-    taken[i] = line.type == RespType::kSimple;
+    ESP_RETURN_IF_ERROR(send());
+    for (; num_answered < num_sent; ++num_answered) {
+      ESP_ASSIGN_OR_RETURN(const RespLine line, next_line());
+      if (line.type == RespType::kError) {
+        refusal = refused("SET", line.text).message();
+      } else if (line.type != RespType::kSimple) {
+        return unexpected("SET");
+      }
+      taken[num_answered] = line.type == RespType::kSimple;
+    }
   }
   return {};
 }

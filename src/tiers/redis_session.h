@@ -10,27 +10,11 @@
 #include "base/clock.h"
 #include "net/byte_stream.h"
 #include "tiers/disk_format.h"
+#include "tiers/redis_server.h"
 #include "tiers/remote_session.h"
 #include "tiers/resp.h"
 
 namespace espalier {
-
-struct RedisServer {
-  std::string host = "127.0.0.1";
-  int port = 6379;
-  bool is_tls = false;
-  net::ClientTlsFiles tls_files;  // each may be empty
-  std::string user, password;     // empty: the default user, no password
-  int database = 0;
-  std::string key_prefix = "espalier:kv:";
-  int64_t ttl_seconds = 0;  // after which an unused page is gone; 0: the server decides
-  Duration connect_timeout = std::chrono::milliseconds(500);
-
-  // "redis://USER:PASSWORD@HOST:PORT/DATABASE", or rediss for TLS; all but the host may be left
-  // out. Sets what the URL has. kInvalidArgument without the password.
-  Status set_url(std::string_view url);
-  std::string shown_url() const;  // without user and password
-};
 
 class RedisSession final : public RemoteSession {
  public:

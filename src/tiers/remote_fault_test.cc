@@ -47,6 +47,7 @@ TEST(RemoteFaults, AtSeededPoints) {
   server.port = proxy.port();
   RemotePageStoreConfig config = test_remote_config(kFaultPageBytes);
   config.transfer_timeout = config.lookup_timeout = std::chrono::milliseconds(60);
+  config.pages_in_exchange = 3;  // so that threads share reads
   server.connect_timeout = std::chrono::milliseconds(60);
   const auto store = open_redis_store(config, server);
   const auto direct = open_redis_store(test_remote_config(kFaultPageBytes), redis.server());

@@ -14,6 +14,8 @@ namespace {
 // A page that was seen so long ago is asked for again.
 constexpr Duration kFreshFor = std::chrono::seconds(10);
 constexpr size_t kLookUpsMax = 1024;
+// With more look-ups waiting, pages that are put are not asked for again.
+constexpr size_t kLookUpsBusy = 8;
 // Writes rest so long when the server has refused some.
 constexpr Duration kWritePause = std::chrono::seconds(1);
 // A store that was connected for so long starts with short pauses again.
@@ -67,6 +69,7 @@ class RemotePageStore::Window final : public RemoteSession::Receiver {
   int64_t num_absent() const { return num_absent_; }
   int64_t num_corrupt() const { return num_corrupt_; }
 
+  size_t page_bytes() const override { return slot_bytes_; }
   std::span<std::byte> buffer() override {
     if (num_shown_ - num_released_ == kShown) release_oldest();
     return buffers_.subspan(num_shown_ % kShown * slot_bytes_, slot_bytes_);
@@ -120,8 +123,7 @@ class RemotePageStore::Window final : public RemoteSession::Receiver {
 };
 
 void RemotePageStore::Dropped::answer() const {
-  for (const std::shared_ptr<Read>& read : reads)
-    read->answer_absent(read->next, read->names.size());
+  for (const auto& [read, first] : reads) read->answer_absent(first, read->names.size());
   for (const LookUp& look_up : look_ups) look_up.done();
 }
 
@@ -232,11 +234,13 @@ size_t RemotePageStore::put(std::span<const PageName> names, const FillPage& fil
     waiting_.writes.push_back(buffer);
     changed_.notify_all();
   }
-  if (i < names.size()) {
+  bool is_busy = false;
+  {
     const std::lock_guard lock(mutex_);
     stats_.refused += static_cast<int64_t>(names.size() - i);
+    is_busy = waiting_.look_ups.size() >= kLookUpsBusy;
   }
-  for (const PageName& name : seen_before) look_up({&name, 1}, [] {});
+  if (!seen_before.empty() && !is_busy) look_up(seen_before, [] {});
   return i;
 }
 
@@ -269,7 +273,8 @@ void RemotePageStore::look_up(std::span<const PageName> names, std::function<voi
   {
     const std::lock_guard lock(mutex_);
     const size_t fresh = num_fresh(names);
-    if (!breaker_.is_cut_off && !stopped_ && fresh < names.size() &&
+    // Erasing all pages takes long, and no look-up waits for it.
+    if (!breaker_.is_cut_off && !stopped_ && fresh < names.size() && waiting_.erases.empty() &&
         waiting_.look_ups.size() < kLookUpsMax) {
       const auto asked = names.subspan(fresh);
       waiting_.look_ups.push_back({{asked.begin(), asked.end()}, std::move(done), now()});
@@ -319,13 +324,20 @@ std::string RemotePageStore::problem() const {
   return breaker_.is_cut_off ? breaker_.problem : "";
 }
 
-RemotePageStore::Dropped RemotePageStore::drop_all() {
+RemotePageStore::Dropped RemotePageStore::drop_questions() {
   Dropped dropped;
-  for (const auto& read : waiting_.reads)
-    stats_.absent += static_cast<int64_t>(read->names.size() - read->next);
-  dropped.reads.assign(waiting_.reads.begin(), waiting_.reads.end());
+  for (const auto& read : waiting_.reads) {
+    const size_t first = std::exchange(read->next, read->names.size());
+    stats_.absent += static_cast<int64_t>(read->names.size() - first);
+    dropped.reads.emplace_back(read, first);
+  }
   waiting_.reads.clear();
   dropped.look_ups.swap(waiting_.look_ups);
+  return dropped;
+}
+
+RemotePageStore::Dropped RemotePageStore::drop_all() {
+  Dropped dropped = drop_questions();
   stats_.errors += static_cast<int64_t>(waiting_.writes.size());
   for (WriteBuffer* buffer : waiting_.writes) release_buffer(*buffer);
   waiting_.writes.clear();
@@ -375,18 +387,19 @@ void RemotePageStore::connect(RemoteSession& session, std::unique_lock<std::mute
                          : std::min(breaker_.pause * 2, config_.retry_after_max);
     breaker_.retry_at = at + breaker_.pause;
     ++stats_.errors;
+    const Dropped nothing = drop_all();  // questions are not taken while it is cut off
   }
   changed_.notify_all();
   settled_.notify_all();
 }
 
-// The server was restarted, or has closed an idle connection: it is tried again at once, while
-// nothing waits for it.
+// The server was restarted, or has closed an idle connection: it is tried again at once. Nothing
+// waits for it; pages to be written or erased stay.
 void RemotePageStore::forget_connection(std::unique_lock<std::mutex>& lock) {
   breaker_.is_cut_off = true;
   breaker_.problem = "the server has closed the connection";
   breaker_.retry_at = now();
-  const Dropped dropped = drop_all();
+  const Dropped dropped = drop_questions();
   lock.unlock();
   dropped.answer();
   lock.lock();

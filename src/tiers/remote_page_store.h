@@ -21,6 +21,7 @@
 #include <string>
 #include <thread>
 #include <unordered_set>
+#include <utility>
 #include <vector>
 
 #include "base/clock.h"
@@ -70,9 +71,7 @@ class RemotePageStore final : public PageStore {
   void clear() override;
   void flush() override;
   PageStoreStats stats() const override;
-
-  // Why it is cut off; "" when it is not.
-  std::string problem() const;
+  std::string problem() const override;
 
  private:
   class Window;
@@ -101,9 +100,9 @@ class RemotePageStore final : public PageStore {
     std::deque<std::shared_ptr<Read>> reads;   // shared by the threads that read parts of it
     std::deque<WriteBuffer*> writes;
   };
-  // What waits for an answer, taken out of the queues.
+  // What waits for an answer, taken out of the queues. Of a read no thread takes pages any more.
   struct Dropped {
-    std::vector<std::shared_ptr<Read>> reads;
+    std::vector<std::pair<std::shared_ptr<Read>, size_t>> reads;  // from which page on
     std::deque<LookUp> look_ups;
     void answer() const;
   };
@@ -122,6 +121,7 @@ class RemotePageStore final : public PageStore {
   void run_write(RemoteSession& session, std::unique_lock<std::mutex>& lock);
   void release_buffer(WriteBuffer& buffer);
   void cut_off(const Status& why, std::unique_lock<std::mutex>& lock);
+  Dropped drop_questions();
   Dropped drop_all();
   size_t num_fresh(std::span<const PageName> names) const;
 

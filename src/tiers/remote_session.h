@@ -26,6 +26,7 @@ class RemoteSession {
   class Receiver {
    public:
     virtual ~Receiver() = default;
+    virtual size_t page_bytes() const = 0;  // with the header
     // Where the bytes of the next page go. They are not touched by the session from received() on.
     virtual std::span<std::byte> buffer() = 0;
     enum class Outcome { kFound, kAbsent, kWrongSize };

@@ -41,6 +41,7 @@ Result<std::optional<RespLine>> parse_resp_line(std::string_view in) {
   if (end + 1 == in.size()) return std::nullopt;
   if (in[end + 1] != '\n') return fail(no_reply("a line ends within"));
   RespLine line{.type = *type, .text = in.substr(1, end - 1), .size = end + 2};
+  if (line.text.find('\n') != std::string_view::npos) return fail(no_reply("a line ends within"));
   if (*type == RespType::kSimple || *type == RespType::kError) return line;
   const char* const last = line.text.data() + line.text.size();
   const auto parsed = std::from_chars(line.text.data(), last, line.number);

@@ -91,9 +91,9 @@ TEST(Resp, WaitsForTheEndOfALine) {
 }
 
 TEST(Resp, RefusesWhatNoServerSends) {
-  for (const std::string bad :
-       {"HTTP/1.1 400 Bad Request\r\n", "$-2\r\n", "$536870913\r\n", "$99999999999999999999\r\n",
-        "$1x\r\n", "$\r\n", ":\r\n", ": 1\r\n", ":1\n2\r\n", "+a\rb\r\n", "*-7\r\n", "*1e3\r\n"})
+  for (const std::string bad : {"HTTP/1.1 400 Bad Request\r\n", "$-2\r\n", "$536870913\r\n",
+                                "$99999999999999999999\r\n", "$1x\r\n", "$\r\n", ":\r\n", ": 1\r\n",
+                                "-ERR a\nb\r\n", ":1\n2\r\n", "+a\rb\r\n", "*-7\r\n", "*1e3\r\n"})
     EXPECT_FALSE(parse_resp_line(bad)) << bad;
   EXPECT_TRUE(parse_resp_line("+" + std::string(kRespLineMax - 2, 'a')));
   EXPECT_FALSE(parse_resp_line("+" + std::string(kRespLineMax, 'a')));
