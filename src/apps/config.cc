@@ -10,6 +10,7 @@
 #include "engine/replicas/replica_choice.h"
 #include "engine/startup/device.h"
 #include "server/authorize.h"
+#include "server/storage_config.h"
 #include "text/parse/reasoning_parser.h"
 #include "text/parse/tool_call_parser.h"
 
@@ -231,9 +232,24 @@ void add_tier_rows(SettingTable& table, EngineConfig& engine) {
                {"write_through", "write_through_selective", "write_back"},
                "when a page is copied: when it is computed, when it is used again, or when the "
                "device gives it up");
-  table.choice("hicache-storage-backend", engine.tiers.hicache_storage_backend, {"none", "file"},
+  table.choice("hicache-storage-backend", engine.tiers.hicache_storage_backend,
+               {"none", "file", "redis", "file,redis"},
                "where pages stay beyond the process: file, in a folder that all processes of this "
-               "model share and that is found again after a restart");
+               "model share and that is found again after a restart; redis, in a Redis or Valkey "
+               "server, which servers of several hosts share");
+  shown_default(
+      table.custom("hicache-storage-backend-extra-config", "JSON",
+                   "of redis: an object with url (redis://USER:PASSWORD@HOST:PORT/DATABASE, "
+                   "rediss for TLS) and others of docs/tiers.md, or @FILE",
+                   "",
+                   [&engine](std::string_view value) {
+                     return read_storage_config(value, true, engine.tiers.redis);
+                   }),
+      "redis://127.0.0.1:6379/0");
+  table.choice("hicache-storage-prefetch-policy", engine.tiers.hicache_storage_prefetch_policy,
+               {"best_effort", "wait_complete", "timeout"},
+               "how long an admitted request waits for pages in storage: not at all, until all are "
+               "there, or 1 s and 250 ms for each 1,024 tokens at most");
   shown_default(table.path("hicache-storage-path", engine.tiers.hicache_storage_path,
                            "folder of hicache-storage-backend file"),
                 "espalier/kv in XDG_CACHE_HOME or ~/.cache");
@@ -674,11 +690,16 @@ Status check_tier_contradictions(const SettingTable& table, const EngineConfig& 
   };
   if (!engine.tiers.enable_hierarchical_cache)
     return needs({"hicache-size", "hicache-ratio", "hicache-write-policy",
-                  "hicache-storage-backend", "hicache-storage-path", "hicache-disk-size"},
+                  "hicache-storage-backend", "hicache-storage-path", "hicache-disk-size",
+                  "hicache-storage-backend-extra-config", "hicache-storage-prefetch-policy"},
                  "--enable-hierarchical-cache");
-  if (engine.tiers.hicache_storage_backend == "none")
+  const std::string& backend = engine.tiers.hicache_storage_backend;
+  if (backend.find("file") == std::string::npos)
     ESP_RETURN_IF_ERROR(
         needs({"hicache-storage-path", "hicache-disk-size"}, "--hicache-storage-backend file"));
+  if (backend.find("redis") == std::string::npos)
+    ESP_RETURN_IF_ERROR(
+        needs({"hicache-storage-backend-extra-config"}, "--hicache-storage-backend redis"));
   if (engine.tiers.hicache_size_gb > 0 && engine.tiers.hicache_ratio > 0)
     return invalid_argument("{} contradicts {}: both are the size of one tier; leave one out",
                             given_as(table, "hicache-size"), given_as(table, "hicache-ratio"));

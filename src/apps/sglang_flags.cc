@@ -152,7 +152,6 @@ constexpr Group kGroups[] = {
      "pages lie in one layout, and a load that takes longer than 1 s and 250 ms for each 1,024 "
      "tokens is computed instead",
      "hicache-host-memory-fraction hicache-host-memory-mode hicache-io-backend hicache-mem-layout "
-     "hicache-storage-backend-extra-config hicache-storage-prefetch-policy "
      "hicache-storage-prefetch-retry-max-attempts hicache-storage-prefetch-retry-poll-interval"},
     {Rule::kNoEffect, kValue, "", "it matters only with what another flag, refused here, turns on",
      "hisparse-config "

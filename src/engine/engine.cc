@@ -115,6 +115,9 @@ Result<AdapterInfo> Engine::load_adapter(const std::string& name, const std::fil
   return fail(no_adapters(name));
 }
 Status Engine::unload_adapter(const std::string& name) { return no_adapters(name); }
+Result<std::vector<StorageReport>> Engine::storage(const StorageRequest&) {
+  return fail(error(StatusCode::kUnimplemented, "this engine has no tiers"));
+}
 Status Engine::pause_generation(PauseMode) {
   return error(StatusCode::kUnimplemented, "this engine cannot be paused");
 }
@@ -214,9 +217,9 @@ Result<GenerateResult> Engine::generate(GenerateRequest request) {
   return std::move(results.front());
 }
 
-Result<EncodeResult> Engine::encode(GenerateRequest request) {
+Result<EncodeResult> encode(Engine& engine, GenerateRequest request) {
   request.embed = true;
-  ESP_ASSIGN_OR_RETURN(GenerateResult result, generate(std::move(request)));
+  ESP_ASSIGN_OR_RETURN(GenerateResult result, engine.generate(std::move(request)));
   return EncodeResult{std::move(result.rid), std::move(result.embedding), result.stats};
 }
 

@@ -19,6 +19,7 @@
 #include "engine/requests/request.h"
 #include "engine/requests/score.h"
 #include "engine/tiers/kv_tiers.h"
+#include "engine/tiers/storage_control.h"
 #include "engine/watch/step_profile.h"
 #include "models/expert_counts.h"
 #include "models/image_encoder.h"
@@ -198,9 +199,6 @@ class Engine {
   Result<std::vector<GenerateResult>> generate_all(GenerateRequest request);
   Result<GenerateResult> generate(GenerateRequest request);  // the first sample
 
-  // The vector of the request's text; sets `embed`. kFailedPrecondition for a model that generates.
-  Result<EncodeResult> encode(GenerateRequest request);
-
   // Compiles the grammar in `params` and waits for it; requests that bring it find it then. What is
   // wrong with it, or not supported, is said as a request's failure would say it.
   // drawn_states: above 0, draws its automata with at most so many states of each rule.
@@ -234,6 +232,9 @@ class Engine {
   // Drops all that is cached on the device and in the host's memory; what storage has stays.
   // kFailedPrecondition while requests run or wait.
   virtual Status flush_cache() = 0;
+  // Storage of the tiers, shown or changed while requests run. Blocks; failures are those of
+  // storage_control.h.
+  virtual Result<std::vector<StorageReport>> storage(const StorageRequest& request);
   // Stops generating until continue_generation(), once the step in flight is done; new requests are
   // taken in and wait. kAbort ends all that there are; kRetract sends what runs back to the queue,
   // so that its memory can be flushed; kInPlace leaves everything where it is.
@@ -268,6 +269,9 @@ class Engine {
  protected:
   Engine() = default;
 };
+
+// The vector of the request's text; sets `embed`. kFailedPrecondition for a model that generates.
+Result<EncodeResult> encode(Engine& engine, GenerateRequest request);
 
 // See score.h: of each item one number for each label. All items run at once.
 Result<std::vector<std::vector<float>>> score(Engine& engine, const ScoreRequest& request);

@@ -488,6 +488,14 @@ Status EngineImpl::flush_cache() {
   return status;
 }
 
+Result<std::vector<StorageReport>> EngineImpl::storage(const StorageRequest& request) {
+  if (request.action == StorageRequest::Action::kAttach && parts_.info.images)
+    return fail(error(StatusCode::kUnimplemented,
+                      "pictures are not stored in tiers that outlive the engine, and this model "
+                      "reads pictures: no storage is attached"));
+  return control_storage(cache_parts_.tiers.get(), config_.tiers, request);
+}
+
 Status EngineImpl::pause_generation(PauseMode mode) {
   PauseMessage message{.mode = mode};
   std::future<Status> done = message.done.get_future();

@@ -43,6 +43,7 @@ class EngineImpl final : public Engine {
   Status unload_adapter(const std::string& name) override;
   std::vector<LoadedAdapter> adapters() const override { return adapters_.list(); }
   Status flush_cache() override;
+  Result<std::vector<StorageReport>> storage(const StorageRequest& request) override;
   Status pause_generation(PauseMode mode) override;
   Status continue_generation() override;
   void drain(Duration timeout) override;

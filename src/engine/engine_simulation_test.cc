@@ -16,6 +16,7 @@
 #include <thread>
 
 #include "base/rng.h"
+#include "engine/testing/asked_store.h"
 #include "engine/testing/flaky_store.h"
 #include "engine/testing/remote_copier.h"
 #include "engine/testing/test_engine.h"
@@ -196,9 +197,20 @@ class EngineSimulation {
                               .lose_one_of = static_cast<uint64_t>(pick({0, 5, 50})),
                               .refuse_one_of = static_cast<uint64_t>(pick({0, 3, 20})),
                               .delay_max = std::chrono::microseconds(pick({0, 200, 2000}))});
+    if (rng_.below(3) == 0) {  // elsewhere: it answers at once, or only that it is asked
+      auto elsewhere = std::make_unique<AskedStore>(FlakyStore::Options{
+          .seed = rng_(),
+          .page_bytes = page_bytes,
+          .lose_one_of = static_cast<uint64_t>(pick({0, 5})),
+          .delay_max = std::chrono::microseconds(pick({0, 500}))});
+      if (rng_.below(4) > 0) elsewhere->answer();
+      parts.remote = std::move(elsewhere);
+    }
     const Duration timeout = std::chrono::microseconds(pick({1, 500, 1'000'000}));
     return std::make_unique<KvTiers>(
         KvTiersConfig{.policy = static_cast<TierWritePolicy>(rng_.below(3)),
+                      .prefetch = rng_.below(4) == 0 && has_host ? PrefetchPolicy::kBestEffort
+                                                                 : PrefetchPolicy::kTimeout,
                       .page_size = config.cache.page_size,
                       .num_device_pages = config.cache.max_total_tokens / config.cache.page_size,
                       .name_scope = scope,

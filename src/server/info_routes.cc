@@ -73,6 +73,8 @@ void write_private_settings(JsonWriter& w, const Context& context, bool admin) {
   path("allowed_local_media_path", context.config.allowed_local_media_path);
   path("hicache_storage_path", e.tiers.hicache_storage_path);
   w.key("disaggregation_token").null();  // a secret, as the password
+  // Without the user and password.
+  path("hicache_storage_backend_extra_config", e.tiers.redis.shown_url());
   w.key("lora_paths");
   if (admin) {
     w.begin_array();
@@ -138,6 +140,7 @@ void write_engine_settings(JsonWriter& w, const EngineConfig& e) {
   write_text_or_null(
       w, "hicache_storage_backend",
       e.tiers.hicache_storage_backend == "none" ? "" : e.tiers.hicache_storage_backend);
+  w.member("hicache_storage_prefetch_policy", e.tiers.hicache_storage_prefetch_policy);
   w.member("hicache_disk_size", e.tiers.hicache_disk_size_gb);
   w.member("disable_overlap_schedule", e.compute.disable_overlap_schedule);
   w.member("device", e.compute.device)

@@ -342,6 +342,8 @@ void add_tiers(Figures& f, const EngineStats& s) {
       [](const TierStats& t) { return t.store.refused; });
   add("espalier:tier_errors_total", "Reads and writes that failed, and pages that were damaged.",
       [](const TierStats& t) { return t.store.errors + t.store.corrupt; });
+  add("espalier:tier_cut_offs_total", "Times that a remote tier was cut off after a failure.",
+      [](const TierStats& t) { return t.store.cut_offs; });
   add("espalier:tier_read_bytes_total", "Bytes read from a tier.",
       [](const TierStats& t) { return t.store.bytes_read; });
   add("espalier:tier_written_bytes_total", "Bytes written to a tier.",
@@ -354,6 +356,13 @@ void add_tiers(Figures& f, const EngineStats& s) {
   f.counter("espalier:tier_loads_late_total", "Of them, those given up because they were late.",
             tiers.loads_late);
   f.counter("espalier:tier_load_seconds_total", "Time of all loads.", tiers.load_seconds);
+  f.counter("espalier:tier_prefetch_requests_total",
+            "Requests whose pages were looked for while they waited.", tiers.prefetch.requests);
+  f.counter("espalier:tier_prefetch_pages_started_total",
+            "Pages of storage that were asked for while their request waited.",
+            tiers.prefetch.pages_started);
+  f.counter("espalier:tier_prefetch_pages_total", "Of them, those that came to the host's memory.",
+            tiers.prefetch.pages_fetched);
   f.gauge("espalier:tier_pinned_bytes", "Bytes of the host tier that are pinned for a GPU.",
           tiers.pinned_bytes);
 }

@@ -109,7 +109,7 @@ const std::vector<Route>& routes() {
                               &batch_routes(),         &session_routes(),   &lora_routes(),
                               &event_routes(),         &observer_routes(),  &admin_routes(),
                               &profile_routes(),       &sglang_routes(),    &conversation_routes(),
-                              &message_batch_routes(), &expert_routes()})
+                              &message_batch_routes(), &expert_routes(),    &storage_routes()})
       joined.insert(joined.end(), group->begin(), group->end());
     return joined;
   }();

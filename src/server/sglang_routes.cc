@@ -32,11 +32,8 @@ constexpr LackingRoutes kLacking[] = {
      "save the adapter as PEFT does and POST /load_lora_adapter"},
     {"/add_external_corpus /remove_external_corpus /list_external_corpora",
      "no corpus of draft tokens is kept: leave the call out"},
-    {"/clear_hicache_storage_backend /hicache/storage-backend /hicache/storage-backend/clear "
-     "/get_hicache_l3_cache_layout",
-     "tiers of the prefix cache are chosen at the start (--enable-hierarchical-cache); to empty "
-     "one "
-     "on disk, end the server and remove the files of --hicache-storage-path"},
+    {"/get_hicache_l3_cache_layout",
+     "a page in storage has one layout; GET /hicache/storage-backend says where pages are"},
     {"/pd_role_switch", "a server computes prompts and answers alike: leave the call out"},
     {"/scale_elastic_ep /is_scaling_elastic_ep",
      "the devices of a server are chosen at the start: start another server beside it"},

@@ -10,6 +10,15 @@
 namespace espalier {
 namespace {
 
+// The first failure; the others do it nevertheless.
+template <typename Do>
+Status on_each(const std::vector<std::unique_ptr<Engine>>& engines, Do&& act) {
+  Status failed;
+  for (const auto& engine : engines)
+    if (Status status = act(*engine); failed.ok() && !status.ok()) failed = std::move(status);
+  return failed;
+}
+
 // What replicas were given of what is stated for all of them.
 EngineConfig totals(const std::vector<std::unique_ptr<Engine>>& engines) {
   EngineConfig out = engines.front()->config();
@@ -160,27 +169,28 @@ std::vector<LoadedAdapter> Replicas::adapters() const {
 
 // All replicas.
 
-// The first failure; the others do it nevertheless.
-template <typename Do>
-Status Replicas::on_each(Do&& act) {
-  Status failed;
-  for (const auto& engine : engines_)
-    if (Status status = act(*engine); failed.ok() && !status.ok()) failed = std::move(status);
-  return failed;
-}
-
 Status Replicas::flush_cache() {
-  const Status status = on_each([](Engine& engine) { return engine.flush_cache(); });
+  const Status status = on_each(engines_, [](Engine& engine) { return engine.flush_cache(); });
   if (status.ok()) placement_.forget_prefixes();
   return status;
 }
 
+// Each replica has connections and counts of its own; the last one's report stands for all.
+Result<std::vector<StorageReport>> Replicas::storage(const StorageRequest& request) {
+  std::vector<StorageReport> reports;
+  ESP_RETURN_IF_ERROR(on_each(engines_, [&](Engine& engine) -> Status {
+    ESP_ASSIGN_OR_RETURN(reports, engine.storage(request));
+    return {};
+  }));
+  return reports;
+}
+
 Status Replicas::pause_generation(PauseMode mode) {
-  return on_each([mode](Engine& engine) { return engine.pause_generation(mode); });
+  return on_each(engines_, [mode](Engine& engine) { return engine.pause_generation(mode); });
 }
 
 Status Replicas::continue_generation() {
-  return on_each([](Engine& engine) { return engine.continue_generation(); });
+  return on_each(engines_, [](Engine& engine) { return engine.continue_generation(); });
 }
 
 void Replicas::drain(Duration timeout) {

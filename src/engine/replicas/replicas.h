@@ -46,6 +46,7 @@ class Replicas final : public Engine {
   // Bytes and requests of all replicas together.
   std::vector<LoadedAdapter> adapters() const override;
   Status flush_cache() override;
+  Result<std::vector<StorageReport>> storage(const StorageRequest& request) override;
   Status pause_generation(PauseMode mode) override;
   Status continue_generation() override;
   void drain(Duration timeout) override;
@@ -67,8 +68,6 @@ class Replicas final : public Engine {
  private:
   const Engine& first() const { return *engines_.front(); }
   Engine& at(int32_t replica) const { return *engines_[static_cast<size_t>(replica)]; }
-  template <typename Do>
-  Status on_each(Do&& act);
 
   EngineConfig config_;  // totals of all replicas
   int32_t context_length_ = 0;

@@ -17,6 +17,9 @@ void add(KvTiersStats& to, const KvTiersStats& from) {
   add_fields<T, int64_t>(
       to, from,
       {&T::loads, &T::loads_late, &T::loads_in_part, &T::host_tokens, &T::storage_tokens});
+  using P = PrefetchStats;
+  add_fields<P, int64_t>(to.prefetch, from.prefetch,
+                         {&P::requests, &P::pages_started, &P::pages_fetched});
   to.load_seconds += from.load_seconds;
   to.pinned_bytes += from.pinned_bytes;
   for (const TierStats& tier : from.stores) {
@@ -27,7 +30,8 @@ void add(KvTiersStats& to, const KvTiersStats& from) {
     }
     add_fields<S, int64_t>(same->store, tier.store,
                            {&S::found, &S::absent, &S::stored, &S::refused, &S::errors, &S::corrupt,
-                            &S::evicted, &S::bytes_read, &S::bytes_written});
+                            &S::evicted, &S::bytes_read, &S::bytes_written, &S::cut_offs});
+    same->store.is_cut_off = same->store.is_cut_off || tier.store.is_cut_off;
     const bool is_shared = tier.kind == "disk";  // one file of all replicas
     const auto merge = [is_shared](int64_t& sum, int64_t more) {
       sum = is_shared ? std::max(sum, more) : sum + more;

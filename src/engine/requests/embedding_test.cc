@@ -52,7 +52,7 @@ TEST_P(PooledEngine, MakesTheVectorsOfTransformersInAnyCompany) {
           std::vector<std::vector<float>> vectors(golden.texts.size());
           for (size_t i = 0; i < golden.texts.size(); ++i) {
             threads.emplace_back([&, i] {
-              const auto result = engine->encode({.input_ids = golden.texts[i].tokens});
+              const auto result = encode(*engine, {.input_ids = golden.texts[i].tokens});
               ASSERT_TRUE(result) << result.error().to_string();
               vectors[i] = result->embedding;
             });
@@ -79,13 +79,13 @@ TEST(Embedding, TheLastTokensComeFromTheCacheAndMeansDoNot) {
   std::vector<TokenId> tokens(40);
   std::iota(tokens.begin(), tokens.end(), 3);
   const auto last = start(config_of(kPooled / "qwen3_embedding"));
-  EXPECT_EQ(last->encode({.input_ids = tokens})->stats.cached_tokens, 0);
-  EXPECT_EQ(last->encode({.input_ids = tokens})->stats.cached_tokens, 39);
+  EXPECT_EQ(encode(*last, {.input_ids = tokens})->stats.cached_tokens, 0);
+  EXPECT_EQ(encode(*last, {.input_ids = tokens})->stats.cached_tokens, 39);
   tokens.push_back(9);
-  EXPECT_EQ(last->encode({.input_ids = tokens})->stats.cached_tokens, 40);
+  EXPECT_EQ(encode(*last, {.input_ids = tokens})->stats.cached_tokens, 40);
   const auto mean = start(config_of(kPooled / "mistral_mean"));
   for (int i = 0; i < 2; ++i) {
-    EXPECT_EQ(mean->encode({.input_ids = tokens})->stats.cached_tokens, 0);
+    EXPECT_EQ(encode(*mean, {.input_ids = tokens})->stats.cached_tokens, 0);
   }
   EXPECT_EQ(mean->stats().memory.kv_tokens_running, 0);
 }
@@ -94,13 +94,13 @@ TEST(Embedding, ShortensAndNormalises) {
   const golden::PooledGolden golden = golden::read_pooled(kPooled / "qwen3_embedding");
   const auto engine = start(config_of(golden.folder));
   const auto short_one =
-      engine->encode({.input_ids = golden.texts[2].tokens, .dimensions = 5})->embedding;
+      encode(*engine, {.input_ids = golden.texts[2].tokens, .dimensions = 5})->embedding;
   ASSERT_EQ(short_one.size(), 5u);
   EXPECT_NEAR(std::inner_product(short_one.begin(), short_one.end(), short_one.begin(), 0.0), 1.0,
               1e-6);
-  const auto whole = engine->encode({.input_ids = golden.texts[2].tokens})->embedding;
+  const auto whole = encode(*engine, {.input_ids = golden.texts[2].tokens})->embedding;
   EXPECT_NEAR(short_one[0] / short_one[1], whole[0] / whole[1], 1e-4);
-  EXPECT_THAT(engine->encode({.input_ids = {5}, .dimensions = 33}).error().message(),
+  EXPECT_THAT(encode(*engine, {.input_ids = {5}, .dimensions = 33}).error().message(),
               HasSubstr("the model's vectors have 32"));
   std::vector<float> zero(4);
   shape_embedding(zero, {.size = 4, .normalize = true}, 0);
@@ -109,7 +109,7 @@ TEST(Embedding, ShortensAndNormalises) {
 
 TEST(Embedding, ModelsAreAskedForWhatTheyMake) {
   const auto generating = start(config_of(kLlama));
-  const auto refused = generating->encode({.input_ids = {5, 6}});
+  const auto refused = encode(*generating, {.input_ids = {5, 6}});
   ASSERT_FALSE(refused);
   EXPECT_EQ(refused.error().code(), StatusCode::kFailedPrecondition);
   EXPECT_THAT(refused.error().message(), HasSubstr("--is-embedding"));
@@ -119,14 +119,14 @@ TEST(Embedding, ModelsAreAskedForWhatTheyMake) {
   ASSERT_FALSE(no_text);
   EXPECT_EQ(no_text.error().code(), StatusCode::kFailedPrecondition);
   EXPECT_THAT(no_text.error().message(), HasSubstr("does not generate text: it makes scores"));
-  EXPECT_THAT(classes->encode({.input_ids = {5}, .dimensions = 2}).error().message(),
+  EXPECT_THAT(encode(*classes, {.input_ids = {5}, .dimensions = 2}).error().message(),
               HasSubstr("scores cannot be shortened"));
-  EXPECT_THAT(classes->encode({.input_ids = {500}}).error().message(), HasSubstr("token 500"));
+  EXPECT_THAT(encode(*classes, {.input_ids = {500}}).error().message(), HasSubstr("token 500"));
 
   EngineConfig config = config_of(kLlama);
   config.model.is_embedding = true;
   const auto explicit_kind = start(config);
-  EXPECT_EQ(explicit_kind->encode({.input_ids = {5, 6}})->embedding.size(), 64u);
+  EXPECT_EQ(encode(*explicit_kind, {.input_ids = {5, 6}})->embedding.size(), 64u);
 }
 
 TEST(Score, IsTheProbabilityOfTheLabelsBehindQueryAndItem) {

@@ -69,6 +69,12 @@ class KvLoader {
  public:
   virtual ~KvLoader() = default;
 
+  // The sequence begins to wait for its turn, so what it may load can be found out and brought
+  // nearer; `pages` is empty. num_available() or forget() ends that.
+  virtual void prefetch(const LoadRequest& /*request*/) {}
+  // The sequence is gone before it was admitted.
+  virtual void forget(SequenceId /*id*/) {}
+
   // How many leading tokens of the request are available, the cached ones included; no more than
   // num_cached: nothing is loaded.
   virtual int32_t num_available(const LoadRequest& request) = 0;

@@ -97,6 +97,11 @@ Status Scheduler::add(SequenceSpec spec) {
   if (sequence.spec.handoff == Handoff::kGive)
     sequence.spec.max_new_tokens = sequence.num_outputs() + 1;
   queue_->add(sequence);
+  if (loader_ != nullptr)
+    loader_->prefetch({.id = id,
+                       .cache_namespace = sequence.spec.cache_namespace,
+                       .tokens = sequence.first_tokens(sequence.match_limit()),
+                       .num_cached = current_match(sequence, cache_)});
   // It may preempt others, or find its prefix cached.
   if (may_preempt() || orders_by_prefix(config_.policy)) admission_retry_step_ = 0;
   return Status();
@@ -109,6 +114,7 @@ void Scheduler::abort(SequenceId id, FinishReason reason) {
   if (sequence.finish_reported || sequence.abort_reason) return;
   if (sequence.state == SequenceState::kWaiting) {
     queue_->remove(sequence);
+    if (loader_ != nullptr) loader_->forget(id);
     committer_->finish(sequence, std::move(reason));
     queue_->left(sequence);
     sequences_.erase(found);

@@ -8,10 +8,9 @@
 namespace espalier {
 namespace {
 
-std::vector<PageStore*> stores_of(const KvTiers::Parts& parts) {
-  std::vector<PageStore*> stores;
-  for (PageStore* store : {parts.host.get(), parts.storage.get()})
-    if (store != nullptr) stores.push_back(store);
+std::vector<PageStore*> stores_of(PageStore* host, PageStore& storage, PageStore& remote) {
+  std::vector<PageStore*> stores = {&storage, &remote};
+  if (host != nullptr) stores.insert(stores.begin(), host);
   return stores;
 }
 
@@ -27,24 +26,44 @@ Result<TierWritePolicy> parse_tier_write_policy(std::string_view name) {
       name));
 }
 
+Result<PrefetchPolicy> parse_prefetch_policy(std::string_view name) {
+  if (name == "best_effort") return PrefetchPolicy::kBestEffort;
+  if (name == "wait_complete") return PrefetchPolicy::kWaitComplete;
+  if (name == "timeout") return PrefetchPolicy::kTimeout;
+  return fail(invalid_argument(
+      "hicache_storage_prefetch_policy is '{}', but must be best_effort, wait_complete or timeout",
+      name));
+}
+
 KvTiers::KvTiers(const KvTiersConfig& config, Parts parts)
     : config_(config),
       parts_(std::move(parts)),
+      storage_(parts_.copier->page_bytes()),
+      remote_(parts_.copier->page_bytes()),
+      stores_(stores_of(parts_.host.get(), storage_, remote_)),
       signal_(std::make_shared<Signal>()),
       pages_(static_cast<size_t>(config.num_device_pages)),
-      saves_(*parts_.copier, stores_of(parts_), config.num_device_pages) {
+      saves_(*parts_.copier, stores_, config.num_device_pages),
+      prefetcher_({.name_scope = config.name_scope, .page_size = config.page_size},
+                  {.host = parts_.host.get(), .disk = &storage_, .remote = &remote_},
+                  [signal = signal_] {
+                    const std::lock_guard lock(signal->mutex);
+                    if (signal->notify) signal->notify();
+                  }) {
   ESP_CHECK(parts_.clock != nullptr);
-  ESP_CHECK(parts_.host != nullptr || parts_.storage != nullptr, "tiers without a store");
-  for (const PageStore* store : {parts_.host.get(), parts_.storage.get()})
-    ESP_CHECK(store == nullptr || store->page_bytes() == parts_.copier->page_bytes(),
+  for (const PageStore* store : stores_)
+    ESP_CHECK(store->page_bytes() == parts_.copier->page_bytes(),
               "a store with pages of another size");
+  storage_.attach(std::move(parts_.storage));
+  remote_.attach(std::move(parts_.remote));
 }
 
-// Destroyed in turn: the queue, which saves what waits; the pinned memory, which nothing copies
-// any more; the stores, which answer what waits.
+// Destroyed in turn: the prefetcher; the queue, which saves what waits; storage, which answers what
+// waits and may fill the host's memory; the pinned memory, which nothing copies any more; the host.
 KvTiers::~KvTiers() {
   notify(nullptr);
-  for (const Load& load : loads_) load.job->cancel();
+  for (const Load& load : loads_)
+    if (load.job != nullptr) load.job->cancel();
 }
 
 void KvTiers::notify(std::function<void()> load_ended) {
@@ -93,6 +112,26 @@ void KvTiers::on_evicted(std::span<const PageId> pages, bool demote) {
 
 void KvTiers::flush_saves() { saves_.flush(); }
 
+void KvTiers::prefetch(const LoadRequest& request) {
+  if (!has_storage() || is_process_local(request.cache_namespace)) return;
+  prefetcher_.begin(request.id, request.cache_namespace, request.tokens, request.num_cached);
+}
+
+void KvTiers::forget(SequenceId id) { prefetcher_.end(id); }
+
+// The index of the nearest store that has the page; that of the last one where none has it.
+size_t KvTiers::nearest(const PageName& name) const {
+  size_t at = 0;
+  while (at + 1 < stores_.size() && stores_[at]->num_leading({&name, 1}) == 0) ++at;
+  return at;
+}
+
+bool KvTiers::is_loadable(const PageName& name) const {
+  if (config_.prefetch == PrefetchPolicy::kBestEffort)
+    return parts_.host != nullptr && parts_.host->num_leading({&name, 1}) == 1;
+  return stores_[nearest(name)]->num_leading({&name, 1}) == 1;
+}
+
 // Names are computed one by one and only as long as a store has them: a request that hits nothing
 // costs one digest.
 void KvTiers::name_pages(const LoadRequest& request) {
@@ -107,60 +146,89 @@ void KvTiers::name_pages(const LoadRequest& request) {
     name = device_page(request.pages[num_cached - 1]).name;
     if (name.empty()) return;
   }
-  const auto is_stored = [&] {
-    for (const PageStore* store : {parts_.host.get(), parts_.storage.get()})
-      if (store != nullptr && store->num_leading({&name, 1}) == 1) return true;
-    return false;
-  };
   for (size_t at = num_cached; (at + 1) * page_size <= request.tokens.size(); ++at) {
     name = page_name(name, request.tokens.subspan(at * page_size, page_size));
-    if (!is_stored()) return;
+    if (!is_loadable(name)) return;
     names_.push_back(name);
   }
 }
 
+// While the remote store has not said what it has, all pages count as available.
 int32_t KvTiers::num_available(const LoadRequest& request) {
   if (is_process_local(request.cache_namespace)) return request.num_cached;
+  awaited_ = prefetcher_.end(request.id);
+  const bool must_wait = awaited_ != nullptr && awaited_->must_wait() &&
+                         config_.prefetch != PrefetchPolicy::kBestEffort;
   name_pages(request);
-  return request.num_cached + static_cast<int32_t>(names_.size()) * config_.page_size;
+  auto count = static_cast<int32_t>(names_.size());
+  const int32_t num_pages = static_cast<int32_t>(request.tokens.size()) / config_.page_size;
+  const int32_t num_missing = num_pages - request.num_cached / config_.page_size;
+  if (must_wait && count < num_missing) {
+    count = num_missing;
+  } else {
+    awaited_ = nullptr;
+  }
+  return request.num_cached + count * config_.page_size;
 }
 
-// Runs of pages that are in the host's memory come from there, the others from the storage.
 void KvTiers::start(const LoadRequest& request) {
   ESP_CHECK(named_id_ == request.id, "start() without num_available()");
-  const auto begin = static_cast<size_t>(request.num_cached / config_.page_size);
-  const auto count = request.tokens.size() / static_cast<size_t>(config_.page_size) - begin;
-  ESP_CHECK(count > 0 && count <= names_.size());
-  const auto job =
-      std::make_shared<LoadJob>(request.id, *parts_.copier, request.pages.subspan(begin, count),
-                                [signal = signal_, number = ++num_started_] {
-                                  const std::lock_guard lock(signal->mutex);
-                                  signal->ended.push_back(number);
-                                  if (signal->notify) signal->notify();
-                                });
-  std::span<const PageName> left = std::span(names_).first(count);
-  while (!left.empty()) {
-    const size_t first = count - left.size();
-    if (parts_.host != nullptr)
-      if (const size_t run = parts_.host->num_leading(left); run > 0) {
-        job->add(*parts_.host, LoadJob::Source::kHost, first, left.first(run), nullptr);
-        left = left.subspan(run);
-        continue;
-      }
-    if (parts_.storage == nullptr) break;
-    size_t run = 1;  // also where it has gone meanwhile: then it is answered as absent
-    while (run < left.size() &&
-           (parts_.host == nullptr || parts_.host->num_leading(left.subspan(run, 1)) == 0))
-      ++run;
-    job->add(*parts_.storage, LoadJob::Source::kStorage, first, left.first(run), parts_.host.get());
-    left = left.subspan(run);
-  }
+  const auto first = static_cast<size_t>(request.num_cached / config_.page_size);
+  const auto count = request.tokens.size() / static_cast<size_t>(config_.page_size) - first;
+  ESP_CHECK(count > 0 && (awaited_ != nullptr || count <= names_.size()));
   const TimePoint now = parts_.clock->now();
   const Duration allowed = config_.load_timeout + config_.load_timeout_per_1024 *
                                                       static_cast<int64_t>(count) *
                                                       config_.page_size / 1024;
-  loads_.push_back({num_started_, job, request.num_cached, now, now + allowed});
-  job->begin();
+  const bool is_bounded = config_.prefetch != PrefetchPolicy::kWaitComplete;
+  Load& load = loads_.emplace_back(Load{.id = request.id,
+                                        .number = ++num_started_,
+                                        .awaited = std::move(awaited_),
+                                        .num_cached = request.num_cached,
+                                        .started = now,
+                                        .deadline = is_bounded ? now + allowed : TimePoint::max()});
+  const std::span<const PageId> pages = request.pages.subspan(first, count);
+  if (load.awaited != nullptr) {
+    load.pages.assign(pages.begin(), pages.end());
+    // It may have become known since num_available(); then no call of the prefetcher is left.
+    if (!load.awaited->must_wait()) {
+      const std::lock_guard lock(signal_->mutex);
+      if (signal_->notify) signal_->notify();
+    }
+    return;
+  }
+  begin(load, pages, std::span(names_).first(count));
+}
+
+// Runs of pages come from the nearest store that has them.
+void KvTiers::begin(Load& load, std::span<const PageId> pages, std::span<const PageName> names) {
+  load.job = std::make_shared<LoadJob>(load.id, *parts_.copier, pages,
+                                       [signal = signal_, number = load.number] {
+                                         const std::lock_guard lock(signal->mutex);
+                                         signal->ended.push_back(number);
+                                         if (signal->notify) signal->notify();
+                                       });
+  for (size_t first = 0; first < names.size();) {
+    const size_t store = nearest(names[first]);
+    size_t run = 1;
+    while (first + run < names.size() && nearest(names[first + run]) == store) ++run;
+    const bool is_host = stores_[store] == parts_.host.get();
+    load.job->add(*stores_[store], is_host ? LoadJob::Source::kHost : LoadJob::Source::kStorage,
+                  first, names.subspan(first, run), is_host ? nullptr : parts_.host.get());
+    first += run;
+  }
+  load.job->begin();
+}
+
+// The remote store was asked: what is found is loaded. False: nothing is.
+bool KvTiers::begin_awaited(Load& load) {
+  const auto first = static_cast<size_t>(load.num_cached / config_.page_size);
+  const std::span<const PageName> names = load.awaited->names().subspan(first, load.pages.size());
+  size_t count = 0;
+  while (count < names.size() && is_loadable(names[count])) ++count;
+  if (count > 0) begin(load, std::span(load.pages).first(count), names.first(count));
+  load.awaited = nullptr;
+  return count > 0;
 }
 
 void KvTiers::cancel(SequenceId id) { cancelled_.push_back(id); }
@@ -168,14 +236,18 @@ void KvTiers::cancel(SequenceId id) { cancelled_.push_back(id); }
 void KvTiers::end(size_t load, bool late, std::vector<LoadResult>& ended) {
   const Load done = std::move(loads_[load]);
   loads_.erase(loads_.begin() + static_cast<std::ptrdiff_t>(load));
-  done.job->cancel();
-  const LoadJob::Written written = done.job->written();
+  LoadJob::Written written;
+  if (done.job != nullptr) {
+    done.job->cancel();
+    written = done.job->written();
+  }
   const int32_t host = written.host * config_.page_size;
   const int32_t storage = written.storage * config_.page_size;
-  ended.push_back({.id = done.job->id(),
+  ended.push_back({.id = done.id,
                    .num_tokens = done.num_cached + host + storage,
                    .num_from_host = host,
                    .num_from_storage = storage});
+  if (done.job == nullptr) return;  // the remote store has none of its pages
   const std::lock_guard lock(stats_mutex_);
   ++stats_.loads;
   stats_.loads_late += late ? 1 : 0;
@@ -194,10 +266,12 @@ void KvTiers::poll(std::vector<LoadResult>& ended) {
   }
   const TimePoint now = parts_.clock->now();
   for (size_t i = 0; i < loads_.size();) {
-    const bool has_ended = std::ranges::find(ended_, loads_[i].number) != ended_.end();
-    const bool is_late = !has_ended && now >= loads_[i].deadline;
-    const bool is_cancelled =
-        std::ranges::find(cancelled_, loads_[i].job->id()) != cancelled_.end();
+    Load& load = loads_[i];
+    const bool is_cancelled = std::ranges::find(cancelled_, load.id) != cancelled_.end();
+    bool has_ended = std::ranges::find(ended_, load.number) != ended_.end();
+    if (load.awaited != nullptr && !load.awaited->must_wait() && !is_cancelled)
+      has_ended = !begin_awaited(load);
+    const bool is_late = !has_ended && now >= load.deadline;
     if (has_ended || is_late || is_cancelled) {
       end(i, is_late, ended);
     } else {
@@ -213,7 +287,7 @@ void KvTiers::locate(std::span<const PageName> names, CacheNodes& nodes) const {
   };
   const auto tiers_of = [&](const PageName& name) {
     return static_cast<uint8_t>((has(parts_.host.get(), name) ? kHostTier : 0) |
-                                (has(parts_.storage.get(), name) ? kStorageTier : 0));
+                                (has(&storage_, name) || has(&remote_, name) ? kStorageTier : 0));
   };
   nodes.has_tiers = true;
   for (CacheNode& node : nodes.nodes) node.tiers = tiers_of(node.last_name);
@@ -227,9 +301,12 @@ KvTiersStats KvTiers::stats() const {
     stats = stats_;
   }
   if (parts_.pinner != nullptr) stats.pinned_bytes = parts_.pinner->pinned_bytes();
-  for (const PageStore* store : {parts_.host.get(), parts_.storage.get()})
-    if (store != nullptr)
-      stats.stores.push_back({std::string(store->kind()), store->page_bytes(), store->stats()});
+  stats.prefetch = prefetcher_.stats();
+  if (const PageStore* const host = parts_.host.get())
+    stats.stores.push_back({std::string(host->kind()), host->page_bytes(), host->stats()});
+  for (const AttachedPageStore* store : {&storage_, &remote_})
+    if (const std::string name = store->name(); !name.empty())
+      stats.stores.push_back({name, store->page_bytes(), store->stats()});
   return stats;
 }
 

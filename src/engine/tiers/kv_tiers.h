@@ -5,6 +5,7 @@
 //   cache --on_stored, on_reused--> KvTiers --> SaveQueue --put--> host store, storage
 //         --on_evicted------------> KvTiers ----------------put--> host store, storage
 //   scheduler --num_available, start, poll--> KvTiers --get--> LoadJob --> the device's pages
+//             --prefetch, forget----------> Prefetcher --get--> host store
 //
 // Rules:
 //  - A page that the cache keeps is copied on another thread, and the scheduler waits for none.
@@ -12,6 +13,9 @@
 //    call, so that the page is free when the call returns.
 //  - A store that has no buffer for a page refuses it; a later call for the same page tries again.
 //  - A load that is late or fails in part gives the tokens up to there; the rest is computed.
+//  - A request may be admitted before a remote store has reported which pages it has. Then it waits
+//    for that report as it waits for a load; the store bounds the time, and what the store does not
+//    have is computed.
 //  - Loaded pages hold the bytes that were computed once, so answers do not depend on tiers.
 //
 // For the scheduler's thread, unless a method states another. The stores' threads run inside.
@@ -34,8 +38,10 @@
 #include "engine/scheduler/kv_loader.h"
 #include "engine/tiers/host_pinner.h"
 #include "engine/tiers/load_job.h"
+#include "engine/tiers/prefetcher.h"
 #include "engine/tiers/save_queue.h"
 #include "seams/cache_nodes.h"
+#include "tiers/attached_page_store.h"
 #include "tiers/page_store.h"
 
 namespace espalier {
@@ -49,12 +55,23 @@ enum class TierWritePolicy : uint8_t {
 // "write_through", "write_through_selective", "write_back"; else kInvalidArgument with the list.
 Result<TierWritePolicy> parse_tier_write_policy(std::string_view name);
 
+// How long an admitted request waits for pages in storage.
+enum class PrefetchPolicy : uint8_t {
+  kBestEffort,    // not at all: what the host's memory has by then is loaded
+  kWaitComplete,  // until all are loaded
+  kTimeout,       // the same, at most load_timeout
+};
+// "best_effort", "wait_complete", "timeout"; else kInvalidArgument with the list.
+Result<PrefetchPolicy> parse_prefetch_policy(std::string_view name);
+
 struct KvTiersConfig {
   TierWritePolicy policy = TierWritePolicy::kWriteThrough;
+  PrefetchPolicy prefetch = PrefetchPolicy::kTimeout;
   int32_t page_size = 1;  // tokens
   int32_t num_device_pages = 0;
   PageNameScope name_scope;
-  // A load may take so long, and so much more for each 1,024 tokens; then it is given up.
+  // With kTimeout a load may take so long, and so much more for each 1,024 tokens; then it is given
+  // up.
   Duration load_timeout = std::chrono::seconds(1);
   Duration load_timeout_per_1024 = std::chrono::milliseconds(250);
 };
@@ -72,7 +89,13 @@ struct KvTiersStats {
   int64_t host_tokens = 0, storage_tokens = 0;  // loaded
   double load_seconds = 0;                      // of all loads, from start to end
   int64_t pinned_bytes = 0;                     // of the host store's memory, now
+  PrefetchStats prefetch;
 };
+
+// Opens the storage that settings name, "file" or "redis".
+struct TierSettings;
+using OpenStorage = std::function<Result<std::unique_ptr<PageStore>>(const TierSettings& settings,
+                                                                     std::string_view backend)>;
 
 class KvTiers final : public KvLoader, public PageObserver {
  public:
@@ -80,16 +103,20 @@ class KvTiers final : public KvLoader, public PageObserver {
     PageCopier* copier = nullptr;        // borrowed
     const Clock* clock = nullptr;        // borrowed
     std::unique_ptr<PageStore> host;     // null: none
-    std::unique_ptr<PageStore> storage;  // null: none
+    std::unique_ptr<PageStore> storage;  // on this host; null: none
+    std::unique_ptr<PageStore> remote;   // null: none
     std::unique_ptr<HostPinner> pinner;  // of the host store's memory; null: it is not pinned
+    OpenStorage open_storage;            // null: storage cannot be attached
   };
-  // REQUIRES a store, and that stores have pages of the copier's size.
+  // REQUIRES that stores have pages of the copier's size.
   KvTiers(const KvTiersConfig& config, Parts parts);
   ~KvTiers() override;  // waits for what is to be saved and for the stores' transfers
 
   // Called on a store's thread when a load has ended, so that a parked scheduler polls. Null: not.
   void notify(std::function<void()> load_ended);
 
+  void prefetch(const LoadRequest& request) override;
+  void forget(SequenceId id) override;
   int32_t num_available(const LoadRequest& request) override;
   void start(const LoadRequest& request) override;
   void cancel(SequenceId id) override;
@@ -102,8 +129,13 @@ class KvTiers final : public KvLoader, public PageObserver {
   // Sets which tiers probably have the nodes' last pages and the named pages; none of them is read.
   void locate(std::span<const PageName> names, CacheNodes& nodes) const;
 
-  void flush_saves();          // waits until no page waits to be saved; thread-safe
-  void clear_host();           // thread-safe
+  void flush_saves();  // waits until no page waits to be saved; thread-safe
+  void clear_host();   // thread-safe
+
+  // Storage that is chosen while the engine runs (storage_control.h); thread-safe.
+  AttachedPageStore& storage() { return storage_; }
+  AttachedPageStore& remote() { return remote_; }
+  const OpenStorage& open_storage() const { return parts_.open_storage; }
   KvTiersStats stats() const;  // thread-safe
 
  private:
@@ -113,9 +145,12 @@ class KvTiers final : public KvLoader, public PageObserver {
     uint8_t num_uses = 0;  // up to 2
   };
   struct Load {
+    SequenceId id = 0;
     uint64_t number = 0;           // of all loads so far; a sequence may load more than once
-    std::shared_ptr<LoadJob> job;  // shared with the stores' sinks
-    int32_t num_cached = 0;        // tokens
+    std::shared_ptr<LoadJob> job;  // shared with the stores' sinks; null: the look-up is awaited
+    std::shared_ptr<const Prefetcher::Entry> awaited;  // shared with the prefetcher
+    std::vector<PageId> pages;                         // of a load that awaits the look-up
+    int32_t num_cached = 0;                            // tokens
     TimePoint started{}, deadline{};
   };
   // What stores' threads reach: it outlives every job.
@@ -127,11 +162,18 @@ class KvTiers final : public KvLoader, public PageObserver {
 
   DevicePage& device_page(PageId page) { return pages_[static_cast<size_t>(page)]; }
   void queue(std::span<const PageId> pages);
+  bool has_storage() const { return storage_.is_attached() || remote_.is_attached(); }
+  bool is_loadable(const PageName& name) const;
+  size_t nearest(const PageName& name) const;
   void name_pages(const LoadRequest& request);
+  void begin(Load& load, std::span<const PageId> pages, std::span<const PageName> names);
+  bool begin_awaited(Load& load);
   void end(size_t load, bool late, std::vector<LoadResult>& ended);
 
   const KvTiersConfig config_;
-  const Parts parts_;
+  Parts parts_;  // but for storage and remote, which are attached:
+  AttachedPageStore storage_, remote_;
+  const std::vector<PageStore*> stores_;  // from the nearest on
   const std::shared_ptr<Signal> signal_;  // shared with jobs, which may outlive this object
   std::vector<DevicePage> pages_;
   uint64_t num_started_ = 0;
@@ -141,12 +183,14 @@ class KvTiers final : public KvLoader, public PageObserver {
   // store.
   SequenceId named_id_ = 0;
   std::vector<PageName> names_;
-  std::vector<PageId> to_save_;       // scratch
-  std::vector<PageName> save_names_;  // scratch
-  std::vector<uint64_t> ended_;       // scratch
+  std::shared_ptr<const Prefetcher::Entry> awaited_;  // shared with the prefetcher
+  std::vector<PageId> to_save_;                       // scratch
+  std::vector<PageName> save_names_;                  // scratch
+  std::vector<uint64_t> ended_;                       // scratch
   mutable std::mutex stats_mutex_;
   KvTiersStats stats_;
-  SaveQueue saves_;  // last: its thread uses parts_
+  SaveQueue saves_;        // its thread uses the stores
+  Prefetcher prefetcher_;  // last: so does its thread
 };
 
 }  // namespace espalier

@@ -7,6 +7,7 @@
 
 #include "base/rng.h"
 #include "cache/prefix_cache.h"
+#include "engine/testing/asked_store.h"
 #include "engine/testing/byte_device.h"
 #include "engine/testing/flaky_store.h"
 #include "engine/testing/remote_copier.h"
@@ -22,16 +23,20 @@ constexpr int32_t kTierPages = 32;
 // A cache with tiers; each sequence's page p is written with the value of its first token.
 class KvTiersTest : public testing::Test {
  protected:
-  void make(TierWritePolicy policy, std::unique_ptr<PageStore> storage, bool with_host = true) {
+  void make(TierWritePolicy policy, std::unique_ptr<PageStore> storage, bool with_host = true,
+            std::unique_ptr<PageStore> remote = nullptr) {
     KvTiers::Parts parts{.copier = copier_, .clock = &clock_};
     if (with_host)
       parts.host =
           HostPageStore::create({.size_bytes = 40 * kTierPageBytes, .page_bytes = kTierPageBytes})
               .value();
     parts.storage = std::move(storage);
-    tiers_ = std::make_unique<KvTiers>(
-        KvTiersConfig{.policy = policy, .page_size = kTierPageSize, .num_device_pages = kTierPages},
-        std::move(parts));
+    parts.remote = std::move(remote);
+    tiers_ = std::make_unique<KvTiers>(KvTiersConfig{.policy = policy,
+                                                     .prefetch = prefetch_,
+                                                     .page_size = kTierPageSize,
+                                                     .num_device_pages = kTierPages},
+                                       std::move(parts));
     cache_ = make_prefix_cache(
                  {.num_pages = kTierPages, .page_size = kTierPageSize, .observer = tiers_.get()})
                  .value();
@@ -93,6 +98,7 @@ class KvTiersTest : public testing::Test {
   ByteDevice device_{kTierPages, kTierPageBytes};
   PageCopier* copier_ = &device_;
   bool waits_for_saves_ = true;
+  PrefetchPolicy prefetch_ = PrefetchPolicy::kTimeout;
   SteadyClock clock_;
   std::unique_ptr<KvTiers> tiers_;
   std::unique_ptr<PrefixCache> cache_;
@@ -322,12 +328,130 @@ TEST_F(KvTiersTest, CopiesOfALoadOverlap) {
   tiers_.reset();
 }
 
+// Nothing is on the device nor in the host's memory; then a request waits for its turn.
+TEST_F(KvTiersTest, PagesComeNearerWhileARequestWaits) {
+  for (const PrefetchPolicy policy :
+       {PrefetchPolicy::kBestEffort, PrefetchPolicy::kWaitComplete, PrefetchPolicy::kTimeout}) {
+    SCOPED_TRACE(static_cast<int>(policy));
+    prefetch_ = policy;
+    make(TierWritePolicy::kWriteThrough, flaky());
+    const std::vector<TokenId> tokens = tokens_from(10, 20);
+    compute(tokens);
+    cache_->evict(20);
+    tiers_->clear_host();
+    const bool needs_host = policy == PrefetchPolicy::kBestEffort;
+    EXPECT_EQ(num_available(tokens), needs_host ? 0 : 80);
+    tiers_->prefetch({.id = 7, .tokens = tokens});
+    while (tiers_->stats().prefetch.pages_fetched < 20) std::this_thread::yield();
+    EXPECT_EQ(tiers_->stats().prefetch.pages_started, 20) << "before the request is admitted";
+    EXPECT_EQ(tiers_->stats().loads, 0);
+    EXPECT_EQ(load(tokens).num_from_host, 80);
+    cache_.reset();
+    tiers_.reset();
+  }
+}
+
+// Half of the host's memory is for requests that wait, and one that is gone wants nothing.
+TEST_F(KvTiersTest, PrefetchingHasBounds) {
+  make(TierWritePolicy::kWriteThrough, flaky());
+  for (TokenId first = 0; first < 3; ++first) {
+    compute(tokens_from(first * 1000, 20));
+    cache_->evict(20);
+  }
+  tiers_->clear_host();
+  for (SequenceId id = 0; id < 3; ++id)
+    tiers_->prefetch({.id = id, .tokens = tokens_from(static_cast<TokenId>(id) * 1000, 20)});
+  while (tiers_->stats().prefetch.requests < 3 || tiers_->stats().prefetch.pages_fetched < 20)
+    std::this_thread::yield();
+  EXPECT_LE(tiers_->stats().prefetch.pages_started, 20 + 16) << "a window beyond the bound at most";
+  for (SequenceId id = 0; id < 3; ++id) tiers_->forget(id);
+  tiers_->forget(99);
+  const std::vector<TokenId> none = tokens_from(5000, 3);
+  tiers_->prefetch({.id = 4, .tokens = none, .num_cached = 12});  // all is on the device
+  EXPECT_EQ(tiers_->num_available({.id = 4, .tokens = none}), 0);
+}
+
+// A request that is admitted before the remote store has answered waits for it, however it ends.
+TEST_F(KvTiersTest, AnAdmittedRequestWaitsForTheLookUp) {
+  for (const bool has_host : {true, false})
+    for (const bool is_there : {true, false}) {
+      SCOPED_TRACE(testing::Message() << has_host << is_there);
+      auto store = std::make_unique<AskedStore>(FlakyStore::Options{.page_bytes = kTierPageBytes});
+      AskedStore& remote = *store;
+      make(TierWritePolicy::kWriteThrough, nullptr, has_host, std::move(store));
+      const std::vector<TokenId> tokens = tokens_from(10, 6);
+      compute(tokens);
+      cache_->evict(6);
+      tiers_->clear_host();
+      EXPECT_EQ(num_available(tokens), 0) << "nothing has asked the store";
+      if (!is_there) remote.clear();
+      tiers_->prefetch({.id = 7, .tokens = tokens});
+      while (remote.num_waiting() == 0) std::this_thread::yield();
+      SequencePages pages = cache_->begin("", tokens);
+      ASSERT_TRUE(cache_->grow(pages, 24));
+      const LoadRequest request{.id = 7, .tokens = tokens, .pages = pages.table()};
+      ASSERT_EQ(tiers_->num_available(request), 24);
+      tiers_->start(request);
+      std::vector<LoadResult> ended;
+      tiers_->poll(ended);
+      ASSERT_TRUE(ended.empty());
+      remote.answer();
+      while (ended.empty()) tiers_->poll(ended);
+      EXPECT_EQ(ended[0].num_tokens, is_there ? 24 : 0);
+      EXPECT_EQ(ended[0].num_from_storage, is_there ? 24 : 0);
+      for (size_t i = 0; is_there && i < 6; ++i)
+        EXPECT_EQ(device_.get(pages.table()[i]), tokens[i * kTierPageSize] & 255);
+      pages.reset();
+      cache_.reset();
+      tiers_.reset();
+    }
+}
+
+// The store never answers: the request is given up, or cancelled, or runs at once by its policy.
+TEST_F(KvTiersTest, ALookUpThatIsNotAnsweredHoldsNothingUp) {
+  for (const bool cancels : {true, false}) {
+    KvTiers::Parts parts{.copier = copier_, .clock = &clock_};
+    auto store = std::make_unique<AskedStore>(FlakyStore::Options{.page_bytes = kTierPageBytes});
+    AskedStore& remote = *store;
+    parts.remote = std::move(store);
+    KvTiersConfig config{.page_size = kTierPageSize, .num_device_pages = kTierPages};
+    if (!cancels) config.load_timeout = config.load_timeout_per_1024 = Duration(1);
+    tiers_ = std::make_unique<KvTiers>(config, std::move(parts));
+    cache_ = make_prefix_cache(
+                 {.num_pages = kTierPages, .page_size = kTierPageSize, .observer = tiers_.get()})
+                 .value();
+    const std::vector<TokenId> tokens = tokens_from(10, 4);
+    tiers_->prefetch({.id = 7, .tokens = tokens});
+    while (remote.num_waiting() == 0) std::this_thread::yield();
+    SequencePages pages = cache_->begin("", tokens);
+    ASSERT_TRUE(cache_->grow(pages, 16));
+    const LoadRequest request{.id = 7, .tokens = tokens, .pages = pages.table()};
+    ASSERT_EQ(tiers_->num_available(request), 16);
+    tiers_->start(request);
+    if (cancels) tiers_->cancel(7);
+    std::vector<LoadResult> ended;
+    while (ended.empty()) tiers_->poll(ended);
+    EXPECT_EQ(ended[0].num_tokens, 0);
+    pages.reset();
+    cache_.reset();
+    tiers_.reset();
+  }
+  prefetch_ = PrefetchPolicy::kBestEffort;
+  make(TierWritePolicy::kWriteThrough, nullptr, true,
+       std::make_unique<AskedStore>(FlakyStore::Options{.page_bytes = kTierPageBytes}));
+  const std::vector<TokenId> tokens = tokens_from(10, 4);
+  tiers_->prefetch({.id = 7, .tokens = tokens});
+  EXPECT_EQ(num_available(tokens), 0);
+}
+
 TEST(TierWritePolicyNames, AreSglangs) {
   EXPECT_EQ(parse_tier_write_policy("write_through_selective").value(),
             TierWritePolicy::kWriteThroughSelective);
   const auto none = parse_tier_write_policy("write-through");
   ASSERT_FALSE(none.has_value());
   EXPECT_NE(none.error().message().find("write_back"), std::string::npos);
+  EXPECT_EQ(parse_prefetch_policy("wait_complete").value(), PrefetchPolicy::kWaitComplete);
+  EXPECT_FALSE(parse_prefetch_policy("").has_value());
 }
 
 }  // namespace

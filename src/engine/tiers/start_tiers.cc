@@ -8,6 +8,8 @@
 #include "kernels/cpu/isa.h"
 #include "tiers/disk_page_store.h"
 #include "tiers/host_page_store.h"
+#include "tiers/redis_session.h"
+#include "tiers/remote_page_store.h"
 
 namespace espalier {
 namespace {
@@ -22,8 +24,8 @@ std::string scope_text(const EngineConfig& config, const PageNameScope& names,
                      names.kv_layout, computing_name(config, copier));
 }
 
-Result<std::filesystem::path> storage_path(const EngineConfig& config) {
-  if (!config.tiers.hicache_storage_path.empty()) return config.tiers.hicache_storage_path;
+Result<std::filesystem::path> storage_path(const TierSettings& settings) {
+  if (!settings.hicache_storage_path.empty()) return settings.hicache_storage_path;
   const char* const cache = std::getenv("XDG_CACHE_HOME");
   if (cache != nullptr && *cache != '\0') return std::filesystem::path(cache) / "espalier" / "kv";
   const char* const home = std::getenv("HOME");
@@ -34,15 +36,36 @@ Result<std::filesystem::path> storage_path(const EngineConfig& config) {
       "give hicache_storage_path (--hicache-storage-path)"));
 }
 
-Result<std::unique_ptr<PageStore>> open_storage(const EngineConfig& config,
-                                                const PageNameScope& name_scope,
-                                                const PageCopier& copier) {
-  if (config.tiers.hicache_storage_backend == "none") return nullptr;
-  ESP_ASSIGN_OR_RETURN(auto folder, storage_path(config));
-  return DiskPageStore::open({.folder = std::move(folder),
-                              .scope = scope_text(config, name_scope, copier),
-                              .page_bytes = copier.page_bytes(),
-                              .size_bytes = bytes_of_gb(config.tiers.hicache_disk_size_gb)});
+Result<std::unique_ptr<PageStore>> open_redis(const RedisServer& server, const std::string& scope,
+                                              int64_t page_bytes) {
+  return RemotePageStore::open({.kind = "redis",
+                                .scope = scope,
+                                .page_bytes = page_bytes,
+                                .num_connections = server.num_connections,
+                                .connect_timeout = server.connect_timeout,
+                                .lookup_timeout = server.lookup_timeout,
+                                .transfer_timeout = server.transfer_timeout},
+                               [&]() -> Result<std::unique_ptr<RemoteSession>> {
+                                 return RedisSession::create(server, digest_of_scope(scope));
+                               });
+}
+
+OpenStorage storage_opener(std::string scope, int64_t page_bytes) {
+  return [scope = std::move(scope), page_bytes](
+             const TierSettings& settings,
+             std::string_view backend) -> Result<std::unique_ptr<PageStore>> {
+    if (backend == "redis") return open_redis(settings.redis, scope, page_bytes);
+    ESP_ASSIGN_OR_RETURN(auto folder, storage_path(settings));
+    return DiskPageStore::open({.folder = std::move(folder),
+                                .scope = scope,
+                                .page_bytes = page_bytes,
+                                .size_bytes = bytes_of_gb(settings.hicache_disk_size_gb)});
+  };
+}
+
+bool has_backend(const TierSettings& settings, std::string_view backend) {
+  const std::string& stated = settings.hicache_storage_backend;
+  return stated == backend || stated == "file,redis";
 }
 
 Result<std::unique_ptr<HostPageStore>> open_host(const EngineConfig& config, const ModelInfo& info,
@@ -69,9 +92,13 @@ std::string computing_name(const EngineConfig& config, const PageCopier& copier)
 }
 
 Status check_tier_settings(const EngineConfig& c) {
-  if (c.tiers.hicache_storage_backend != "none" && c.tiers.hicache_storage_backend != "file")
-    return invalid_argument("hicache_storage_backend is '{}', but must be none or file",
-                            c.tiers.hicache_storage_backend);
+  if (c.tiers.hicache_storage_backend != "none" && !has_backend(c.tiers, "file") &&
+      !has_backend(c.tiers, "redis"))
+    return invalid_argument(
+        "hicache_storage_backend is '{}', but must be none, file, redis or file,redis",
+        c.tiers.hicache_storage_backend);
+  if (const auto policy = parse_prefetch_policy(c.tiers.hicache_storage_prefetch_policy); !policy)
+    return policy.error();
   if (const auto policy = parse_tier_write_policy(c.tiers.hicache_write_policy); !policy)
     return policy.error();
   if (!(c.tiers.hicache_size_gb >= 0) || !(c.tiers.hicache_ratio >= 0) ||
@@ -85,11 +112,15 @@ Status check_tier_settings(const EngineConfig& c) {
     return invalid_argument(
         "enable_hierarchical_cache and disable_radix_cache contradict each other: tiers keep what "
         "the radix cache gives up; leave one of them out");
-  if (c.tiers.hicache_storage_backend == "none" && c.tiers.hicache_size_gb == 0 &&
-      c.tiers.hicache_ratio == 0)
+  const bool has_host = c.tiers.hicache_size_gb > 0 || c.tiers.hicache_ratio > 0;
+  if (c.tiers.hicache_storage_backend == "none" && !has_host)
     return invalid_argument(
         "enable_hierarchical_cache needs a tier: set hicache_storage_backend to file "
         "(--hicache-storage-backend file), or give the host's memory a size (--hicache-size)");
+  if (c.tiers.hicache_storage_prefetch_policy == "best_effort" && !has_host)
+    return invalid_argument(
+        "hicache_storage_prefetch_policy best_effort loads what was prefetched to the host's "
+        "memory: give that a size (--hicache-size)");
   return {};
 }
 
@@ -108,11 +139,21 @@ Result<std::unique_ptr<KvTiers>> start_tiers(const EngineConfig& config, const M
   if (host != nullptr && copier->uses_pinned_memory())
     parts.pinner = std::make_unique<HostPinner>(*copier, host->arena(), host->part_bytes());
   parts.host = std::move(host);
-  ESP_ASSIGN_OR_RETURN(parts.storage, open_storage(config, name_scope, *copier));
+  parts.open_storage =
+      storage_opener(scope_text(config, name_scope, *copier), copier->page_bytes());
+  if (has_backend(config.tiers, "file")) {
+    ESP_ASSIGN_OR_RETURN(parts.storage, parts.open_storage(config.tiers, "file"));
+  }
+  if (has_backend(config.tiers, "redis")) {
+    ESP_ASSIGN_OR_RETURN(parts.remote, parts.open_storage(config.tiers, "redis"));
+  }
   ESP_ASSIGN_OR_RETURN(const TierWritePolicy policy,
                        parse_tier_write_policy(config.tiers.hicache_write_policy));
+  ESP_ASSIGN_OR_RETURN(const PrefetchPolicy prefetch,
+                       parse_prefetch_policy(config.tiers.hicache_storage_prefetch_policy));
   return std::make_unique<KvTiers>(
       KvTiersConfig{.policy = policy,
+                    .prefetch = prefetch,
                     .page_size = config.cache.page_size,
                     .num_device_pages = config.cache.max_total_tokens / config.cache.page_size,
                     .name_scope = name_scope},

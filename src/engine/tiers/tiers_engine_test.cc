@@ -11,6 +11,7 @@
 #include "engine/testing/flaky_store.h"
 #include "engine/testing/test_engine.h"
 #include "engine/testing/test_tiers.h"
+#include "tiers/test_redis.h"
 
 namespace espalier {
 namespace {
@@ -184,6 +185,119 @@ TEST_F(TiersEngineTest, OthersRunWhileOneIsLoading) {
   EXPECT_GT(store->stats().stored, 0);
 }
 
+// While the engine is paused a request waits, and its pages come to the host's memory.
+TEST_F(TiersEngineTest, PagesAreFetchedWhileARequestWaits) {
+  EngineConfig c = config();
+  c.tiers.hicache_size_gb = 0.001;
+  start(c);
+  const std::vector<TokenId> tokens = prompt(1, 203);
+  ask(tokens);
+  restart(c);
+  ASSERT_TRUE(engine_->pause_generation(Engine::PauseMode::kInPlace).ok());
+  Collector waiting;
+  GenerateRequest request{.input_ids = tokens};
+  request.sampling.max_new_tokens = 6;
+  request.sampling.ignore_eos = true;
+  ASSERT_TRUE(engine_->submit(std::move(request), waiting.sink()));
+  const auto stats = [&] { return engine_->stats().tiers; };
+  while (stats().prefetch.pages_fetched < 50) std::this_thread::yield();
+  EXPECT_EQ(stats().prefetch.pages_started, 50);
+  EXPECT_EQ(stats().loads, 0) << "it was admitted before";
+  ASSERT_TRUE(engine_->continue_generation().ok());
+  ASSERT_TRUE(waiting.wait_end());
+  EXPECT_EQ(engine_->stats().tokens.cached_host, 200);
+  EXPECT_EQ(engine_->stats().tokens.cached_storage, 0);
+}
+
+class RedisEngineTest : public TiersEngineTest {
+ protected:
+  EngineConfig redis_config(const TestRedis& redis) const {
+    EngineConfig c = config();
+    c.tiers.hicache_storage_backend = "redis";
+    c.tiers.redis = redis.server();
+    c.tiers.redis.lookup_timeout = c.tiers.redis.transfer_timeout = std::chrono::seconds(30);
+    return c;
+  }
+};
+
+// Engines that share nothing but a Redis server; the second finds what the first has computed.
+TEST_F(RedisEngineTest, EnginesShareAServer) {
+  ESP_SKIP_WITHOUT_REDIS();
+  const TestRedis redis;
+  start(redis_config(redis));
+  const std::vector<TokenId> tokens = prompt(1, 203);
+  EXPECT_EQ(ask(tokens, "tenant").cached_tokens, 0);
+  restart(redis_config(redis));
+  EXPECT_EQ(ask(tokens).cached_tokens, 0) << "another tenant";
+  EXPECT_EQ(ask(tokens, "tenant").cached_tokens_storage, 200);
+  std::vector<TokenId> other = tokens;
+  other[102] = 251;
+  EXPECT_EQ(ask(other, "tenant").cached_tokens, 100);
+  EngineConfig model = redis_config(redis);
+  model.model.json_model_override_args = R"({"rope_theta": 1})";
+  restart(model);
+  EXPECT_EQ(ask(tokens, "tenant").cached_tokens, 0);
+  EXPECT_EQ(engine_->stats().tiers.stores.at(0).kind, "redis");
+  EXPECT_EQ(engine_->stats().tiers.stores.at(0).store.cut_offs, 0);
+}
+
+// Beside a folder, nearer pages go first; a server that dies changes no answer.
+TEST_F(RedisEngineTest, AServerDiesBehindADisk) {
+  ESP_SKIP_WITHOUT_REDIS();
+  TestRedis redis;
+  EngineConfig c = redis_config(redis);
+  c.tiers.hicache_storage_backend = "file,redis";
+  c.tiers.hicache_size_gb = 0.001;
+  start(c);
+  ask(prompt(1, 203));
+  restart(c);
+  EXPECT_EQ(ask(prompt(1, 203)).cached_tokens, 200);
+  const auto stores = engine_->stats().tiers.stores;
+  ASSERT_EQ(stores.size(), 3u);
+  EXPECT_EQ(stores[1].kind, "disk");
+  EXPECT_EQ(stores[2].kind, "redis");
+  EXPECT_EQ(stores[2].store.found, 0);
+  redis.stop();
+  for (TokenId first = 20; first < 30; ++first) ask(prompt(first, 150));
+  restart(c);  // without a server
+  EXPECT_EQ(ask(prompt(1, 203)).cached_tokens, 200);
+  EXPECT_TRUE(engine_->stats().tiers.stores[2].store.is_cut_off);
+}
+
+TEST_F(RedisEngineTest, StorageIsAttachedAndDetached) {
+  ESP_SKIP_WITHOUT_REDIS();
+  const TestRedis redis;
+  EngineConfig c = redis_config(redis);
+  start(c);
+  const std::vector<TokenId> tokens = prompt(1, 203);
+  ask(tokens);
+  c.tiers.hicache_storage_backend = "none";
+  c.tiers.hicache_size_gb = 0.001;
+  restart(c);
+  using Action = StorageRequest::Action;
+  EXPECT_TRUE(engine_->storage({}).value().empty());
+  EXPECT_EQ(ask(tokens).cached_tokens, 0);
+  ASSERT_TRUE(engine_->flush_cache().ok());
+  const StorageRequest attach{
+      .action = Action::kAttach, .backend = "redis", .redis = c.tiers.redis};
+  const auto attached = engine_->storage(attach);
+  ASSERT_TRUE(attached) << attached.error().to_string();
+  ASSERT_EQ(attached->size(), 1u);
+  EXPECT_EQ((*attached)[0].backend, "redis");
+  EXPECT_EQ((*attached)[0].problem, "");
+  EXPECT_EQ(ask(tokens).cached_tokens, 200);
+  EXPECT_EQ(engine_->storage(attach).error().code(), StatusCode::kFailedPrecondition);
+  EXPECT_EQ(engine_->storage({.action = Action::kAttach, .backend = "file"}).value().size(), 2u);
+  ASSERT_TRUE(engine_->storage({.action = Action::kClear, .backend = "redis"}));
+  EXPECT_EQ(engine_->storage({.action = Action::kDetach, .backend = "redis"}).value().size(), 1u);
+  EXPECT_EQ(engine_->storage({.action = Action::kDetach}).value().size(), 0u);
+  EXPECT_FALSE(engine_->storage({.action = Action::kDetach, .backend = "redis"}));
+  EXPECT_EQ(engine_->storage({.action = Action::kAttach, .backend = "s3"}).error().code(),
+            StatusCode::kInvalidArgument);
+  ASSERT_TRUE(engine_->flush_cache().ok());
+  EXPECT_EQ(ask(tokens).cached_tokens, 0);
+}
+
 // On the CPU; cuda_tiers_engine_test.cc has the same on GPUs.
 TEST(TiersOfModels, PrefixesComeBackFromTheHost) {
   for (const char* model : {"llama_untied_bias", "deepseek_v2"})
@@ -213,8 +327,16 @@ TEST_F(TiersEngineTest, RefusesSettingsThatContradictEachOther) {
       problem([](EngineConfig& c) { c.tiers.hicache_write_policy = "never"; }).find("write_back"),
       std::string::npos);
   EXPECT_NE(
-      problem([](EngineConfig& c) { c.tiers.hicache_storage_backend = "s3"; }).find("none or file"),
+      problem([](EngineConfig& c) { c.tiers.hicache_storage_backend = "s3"; }).find("file,redis"),
       std::string::npos);
+  EXPECT_NE(problem([](EngineConfig& c) {
+              c.tiers.hicache_storage_prefetch_policy = "best_effort";
+            }).find("--hicache-size"),
+            std::string::npos);
+  EXPECT_NE(problem([](EngineConfig& c) {
+              c.tiers.hicache_storage_prefetch_policy = "never";
+            }).find("wait_complete"),
+            std::string::npos);
   EXPECT_NE(problem([](EngineConfig& c) {
               c.tiers.hicache_disk_size_gb = 1e-9;
             }).find("--hicache-disk-size"),

@@ -1,0 +1,68 @@
+#include "engine/tiers/storage_control.h"
+
+#include <utility>
+
+#include "engine/tiers/kv_tiers.h"
+
+namespace espalier {
+namespace {
+
+using Action = StorageRequest::Action;
+
+struct Place {
+  std::string_view backend;
+  AttachedPageStore& store;
+};
+
+Status attach(KvTiers& tiers, const Place& place, TierSettings settings, const RedisServer& redis) {
+  if (place.store.is_attached())
+    return error(StatusCode::kFailedPrecondition, "{} is attached already: detach it first",
+                 place.backend);
+  if (!tiers.open_storage())
+    return error(StatusCode::kFailedPrecondition, "these tiers take no storage while they run");
+  settings.redis = redis;
+  ESP_ASSIGN_OR_RETURN(auto store, tiers.open_storage()(settings, place.backend));
+  place.store.attach(std::move(store));
+  return {};
+}
+
+Status change(KvTiers& tiers, const Place& place, const TierSettings& settings,
+              const StorageRequest& request) {
+  if (request.action == Action::kAttach) return attach(tiers, place, settings, request.redis);
+  if (!place.store.is_attached()) {
+    if (request.backend.empty()) return {};
+    return error(StatusCode::kFailedPrecondition, "{} is not attached", place.backend);
+  }
+  if (request.action == Action::kDetach) place.store.attach(nullptr);
+  if (request.action == Action::kClear) {
+    place.store.clear();
+    place.store.flush();
+  }
+  return {};
+}
+
+}  // namespace
+
+Result<std::vector<StorageReport>> control_storage(KvTiers* tiers, const TierSettings& settings,
+                                                   const StorageRequest& request) {
+  if (tiers == nullptr)
+    return fail(error(StatusCode::kFailedPrecondition,
+                      "there are no tiers: start with --enable-hierarchical-cache"));
+  const Place places[] = {{"file", tiers->storage()}, {"redis", tiers->remote()}};
+  bool is_known = request.backend.empty() && request.action != Action::kAttach;
+  std::vector<StorageReport> reports;
+  for (const Place& place : places) {
+    const bool is_meant = request.backend == place.backend ||
+                          (request.backend.empty() && request.action != Action::kAttach);
+    is_known = is_known || is_meant;
+    if (is_meant && request.action != Action::kShow)
+      ESP_RETURN_IF_ERROR(change(*tiers, place, settings, request));
+    if (place.store.is_attached())
+      reports.push_back({std::string(place.backend), place.store.problem()});
+  }
+  if (!is_known)
+    return fail(invalid_argument("there is no storage '{}': give file or redis", request.backend));
+  return reports;
+}
+
+}  // namespace espalier
