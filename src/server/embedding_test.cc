@@ -69,7 +69,7 @@ class EmbeddingServer : public ::testing::Test {
     EXPECT_THAT(answer.body, HasSubstr(message));
   }
   std::vector<float> encode(std::vector<TokenId> ids) {
-    return encode(*engine_, {.input_ids = std::move(ids)})->embedding;
+    return espalier::encode(*engine_, {.input_ids = std::move(ids)})->embedding;
   }
   static std::vector<float> floats(const json::value& list) {
     std::vector<float> out;
@@ -174,7 +174,7 @@ TEST_F(EmbeddingServer, RanksByTheAngleBetweenTexts) {
   EXPECT_EQ(best.at(0).as_object().if_contains("document"), nullptr);
   const std::vector<float> text =
       floats(ask("/v1/embeddings", R"({"input":"the cat"})").at("data").at(0).at("embedding"));
-  EXPECT_EQ(text, encode(*engine_, {.text = "the cat"})->embedding);
+  EXPECT_EQ(text, espalier::encode(*engine_, {.text = "the cat"})->embedding);
   expect_refused("/v1/rerank", R"({"query":"a","documents":[]})", "documents is empty");
   expect_refused("/v1/rerank", R"({"query":"a","documents":["b"],"top_n":0})", "at least 1");
   expect_refused("/v1/rerank", R"({"query":"a","documents":["b"],"instruct":"x"})", "instruct");
@@ -223,7 +223,7 @@ TEST_F(EmbeddingServer, ModerationsFlagTheLabelsThatAreNotSafe) {
   EXPECT_THAT(std::string(answer.at("id").as_string()), HasSubstr("modr-"));
   ASSERT_EQ(answer.at("results").as_array().size(), 3u);
   const std::vector<float> expected =
-      softmax(encode(*engine_, {.text = "another one here"})->embedding);
+      softmax(espalier::encode(*engine_, {.text = "another one here"})->embedding);
   const json::value& second = answer.at("results").at(1);
   EXPECT_EQ(second.at("category_scores").at("hate").to_number<float>(), expected[0]);
   EXPECT_EQ(second.at("category_scores").at("SAFE").to_number<float>(), expected[1]);
