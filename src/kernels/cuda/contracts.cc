@@ -7,6 +7,7 @@
 #include "kernels/embedding/cuda.h"
 #include "kernels/kv_append/cuda.h"
 #include "kernels/linear/cuda.h"
+#include "kernels/lora/cuda.h"
 #include "kernels/norm/cuda.h"
 #include "kernels/page_table/cuda.h"
 #include "kernels/random/cuda.h"
@@ -15,6 +16,7 @@
 namespace espalier::kernels::cuda {
 
 static_assert(std::is_trivially_copyable_v<SlotSampling> && alignof(SlotSampling) == 8);
+static_assert(std::is_trivially_copyable_v<LoraTile> && std::is_trivially_copyable_v<LoraPart>);
 static_assert(std::is_trivially_copyable_v<EntryArrays> && std::is_trivially_copyable_v<KvPlanes>);
 
 }  // namespace espalier::kernels::cuda
