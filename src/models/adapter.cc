@@ -10,16 +10,9 @@
 namespace espalier {
 namespace {
 
-// Where a module's factors add to the result of a GEMM.
-struct AdaptedModule {
-  WeightId weight;
-  int64_t column = 0;
-  int64_t in_features = 0, out_features = 0;
-};
+using ModulesByName = std::map<std::string, AdaptedModule, std::less<>>;
 
-using AdaptedModules = std::map<std::string, AdaptedModule, std::less<>>;
-
-void add_modules(const MatrixLayout& matrix, WeightId id, AdaptedModules& out) {
+void add_modules(const MatrixLayout& matrix, WeightId id, ModulesByName& out) {
   constexpr size_t kEnd = std::string_view(".weight").size();
   const auto name_of = [](const WeightBlock& block) {
     return block.name.substr(0, block.name.size() - kEnd);
@@ -35,46 +28,6 @@ void add_modules(const MatrixLayout& matrix, WeightId id, AdaptedModules& out) {
   }
 }
 
-AdaptedModules find_modules(const WeightLayout& layout, const program::Program& program) {
-  AdaptedModules out;
-  for (const program::Op& op : program.ops) {
-    if (op.kind != program::OpKind::kMatmul || !op.as<program::Matmul>().adapters) continue;
-    const WeightId id = op.as<program::Matmul>().weight;
-    const MatrixLayout* matrix = find_matrix(layout, id);
-    if (matrix != nullptr && !matrix->empty()) add_modules(*matrix, id, out);
-  }
-  return out;
-}
-
-// The adapted modules of the first layer by their last names: "q_proj, k_proj ...".
-std::string names_of(const AdaptedModules& modules) {
-  std::vector<std::string> names;
-  for (const auto& [name, module] : modules) {
-    std::string last = name.substr(name.rfind('.') + 1);
-    if (std::ranges::find(names, last) == names.end()) names.push_back(std::move(last));
-  }
-  std::string out;
-  for (const std::string& name : names) out += (out.empty() ? "" : ", ") + name;
-  return out;
-}
-
-Result<const AdaptedModule*> find_module(const AdaptedModules& modules, const PeftModule& wanted) {
-  const auto found = modules.find(wanted.module);
-  if (found == modules.end())
-    return fail(invalid_argument(
-        "the adapter has factors for '{}', which is no adapted matrix of this model; the model's "
-        "layers take adapters of {}",
-        wanted.module, names_of(modules)));
-  const AdaptedModule& module = found->second;
-  if (wanted.in_features() != module.in_features || wanted.out_features() != module.out_features)
-    return fail(invalid_argument(
-        "the adapter was made for another model: its factors of '{}' are for a matrix [{}, {}], "
-        "and the model's is [{}, {}]",
-        wanted.module, wanted.out_features(), wanted.in_features(), module.out_features,
-        module.in_features));
-  return &module;
-}
-
 Result<kernels::LoraFactors> pack(const PeftModule& module, DType type) {
   std::vector<float> a(static_cast<size_t>(module.a.num_elements()));
   std::vector<float> b(static_cast<size_t>(module.b.num_elements()));
@@ -85,13 +38,57 @@ Result<kernels::LoraFactors> pack(const PeftModule& module, DType type) {
 
 }  // namespace
 
+AdaptedModules::AdaptedModules(const WeightLayout& layout, const program::Program& program) {
+  for (const program::Op& op : program.ops) {
+    if (op.kind != program::OpKind::kMatmul || !op.as<program::Matmul>().adapters) continue;
+    const WeightId id = op.as<program::Matmul>().weight;
+    const MatrixLayout* matrix = find_matrix(layout, id);
+    if (matrix != nullptr && !matrix->empty()) add_modules(*matrix, id, by_name_);
+  }
+}
+
+// The modules of the first layer by their last names: "q_proj, k_proj ...".
+std::string AdaptedModules::names() const {
+  std::vector<std::string> names;
+  for (const auto& [name, module] : by_name_) {
+    std::string last = name.substr(name.rfind('.') + 1);
+    if (std::ranges::find(names, last) == names.end()) names.push_back(std::move(last));
+  }
+  std::string out;
+  for (const std::string& name : names) out += (out.empty() ? "" : ", ") + name;
+  return out;
+}
+
+Result<const AdaptedModule*> AdaptedModules::find(const PeftModule& wanted) const {
+  const auto found = by_name_.find(wanted.module);
+  if (found == by_name_.end())
+    return fail(invalid_argument(
+        "the adapter has factors for '{}', which is no adapted matrix of this model; the model's "
+        "layers take adapters of {}",
+        wanted.module, names()));
+  const AdaptedModule& module = found->second;
+  if (wanted.in_features() != module.in_features || wanted.out_features() != module.out_features)
+    return fail(invalid_argument(
+        "the adapter was made for another model: its factors of '{}' are for a matrix [{}, {}], "
+        "and the model's is [{}, {}]",
+        wanted.module, wanted.out_features(), wanted.in_features(), module.out_features,
+        module.in_features));
+  return &module;
+}
+
+Result<PeftAdapter> open_adapter(const std::filesystem::path& folder, int32_t rank_max) {
+  ESP_ASSIGN_OR_RETURN(PeftAdapter file, PeftAdapter::open(folder));
+  if (rank_max > 0 && file.rank_max() > rank_max)
+    return fail(invalid_argument("{}: the rank {} is above the {} of --max-lora-rank",
+                                 folder.string(), file.rank_max(), rank_max));
+  return file;
+}
+
 Result<std::shared_ptr<const Adapter>> Adapter::make(const PeftAdapter& file,
-                                                     const WeightLayout& layout,
-                                                     const program::Program& program, DType type) {
-  const AdaptedModules modules = find_modules(layout, program);
+                                                     const AdaptedModules& modules, DType type) {
   auto out = std::make_shared<Adapter>();
   for (const PeftModule& module : file.modules()) {
-    ESP_ASSIGN_OR_RETURN(const AdaptedModule* to, find_module(modules, module));
+    ESP_ASSIGN_OR_RETURN(const AdaptedModule* to, modules.find(module));
     ESP_ASSIGN_OR_RETURN(kernels::LoraFactors factors, pack(module, type));
     out->size_bytes_ += static_cast<int64_t>(factors.size_bytes());
     const size_t index = index_of(to->weight);

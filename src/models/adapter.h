@@ -4,10 +4,13 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <filesystem>
+#include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "base/status.h"
@@ -20,6 +23,31 @@
 
 namespace espalier {
 
+// Where a module's factors add to the result of a GEMM.
+struct AdaptedModule {
+  WeightId weight;
+  int64_t column = 0;
+  int64_t in_features = 0, out_features = 0;
+};
+
+// The modules of a model that adapters may have factors for. Immutable, thread-safe to read.
+class AdaptedModules {
+ public:
+  // program: its GEMMs with `adapters` are those that may be adapted.
+  AdaptedModules(const WeightLayout& layout, const program::Program& program);
+
+  // kInvalidArgument where the model has no such module, or one of another shape.
+  Result<const AdaptedModule*> find(const PeftModule& wanted) const;
+  const std::map<std::string, AdaptedModule, std::less<>>& by_name() const { return by_name_; }
+
+ private:
+  std::string names() const;
+  std::map<std::string, AdaptedModule, std::less<>> by_name_;
+};
+
+// The file, unless its rank is above rank_max (0: any).
+Result<PeftAdapter> open_adapter(const std::filesystem::path& folder, int32_t rank_max);
+
 // Immutable, thread-safe to read.
 class Adapter {
  public:
@@ -29,12 +57,10 @@ class Adapter {
     int64_t column = 0;  // of the matrix's result
   };
 
-  // layout: of the model; program: its GEMMs with `adapters` are those that may be adapted; type:
-  // what the factors are held in. kInvalidArgument names a module that the model does not have or
-  // that is not adapted, and factors whose shape does not fit.
+  // modules: of the model; type: what the factors are held in. kInvalidArgument names a module that
+  // the model does not have or that is not adapted, and factors whose shape does not fit.
   static Result<std::shared_ptr<const Adapter>> make(const PeftAdapter& file,
-                                                     const WeightLayout& layout,
-                                                     const program::Program& program, DType type);
+                                                     const AdaptedModules& modules, DType type);
 
   // What is added to this matrix's result; empty: nothing.
   std::span<const Part> parts(WeightId id) const;

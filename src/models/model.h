@@ -106,8 +106,9 @@ struct ModelLoadOptions {
   int32_t tp_size = 1;
   // Groups of these ranks that have whole experts; divides tp_size.
   int32_t ep_size = 1;
-  int32_t first_cpu = 0;     // of the usable ones, where ranks' threads begin
-  bool enable_lora = false;  // load_adapter() is to be used
+  int32_t first_cpu = 0;      // of the usable ones, where ranks' threads begin
+  bool enable_lora = false;   // load_adapter() is to be used
+  int32_t max_lora_rank = 0;  // of an adapter, where scratch is sized by it; 0: the back end's own
   // Where the model counts the tokens of its experts; borrowed. Null: it does not.
   ExpertCounts* expert_counts = nullptr;
   ReportLoaded progress;  // of a checkpoint; null: progress goes to the log

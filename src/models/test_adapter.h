@@ -6,9 +6,9 @@
 
 namespace espalier {
 
-// Writes factors of rank 4 for q, v, o, gate, up and down of all layers, so large that logits
-// change much. model: a folder with safetensors, which has the shapes.
+// Writes factors for q, v, o, gate, up and down of all layers (of experts the shared one alone), so
+// large that logits change much. model: a folder with safetensors, which has the shapes.
 void write_test_adapter(const std::filesystem::path& model, uint64_t seed,
-                        const std::filesystem::path& folder);
+                        const std::filesystem::path& folder, int32_t rank = 4);
 
 }  // namespace espalier

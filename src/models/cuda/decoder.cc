@@ -101,6 +101,12 @@ Result<std::unique_ptr<CudaDecoder>> CudaDecoder::begin_load(ModelPlan plan,
       program::expert_ranks(plan.spec, ranks).slices.rank == 0) {
     ESP_RETURN_IF_ERROR(model->count_experts(*options.expert_counts));
   }
+  if (options.enable_lora) {
+    ESP_CHECK(ranks.single(), "adapters are not divided among ranks");
+    ESP_ASSIGN_OR_RETURN(model->adapted_, CudaAdaptedLayers::create(
+                                              lowered, model->spec_, options.max_lora_rank,
+                                              model->weights_, *model->linear_, model->policy_));
+  }
   if (!ranks.single()) return model;  // the kernel of one token's layers has no sums over ranks
   ESP_ASSIGN_OR_RETURN(model->one_token_,
                        CudaOneToken::create(lowered, model->plan_.program(), model->spec_,
@@ -171,16 +177,20 @@ Result<std::optional<kc::AttentionShape>> CudaDecoder::shared_attention(int32_t 
   return std::optional<kc::AttentionShape>();
 }
 
-// Every GEMM of the program.
+// Every GEMM of the program, with adapters and without.
 std::vector<kc::LinearArgs> CudaDecoder::gemm_shapes() const {
   std::vector<kc::LinearArgs> out;
-  for (const CudaPlan::BoundOp& bound : plan_.ops()) {
-    if (!is_gemm(bound.op)) continue;
-    const bool output = is_output(plan_, bound.op);
-    out.push_back(matmul_shape(weights_, bound.op.as<program::Matmul>(),
-                               output ? limits_.max_entries : limits_.max_tokens));
-    if (output) out.back().out_type = DType::kFloat32;
-  }
+  const auto add = [&](const CudaPlan& plan) {
+    for (const CudaPlan::BoundOp& bound : plan.ops()) {
+      if (!is_gemm(bound.op)) continue;
+      const bool output = is_output(plan, bound.op);
+      out.push_back(matmul_shape(weights_, bound.op.as<program::Matmul>(),
+                                 output ? limits_.max_entries : limits_.max_tokens));
+      if (output) out.back().out_type = DType::kFloat32;
+    }
+  };
+  add(plan_);
+  if (adapted_) add(adapted_->plan());
   for (const program::Alternative& alternative : plan_.alternatives()) {
     if (alternative.op.kind != program::OpKind::kLatentPrefill) continue;
     out.push_back(expansion_shape(weights_, alternative.op, limits_.max_tokens,
@@ -197,32 +207,32 @@ int64_t CudaDecoder::linear_workspace_bytes() const {
   return static_cast<int64_t>(std::max(bytes, linear_->workspace_bytes(shapes, kc::kSmallRows)));
 }
 
-std::vector<kc::LinearArgs> CudaDecoder::gemms_to_tune(float* logits, void* sums) const {
+void CudaDecoder::add_gemms_to_tune(const CudaContext& context, float* logits, void* sums,
+                                    std::vector<kc::LinearArgs>& out) const {
+  const CudaPlan& plan = context.plan();
   constexpr int32_t kRows[] = {1,  2,   3,   4,   8,   12,  16,   24,   32,   48,  64,
                                96, 128, 192, 256, 384, 512, 1024, 2048, 4096, 8192};
-  std::vector<kc::LinearArgs> out;
   for (const int32_t rows : kRows) {
     if (rows > limits_.max_tokens) break;
-    for (const CudaPlan::BoundOp& bound : plan_.ops()) {
+    for (const CudaPlan::BoundOp& bound : plan.ops()) {
       const Op& op = bound.op;
       if (!is_tuned(op)) continue;
-      const bool output = is_output(plan_, op);
-      const bool is_part = output && bound.op.outputs[0] != plan_.ops().back().op.outputs[0];
+      const bool output = is_output(plan, op);
+      const bool is_part = output && bound.op.outputs[0] != plan.ops().back().op.outputs[0];
       if (output && (rows > limits_.max_entries || (!is_part && logits == nullptr))) continue;
       const auto& matmul = op.as<program::Matmul>();
       kc::LinearArgs& args = out.emplace_back(matmul_shape(weights_, matmul, rows));
-      args.x = context_.read(op.inputs[0]);
-      args.x_stride = context_.stride(op.inputs[0]);
+      args.x = context.read(op.inputs[0]);
+      args.x_stride = context.stride(op.inputs[0]);
       args.bias = weights_.data(matmul.bias);
-      args.y = matmul.residual ? sums : context_.write(op.outputs[0]);
+      args.y = matmul.residual ? sums : context.write(op.outputs[0]);
       args.residual = matmul.residual ? sums : nullptr;
       if (!output) continue;
       if (!is_part) args.y = logits;
-      args.y_stride = context_.stride(op.outputs[0]);
+      args.y_stride = context.stride(op.outputs[0]);
       args.out_type = DType::kFloat32;
     }
   }
-  return out;
 }
 
 Status CudaDecoder::tune(float* logits, const cuda::Stream& stream) {
@@ -240,8 +250,10 @@ Status CudaDecoder::tune(float* logits, const cuda::Stream& stream) {
                                    "sums of GEMMs that are tuned"));
   ESP_RETURN_IF_ERROR(cuda::fill_bytes(sums.data(), 0, sums.size_bytes(), stream));
   const std::span<std::byte> workspace = context_.scratch().gemm_workspace;
-  ESP_RETURN_IF_ERROR(linear_->tune(gemms_to_tune(logits, sums.data()), workspace.data(),
-                                    workspace.size(), stream.get()));
+  std::vector<kc::LinearArgs> gemms;
+  add_gemms_to_tune(context_, logits, sums.data(), gemms);
+  if (adapted_) add_gemms_to_tune(adapted_->context(), logits, sums.data(), gemms);
+  ESP_RETURN_IF_ERROR(linear_->tune(gemms, workspace.data(), workspace.size(), stream.get()));
   ESP_RETURN_IF_ERROR(stream.synchronize());
   const double seconds =
       std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
@@ -250,7 +262,13 @@ Status CudaDecoder::tune(float* logits, const cuda::Stream& stream) {
 }
 
 Status CudaDecoder::lay_out(cuda::Arena& arena, int64_t linear_bytes, int64_t megakernel_bytes) {
-  context_.lay_out(arena, {limits_.max_tokens, limits_.max_entries});
+  const DecoderLimits limits{limits_.max_tokens, limits_.max_entries};
+  cuda::Arena overlaid = arena;  // one of the two plans runs at a time
+  context_.lay_out(arena, limits);
+  if (adapted_) {
+    adapted_->lay_out(overlaid, limits);
+    arena.take<std::byte>(std::max<int64_t>(0, overlaid.used_bytes() - arena.used_bytes()));
+  }
   prologue_.lay_out(arena, limits_.max_tokens);
   std::byte* megakernel = megakernel_bytes > 0 ? arena.take<std::byte>(megakernel_bytes) : nullptr;
   auto* linear = arena.take<std::byte>(linear_bytes);
@@ -261,6 +279,7 @@ Status CudaDecoder::lay_out(cuda::Arena& arena, int64_t linear_bytes, int64_t me
                       .expert_tally = expert_tally_.get()};
   prologue_.describe(scratch);
   context_.bind(scratch);
+  if (adapted_) adapted_->bind(arena, limits, scratch);
   if (rank_.collective != nullptr) name_collective_buffers(context_);
   if (one_token_) one_token_->lay_out(arena, megakernel, megakernel_bytes, scratch);
   return Status();
@@ -310,13 +329,18 @@ Status CudaDecoder::forward(const CudaStep& step, const KvView& kv, const cuda::
     last_context_ = &one_token_->context();
     return one_token_->run(step, kv, stream);
   }
-  last_context_ = &context_;
+  ESP_CHECK(adapted_ || !step.adapters.any(), "the model was loaded without adapters");
+  // Of a deterministic decoder rows without an adapter have one plan, whatever is beside them.
+  const bool adapts = step.adapters.any() || (adapted_ && limits_.deterministic_context > 0);
+  CudaContext& context = adapts ? adapted_->context() : context_;
+  last_context_ = &context;
   CudaStep own = step;
   if (!prologue_.expands(step)) own.expanded.rows = 0;
   ESP_RETURN_IF_ERROR(
       prologue_.run(own, kv.page_size, {.stream = stream.get(), .pdl = policy_.step_pdl}));
-  context_.begin(own, kv, stream);
-  return context_.run(0, step.num_rows == 0 ? plan_.append_end() : plan_.output_begin());
+  context.begin(own, kv, stream);
+  const CudaPlan& plan = context.plan();
+  return context.run(0, step.num_rows == 0 ? plan.append_end() : plan.output_begin());
 }
 
 Status CudaDecoder::logits(int32_t first, int32_t count, float* out, const cuda::Stream& stream) {

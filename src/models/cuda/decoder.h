@@ -16,6 +16,7 @@
 #include "base/status.h"
 #include "kernels/attention/cuda.h"
 #include "kernels/linear/cuda.h"
+#include "models/cuda/adapted_layers.h"
 #include "models/cuda/context.h"
 #include "models/cuda/expert_tally.h"
 #include "models/cuda/one_token.h"
@@ -66,6 +67,7 @@ class CudaDecoder {
 
   // Of the whole model, but for what this rank has of keys, values and weights.
   const ModelInfo& info() const { return info_; }
+  DType type() const { return weights_.type(); }  // of activations
   int32_t device() const { return device_; }
   // Of the pages: the weights' type, or what set_kv_type() has chosen.
   KvType kv_type() const { return limits_.kv_type; }
@@ -104,6 +106,11 @@ class CudaDecoder {
   // shape, slower. Sequences have at most max_context tokens. Before reserve(), once.
   void set_deterministic(int32_t max_context);
 
+  // What entries' adapters may add to; null: the model was loaded without enable_lora.
+  const AdaptedMatrices* adapted_matrices() const {
+    return adapted_ ? &adapted_->matrices() : nullptr;
+  }
+
   // Embedding to last layer; keys and values are written to the pages that the entries name.
   Status forward(const CudaStep& step, const KvView& kv, const cuda::Stream& stream);
   // Logits of rows [first, first + count) of the step before, float32 to out,
@@ -121,7 +128,8 @@ class CudaDecoder {
   Status count_experts(ExpertCounts& counts);
   int64_t linear_workspace_bytes() const;
   std::vector<kernels::cuda::LinearArgs> gemm_shapes() const;
-  std::vector<kernels::cuda::LinearArgs> gemms_to_tune(float* logits, void* sums) const;
+  void add_gemms_to_tune(const CudaContext& context, float* logits, void* sums,
+                         std::vector<kernels::cuda::LinearArgs>& out) const;
 
   const int32_t device_;
   const CudaRank rank_;
@@ -140,8 +148,9 @@ class CudaDecoder {
   AttentionLimits limits_;  // of reserve(), but for the deterministic context
   cuda::DeviceBuffer scratch_;
   CudaContext context_;
-  std::unique_ptr<CudaOneToken> one_token_;  // null: the model's form has no such kernel
-  CudaContext* last_context_ = nullptr;      // of the step before: what logits() reads
+  std::unique_ptr<CudaOneToken> one_token_;     // null: the model's form has no such kernel
+  std::unique_ptr<CudaAdaptedLayers> adapted_;  // null: entries have no adapters
+  CudaContext* last_context_ = nullptr;         // of the step before: what logits() reads
 };
 
 }  // namespace espalier

@@ -145,8 +145,7 @@ Status run_score(CudaContext& c, const Op& op) {
 
 // Few rows are normalised on their way into the GEMM, as are rows that are rounded to e4m3; others
 // are first, to the second output.
-Status run_matmul(CudaContext& c, const Op& op) {
-  if (!is_gemm(op)) return run_score(c, op);
+Status run_gemm(CudaContext& c, const Op& op) {
   const auto& matmul = op.as<program::Matmul>();
   kc::LinearArgs args = matmul_shape(c.weights(), matmul, c.num_rows(op.outputs[0]));
   args.out_type = type_of(c, op.outputs[0]);
@@ -168,6 +167,15 @@ Status run_matmul(CudaContext& c, const Op& op) {
   args.x = c.write(op.outputs[1]);
   args.x_stride = c.stride(op.outputs[1]);
   return c.linear(args, op);
+}
+
+// Adapters read the GEMM's input before it and add to its result behind it.
+Status run_matmul(CudaContext& c, const Op& op) {
+  if (!is_gemm(op)) return run_score(c, op);
+  if (!op.as<program::Matmul>().adapters) return run_gemm(c, op);
+  ESP_RETURN_IF_ERROR(shrink_adapters(c, op));
+  ESP_RETURN_IF_ERROR(run_gemm(c, op));
+  return expand_adapters(c, op);
 }
 
 // Wanted rows are gathered by the step's list, or are all rows where they lie. Outputs are a run of

@@ -45,6 +45,12 @@ void name_collective_buffers(const CudaContext& context);
 Status run_all_reduce(CudaContext& context, const program::Op& op);
 Status run_all_gather(CudaContext& context, const program::Op& op);
 
+// ops_lora.cc
+// Around the GEMM of a matrix that adapters add to: REQUIRES a plan with adapters. Nothing in a
+// step without adapters.
+Status shrink_adapters(CudaContext& context, const program::Op& op);
+Status expand_adapters(CudaContext& context, const program::Op& op);
+
 // megakernel.cc
 Status run_megakernel(CudaContext& context, const program::Op& op);
 

@@ -74,15 +74,23 @@ class Inputs {
   std::vector<int32_t> pages_;
 };
 
-std::string record(const std::string& name, DType type, bool deterministic, bool e4m3 = false) {
+struct Recording {
+  bool deterministic = false;
+  bool e4m3 = false;
+  bool takes_adapters = false;  // and has some in its steps
+  bool adapters = false;
+};
+
+std::string record(const std::string& name, DType type, const Recording& how = {}) {
   const golden::Golden golden = golden::read(name);
   ModelPlan plan{golden.spec, type};
-  plan.weights.e4m3 = e4m3;
-  auto loaded = CudaDecoder::load(std::move(plan),
-                                  {.path = golden.folder, .format = LoadFormat::kDummy});
+  plan.weights.e4m3 = how.e4m3;
+  auto loaded = CudaDecoder::load(
+      std::move(plan),
+      {.path = golden.folder, .format = LoadFormat::kDummy, .enable_lora = how.takes_adapters});
   if (!loaded) return loaded.error().to_string() + "\n";
   CudaDecoder& decoder = **loaded;
-  if (deterministic) decoder.set_deterministic(128);
+  if (how.deterministic) decoder.set_deterministic(128);
   EXPECT_TRUE(decoder.reserve(64, 64, 16).ok());
   decoder.set_pdl(true);
   const Inputs inputs;
@@ -92,7 +100,12 @@ std::string record(const std::string& name, DType type, bool deterministic, bool
   std::string out;
   for (const Step& step : kSteps) {
     recording::begin();
-    EXPECT_TRUE(decoder.forward(inputs.step(step), view, *stream).ok());
+    CudaStep inputs_of_step = inputs.step(step);
+    if (how.adapters) {
+      inputs_of_step.adapters.tokens = {.max_tiles = step.entries, .max_rows = step.tokens};
+      inputs_of_step.adapters.wanted = {.max_tiles = step.entries, .max_rows = step.wanted};
+    }
+    EXPECT_TRUE(decoder.forward(inputs_of_step, view, *stream).ok());
     for (int32_t first = 0; first < step.wanted; first += 32) {
       const int32_t count = std::min(32, step.wanted - first);
       EXPECT_TRUE(decoder.logits(first, count, logits.data(), *stream).ok());
@@ -114,8 +127,9 @@ class CudaLaunches : public testing::TestWithParam<std::string> {};
 
 TEST_P(CudaLaunches, AreThoseOfTheGolden) {
   const std::filesystem::path folder = "tests/golden/cuda_launches";
-  const std::string got = "bfloat16\n" + record(GetParam(), DType::kBFloat16, false) +
-                          "float32, deterministic\n" + record(GetParam(), DType::kFloat32, true);
+  const std::string got = "bfloat16\n" + record(GetParam(), DType::kBFloat16) +
+                          "float32, deterministic\n" +
+                          record(GetParam(), DType::kFloat32, {.deterministic = true});
   if (const char* to = std::getenv("ESPALIER_WRITE_LAUNCHES")) {
     std::ofstream(std::filesystem::path(to) / (GetParam() + ".txt")) << got;
     return;
@@ -131,7 +145,7 @@ INSTANTIATE_TEST_SUITE_P(All, CudaLaunches, testing::ValuesIn(golden::names()),
 // The layers' GEMMs get their scales and take the norms in front of them; one token starts kernels
 // early and has no megakernel, whose weights are bfloat16.
 TEST(CudaLaunchesOfE4m3, GemmsHaveScales) {
-  const std::string got = record("qwen3_head_dim", DType::kBFloat16, false, true);
+  const std::string got = record("qwen3_head_dim", DType::kBFloat16, {.e4m3 = true});
   EXPECT_EQ(got.find("megakernel"), std::string::npos);
   std::istringstream lines(got);
   std::string step, line;
@@ -157,7 +171,7 @@ TEST(CudaLaunchesOfE4m3, GemmsHaveScales) {
 TEST(CudaLaunchesOfE4m3, ExpertsHaveScales) {
   for (const char* name : {"qwen3_moe", "glm4_moe"}) {
     SCOPED_TRACE(name);
-    const std::string got = record(name, DType::kBFloat16, false, true);
+    const std::string got = record(name, DType::kBFloat16, {.e4m3 = true});
     std::istringstream lines(got);
     std::string step, line;
     std::map<std::string, int> blocks, grouped, rounded;
@@ -185,6 +199,54 @@ TEST(CudaLaunchesOfE4m3, ExpertsHaveScales) {
     EXPECT_EQ(grouped["decode 1"], 0);
     EXPECT_EQ(grouped["prefill 40, all rows"], 2 * experts);
     EXPECT_EQ(rounded["prefill 40, all rows"], 2 * experts);
+  }
+}
+
+// A model that takes adapters launches for a step without them what it launches anyway.
+TEST(CudaLaunchesWithAdapters, StepsWithoutThemAreTheSame) {
+  for (const char* name : {"llama_tied_llama3", "qwen2_moe", "gemma2"}) {
+    EXPECT_EQ(record(name, DType::kBFloat16, {.takes_adapters = true}),
+              record(name, DType::kBFloat16))
+        << name;
+  }
+}
+
+// Each GEMM of a layer stands between the two kernels, which read its input and add to its result.
+TEST(CudaLaunchesWithAdapters, SurroundTheGemms) {
+  for (const char* name : {"llama_tied_llama3", "qwen2_moe", "gemma2", "deepseek_v2"}) {
+    SCOPED_TRACE(name);
+    const std::string got =
+        record(name, DType::kBFloat16, {.takes_adapters = true, .adapters = true});
+    EXPECT_EQ(got.find("megakernel"), std::string::npos);
+    std::istringstream lines(got);
+    std::string step, line, x, gemm;
+    std::map<std::string, int> expanded;
+    const auto word = [&](const std::string& key) {
+      const size_t at = line.find(" " + key + "=") + key.size() + 2;
+      return line.substr(at, line.find(' ', at) - at);
+    };
+    while (std::getline(lines, line)) {
+      if (line.starts_with("== ")) step = line.substr(3);
+      if (line.find(" lora_shrink ") != std::string::npos) x = word("x");
+      if (line.find(" linear ") != std::string::npos) {
+        gemm = line.substr(0, line.find(' '));
+        if (!x.empty()) {
+          EXPECT_EQ(word("x"), x) << line;
+          EXPECT_EQ(word("silu_mul"), "false") << line;
+          EXPECT_EQ(word("norm"), "-,0") << line;
+        }
+      }
+      if (line.find(" lora_expand ") != std::string::npos) {
+        EXPECT_TRUE(word("y").starts_with(gemm)) << line;
+        EXPECT_FALSE(x.empty()) << line;
+        x.clear();
+        ++expanded[step];
+      }
+    }
+    const auto layers = static_cast<int>(golden::read(name).spec.layers.size());
+    EXPECT_GE(expanded["decode 1"], 2 * layers);
+    for (const char* other : {"decode 64", "prefill 40", "prefill 40, all rows"})
+      EXPECT_EQ(expanded[other], expanded["decode 1"]) << other;
   }
 }
 

@@ -13,6 +13,7 @@
 #include "kernels/kv_append/cuda.h"
 #include "kernels/linear/cuda.h"
 #include "kernels/linear/quantize_rows.h"
+#include "kernels/lora/cuda.h"
 #include "kernels/megakernel/cuda.h"
 #include "kernels/moe/cuda.h"
 #include "kernels/moe/cuda_small_batch.h"
@@ -561,6 +562,29 @@ Status small_batch_moe(const SmallBatchMoeArgs& args, const LaunchOptions& launc
     l.write(rows(args.shared_inner, args.shared_ffn));
   }
   l.write(rows(args.normed, args.dim)).write(rows(args.inner, inner)).write(rows(args.y, args.dim));
+  return Status();
+}
+
+int64_t lora_workspace_bytes(const LoraMatrix&, int32_t, int32_t) { return 4096; }
+
+// The workspace stands for what shrinking leaves there.
+Status lora_shrink(const LoraArgs& args, const LaunchOptions& launch) {
+  Launch("lora_shrink", launch)
+      .read("x",
+            area(args.x, args.rows.max_rows, args.matrix.in_features, args.x_stride, args.type))
+      .add("matrix", args.matrix.index)
+      .write(flat(args.workspace, args.workspace_bytes));
+  return Status();
+}
+Status lora_expand(const LoraArgs& args, const LaunchOptions& launch) {
+  const LoraMatrix::Part& last = args.matrix.parts[args.matrix.part_count - 1];
+  const auto y =
+      area(args.y, args.rows.max_rows, last.column + last.out_features, args.y_stride, args.type);
+  Launch("lora_expand", launch)
+      .read("t", flat(args.workspace, args.workspace_bytes))
+      .add("matrix", args.matrix.index)
+      .read("y", y)
+      .write(y);
   return Status();
 }
 

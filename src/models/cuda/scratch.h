@@ -12,6 +12,7 @@
 
 namespace espalier {
 
+class AdaptedMatrices;
 class CudaExpertTally;
 class CudaMegakernel;
 
@@ -56,6 +57,9 @@ struct CudaScratch {
   const CudaMegakernel* megakernel = nullptr;             // null: the plan does not have it
   kernels::cuda::DeviceCollective* collective = nullptr;  // null: one rank has all of the model
   const CudaExpertTally* expert_tally = nullptr;          // null: experts' pairs are not counted
+  // What a plan with adapters has; else null.
+  const AdaptedMatrices* adapted = nullptr;
+  std::span<std::byte> lora_workspace;
 };
 
 }  // namespace espalier

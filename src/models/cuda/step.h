@@ -5,6 +5,7 @@
 
 #include "kernels/attention/cuda.h"
 #include "kernels/attention/latent_prefill.h"
+#include "kernels/lora/cuda.h"
 
 namespace espalier {
 
@@ -18,6 +19,14 @@ struct ExpandedRows {
     rows += of_entry;
     has_short_entries |= of_entry == 0;
   }
+};
+
+// The adapters of a step's rows, by tokens and by the order of CudaStep::rows. Both empty: no row
+// has an adapter.
+struct StepAdapters {
+  kernels::cuda::LoraRows tokens, wanted;
+
+  bool any() const { return tokens.max_tiles > 0; }
 };
 
 // One step, in device memory.
@@ -40,6 +49,7 @@ struct CudaStep {
   // Entries of so many tokens take decode attention, which reads keys and values from pages alone.
   int32_t decode_tokens = 1;
   ExpandedRows expanded;       // what latent attention may expand
+  StepAdapters adapters;       // REQUIRES, where there are some: the model takes adapters
 };
 
 }  // namespace espalier

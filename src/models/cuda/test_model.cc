@@ -10,6 +10,7 @@ namespace espalier {
 namespace {
 
 constexpr int64_t kInputBytes = 16 << 20;
+constexpr int64_t kAdapterBytes = 32 << 20;
 
 void must(const Status& status) { ESP_CHECK(status.ok(), "{}", status.to_string()); }
 template <typename T>
@@ -58,11 +59,36 @@ const KvView& CudaTestModel::device_view(const KvView& host) {
   return view_;
 }
 
-const int32_t* CudaTestModel::put(std::span<const int32_t> values) {
-  auto* at = inputs_arena_.take<int32_t>(std::ssize(values));
+template <typename T>
+const T* CudaTestModel::put(std::span<const T> values) {
+  auto* at = inputs_arena_.take<T>(std::ssize(values));
   ESP_CHECK(inputs_arena_.used_bytes() <= kInputBytes);
-  must(cuda::copy_to_device(at, values.data(), std::ssize(values) * 4, stream_));
+  must(cuda::copy_to_device(at, values.data(), static_cast<int64_t>(values.size_bytes()), stream_));
   return at;
+}
+const int32_t* CudaTestModel::put(std::span<const int32_t> values) { return put<int32_t>(values); }
+
+Result<AdapterInfo> CudaTestModel::load_adapter(AdapterId id, const std::filesystem::path& folder,
+                                                int32_t rank_max) {
+  if (!adapters_) {
+    ESP_ASSIGN_OR_RETURN(adapters_, CudaAdapterStore::create(*decoder_->adapted_matrices(),
+                                                             decoder_->type(), kAdapterBytes));
+  }
+  return adapters_->load(id, folder, rank_max);
+}
+
+StepAdapters CudaTestModel::upload_adapters(const ForwardBatch& batch) {
+  if (!adapters_) return {};
+  std::vector<AdapterId> ids;
+  for (const BatchEntry& entry : batch.entries) ids.push_back(entry.adapter);
+  std::vector<const kernels::cuda::LoraPart*> parts(ids.size());
+  adapters_->find(ids, parts);
+  std::vector<kernels::cuda::LoraTile> host(static_cast<size_t>(
+      AdapterTiles::capacity(static_cast<int32_t>(batch.entries.size()), batch.num_tokens())));
+  const ArrangedTiles& arranged = tiles_.arrange(batch, parts, true, host.data());
+  if (arranged.empty()) return {};
+  const auto* device = put(std::span<const kernels::cuda::LoraTile>(host));
+  return {.tokens = rows_of(arranged.tokens, device), .wanted = rows_of(arranged.wanted, device)};
 }
 
 CudaStep CudaTestModel::upload(const ForwardBatch& batch, std::span<const TokenId> token_ids,
@@ -103,6 +129,7 @@ CudaStep CudaTestModel::upload(const ForwardBatch& batch, std::span<const TokenI
     step.window_entries = step.entries;
     step.entries.page_tables = put(std::vector<int32_t>(batch.page_tables.size(), 0));
   }
+  step.adapters = upload_adapters(batch);
   step.rows = put(wanted);
   step.num_rows = static_cast<int32_t>(wanted.size());
   return step;

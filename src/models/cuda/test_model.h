@@ -2,9 +2,13 @@
 // everything in and out at each step, and waits.
 #pragma once
 
+#include <filesystem>
 #include <memory>
+#include <span>
 #include <vector>
 
+#include "models/cuda/adapter_store.h"
+#include "models/cuda/adapter_tiles.h"
 #include "models/cuda/decoder.h"
 #include "models/model.h"
 #include "tensor/cuda/memory.h"
@@ -26,6 +30,10 @@ class CudaTestModel final : public Model {
   void prepare(const KvView& kv) { device_view(kv); }
   ForwardOutput forward(const ForwardBatch& batch, std::span<const TokenId> token_ids,
                         const KvView& kv, const InputLogitsSink& input_logits) override;
+  // REQUIRES: the decoder was loaded with enable_lora.
+  Result<AdapterInfo> load_adapter(AdapterId id, const std::filesystem::path& folder,
+                                   int32_t rank_max) override;
+  void unload_adapter(AdapterId id) override { adapters_->unload(id); }
 
  private:
   struct Row {
@@ -35,9 +43,14 @@ class CudaTestModel final : public Model {
   const KvView& device_view(const KvView& host);
   CudaStep upload(const ForwardBatch& batch, std::span<const TokenId> token_ids,
                   std::vector<Row>& rows);
+  StepAdapters upload_adapters(const ForwardBatch& batch);
+  template <typename T>
+  const T* put(std::span<const T> values);
   const int32_t* put(std::span<const int32_t> values);
 
   const std::unique_ptr<CudaDecoder> decoder_;
+  std::unique_ptr<CudaAdapterStore> adapters_;  // null until one is loaded
+  AdapterTiles tiles_;
   cuda::Stream stream_;
   cuda::DeviceBuffer inputs_, logits_, planes_;
   cuda::Arena inputs_arena_;

@@ -140,14 +140,11 @@ ForwardOutput CpuModel::forward(const ForwardBatch& batch, std::span<const Token
 Result<AdapterInfo> CpuModel::load_adapter(AdapterId id, const std::filesystem::path& folder,
                                            int32_t rank_max) {
   if (!takes_adapters_) return Model::load_adapter(id, folder, rank_max);
-  ESP_ASSIGN_OR_RETURN(const PeftAdapter file, PeftAdapter::open(folder));
-  const int32_t rank = file.rank_max();
-  if (rank_max > 0 && rank > rank_max)
-    return fail(invalid_argument("{}: the rank {} is above the {} of --max-lora-rank",
-                                 folder.string(), rank, rank_max));
-  auto adapter = Adapter::make(file, weight_layout(spec_), program_, weights_.type);
+  ESP_ASSIGN_OR_RETURN(const PeftAdapter file, open_adapter(folder, rank_max));
+  const AdaptedModules modules(weight_layout(spec_), program_);
+  auto adapter = Adapter::make(file, modules, weights_.type);
   if (!adapter) return fail(adapter.error().with_context(folder.string()));
-  const AdapterInfo info{.rank = rank,
+  const AdapterInfo info{.rank = file.rank_max(),
                          .num_modules = static_cast<int32_t>(file.modules().size()),
                          .size_bytes = (*adapter)->size_bytes()};
   adapters_.add(id, *std::move(adapter));

@@ -87,6 +87,17 @@ Program attend_new_tokens(Program program) {
   return program;
 }
 
+// Adapters of the GEMMs whose sizes the kernels take: not of the shared expert's gate.
+Program gain_wide_adapters(Program program) {
+  program = gain_adapters(std::move(program));
+  for (Op& op : program.ops) {
+    if (op.kind != OpKind::kMatmul) continue;
+    auto& matmul = op.as<Matmul>();
+    matmul.adapters &= matmul.in_features % 8 == 0 && matmul.out_features % 8 == 0;
+  }
+  return program;
+}
+
 // Collects the parts of one MoE block.
 class MoeBlockFinder {
  public:
@@ -142,7 +153,7 @@ class MoeBlockFinder {
       block_.shared_gate = matmul.weight;
       return true;
     }
-    if (matmul.bias || matmul.residual || matmul.norm) return false;
+    if (matmul.bias || matmul.residual || matmul.norm || matmul.adapters) return false;
     if (block_.shared_gate_up.weight) {
       block_.shared_down = matmul;
       return true;
@@ -243,16 +254,20 @@ std::vector<Alternative> find_alternatives(const Program& program) {
   return out;
 }
 
-Program gpu_passes(Program program) {
-  program = fuse_activation(std::move(program), [](const Matmul&, const Activation& activation) {
-    return activation.gated && activation.kind == kernels::Activation::kSilu;
-  });
+Program gpu_passes(Program program, bool adapters) {
+  if (adapters) program = gain_wide_adapters(std::move(program));
+  const auto takes = [](const Matmul& matmul, const Activation& activation) {
+    return !matmul.adapters && activation.gated && activation.kind == kernels::Activation::kSilu;
+  };
+  program = fuse_activation(std::move(program), takes);
   program = attend_new_tokens(fuse_qk_rope_append(fuse_moe_combine(std::move(program))));
   program = drop_unwanted_rows(fuse_residual(std::move(program)), Selection::kAfterAttention);
   program = fuse_all_reduce(std::move(program));
   program = fuse_norm(std::move(program), [](const Norm& norm, const Matmul& matmul) {
-    // The norm of the queries' latent is in place; its GEMM takes the library's kernels.
-    return norm.spec.kind == NormSpec::Kind::kRms && matmul.weight.kind != WeightKind::kLatentQ;
+    // The norm of the queries' latent is in place; its GEMM takes the library's kernels. Adapters
+    // read the normalised rows too.
+    return norm.spec.kind == NormSpec::Kind::kRms && !matmul.adapters &&
+           matmul.weight.kind != WeightKind::kLatentQ;
   });
   return allow_dependent_launch(remove_unused_buffers(std::move(program)));
 }

@@ -13,7 +13,9 @@ namespace espalier::program {
 // What a GPU runs of a lowered program: SiLU, residuals and RMS norms in GEMMs or in sums over
 // ranks, norms of heads with rope and the append in one kernel, the combination of experts with
 // what is added to it, unwanted rows dropped behind attention, and the launch policy.
-Program gpu_passes(Program program);
+// adapters: GEMMs of layers take adapters where the kernels have their sizes; what is in front of
+// and behind these GEMMs then is computed by itself.
+Program gpu_passes(Program program, bool adapters = false);
 
 // An operation that computes what the operations [first, last) of a program compute, where its
 // kernel supports the step and the device. Both ways have the same inputs and results; intermediate
