@@ -407,7 +407,7 @@ void add_system_rows(SettingTable& table, EngineConfig& engine) {
 void add_adapter_rows(SettingTable& table, EngineConfig& engine) {
   table.group("LoRA adapters");
   table.toggle("enable-lora", engine.lora.enable_lora,
-               "take LoRA adapters (on the CPU): those of --lora-paths, and what "
+               "take LoRA adapters: those of --lora-paths, and what "
                "/load_lora_adapter brings");
   Setting& paths = table.list(
       "lora-paths", engine.lora.lora_paths, "NAME=PATH",
@@ -419,14 +419,15 @@ void add_adapter_rows(SettingTable& table, EngineConfig& engine) {
                 "adapters of requests that run at once; requests of others wait");
   shown_default(table.integer("max-lora-rank", engine.lora.max_lora_rank, 0, 4096,
                               "refuse adapters of a higher rank"),
-                "any rank");
+                "any rank; on a GPU 256");
   shown_default(table.integer("max-loaded-loras", engine.lora.max_loaded_loras, 0, kInt32Max,
                               "adapters in memory; beyond, loading one is refused"),
                 "no bound");
   shown_default(table.integer("max-lora-bytes", engine.lora.max_lora_bytes, 0,
                               std::numeric_limits<int64_t>::max(),
                               "memory of all adapters; beyond, loading one is refused"),
-                "a quarter of the memory that is available, at least 64 MiB");
+                "a quarter of the memory that is available, of a GPU's, which is reserved at the "
+                "start, a sixteenth; at least 64 MiB");
 }
 
 void add_picture_rows(SettingTable& table, EngineConfig& engine) {

@@ -193,7 +193,7 @@ constexpr Group kGroups[] = {
     {Rule::kNoEffect, kValue, "", "adapters are found by their files, and one kernel serves all",
      "lora-backend lora-drain-wait-threshold lora-target-modules max-lora-chunk-size"},
     {Rule::kNoEffect, kValue, "",
-     "loaded adapters stay in the host's memory until they are unloaded", "lora-eviction-policy"},
+     "loaded adapters stay in memory until they are unloaded", "lora-eviction-policy"},
     {Rule::kNoEffect, kSwitch, "",
      "adapters lie where they are computed, and what does not fit is "
      "always refused",

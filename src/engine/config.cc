@@ -338,6 +338,7 @@ ModelLoadOptions model_load_options(const EngineConfig& config) {
           .config_overrides = config.model.json_model_override_args,
           .ep_size = config.compute.ep_size,
           .enable_lora = config.lora.enable_lora,
+          .max_lora_rank = config.lora.max_lora_rank,
           .progress = config.model.load_progress};
 }
 

@@ -168,7 +168,7 @@ struct ImageSettings {
   int64_t max_image_pixels = 64'000'000;
 };
 
-// LoRA adapters, on the CPU. lora_paths: NAME=PATH, or a path whose last part is the name; they
+// LoRA adapters. lora_paths: NAME=PATH, or a path whose last part is the name; they
 // are loaded at the start and imply enable_lora.
 struct LoraSettings {
   bool enable_lora = false;
@@ -176,8 +176,8 @@ struct LoraSettings {
   int32_t max_loras_per_batch = 8;  // adapters of running requests
   int32_t max_lora_rank = 0;        // of an adapter; 0: any
   int32_t max_loaded_loras = 0;     // adapters; 0: any number
-  // Bytes of memory that adapters hold together; 0: a quarter of what is available, at least 64
-  // MiB.
+  // Bytes of memory that adapters hold together; 0: a quarter of what is available, on a GPU, where
+  // they are reserved at the start, a sixteenth; at least 64 MiB.
   int64_t max_lora_bytes = 0;
 };
 

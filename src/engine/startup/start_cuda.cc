@@ -15,14 +15,17 @@
 namespace espalier {
 namespace {
 
+// Of an 80 GB GPU 5 GB: 60 adapters of rank 16 of an 8 B model.
+constexpr int64_t kAdapterShare = 16;
+
 double gib(int64_t bytes) { return static_cast<double>(bytes) / (1 << 30); }
 
 void log_memory(const MemoryPlan& plan, const EngineConfig& config) {
   log_info(
-      "device memory weights_gib={:.2f} scratch_gib={:.2f} steps_gib={:.2f} graphs_gib={:.2f} "
-      "kv_gib={:.2f} max_total_tokens={}",
-      gib(plan.weights), gib(plan.scratch), gib(plan.steps), gib(plan.graphs), gib(plan.kv),
-      config.cache.max_total_tokens);
+      "device memory weights_gib={:.2f} adapters_gib={:.2f} scratch_gib={:.2f} steps_gib={:.2f} "
+      "graphs_gib={:.2f} kv_gib={:.2f} max_total_tokens={}",
+      gib(plan.weights), gib(plan.adapters), gib(plan.scratch), gib(plan.steps), gib(plan.graphs),
+      gib(plan.kv), config.cache.max_total_tokens);
 }
 
 // Each has a row of logits and a row of the sampler's scratch: 512 take half a gigabyte with a
@@ -47,6 +50,7 @@ CudaExecutorConfig executor_config(const EngineConfig& sizes) {
           .graphs = !sizes.compute.disable_cuda_graph,
           .cascade = !sizes.compute.disable_cascade_attention,
           .deterministic = sizes.compute.enable_deterministic_inference,
+          .adapter_bytes = sizes.lora.enable_lora ? sizes.lora.max_lora_bytes : 0,
           // Requests in flight get their errors first.
           .on_device_lost = end_process_soon};
 }
@@ -70,7 +74,16 @@ Status fill_memory(AnyExecutor& executor, const EngineConfig& config, const Engi
   return executor.finish_loading();
 }
 
-Result<StartedExecutor> start_one(const EngineConfig& config, const SystemInfo& system) {
+// Adapters' memory is reserved at the start, before the KV cache takes what is left.
+EngineConfig with_adapter_bytes(EngineConfig config, const SystemInfo& system) {
+  if (config.lora.enable_lora && config.lora.max_lora_bytes == 0)
+    config.lora.max_lora_bytes =
+        std::max(system.available_bytes / kAdapterShare, int64_t{64} << 20);
+  return config;
+}
+
+Result<StartedExecutor> start_one(const EngineConfig& user, const SystemInfo& system) {
+  const EngineConfig config = with_adapter_bytes(user, system);
   ModelLoadOptions options = model_load_options(config);
   StartedExecutor out{.expert_counts = make_expert_counts(config)};
   options.expert_counts = out.expert_counts.get();
@@ -116,10 +129,11 @@ Result<StartedExecutor> start_cuda_executor(const EngineConfig& config, const Sy
                       "--device cpu",
                       config.model.dtype));
   }
-  if (config.lora.enable_lora) {
+  if (config.lora.enable_lora && config.compute.tp_size > 1) {
     return fail(error(StatusCode::kUnimplemented,
-                      "adapters are computed on the CPU alone for now; leave --enable-lora and "
-                      "--lora-paths out, or use --device cpu"));
+                      "--tp-size is {}, and adapters are not divided among GPUs; leave "
+                      "--enable-lora and --lora-paths out, or use --dp-size for several GPUs",
+                      config.compute.tp_size));
   }
   return config.compute.tp_size > 1 ? start_ranks(config, system) : start_one(config, system);
 }

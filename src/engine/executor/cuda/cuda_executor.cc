@@ -43,7 +43,8 @@ CudaExecutor::CudaExecutor(std::unique_ptr<CudaDecoder> model, const CudaExecuto
           .max_entries = config.max_slots + config.max_draft_samples,
           .max_tokens = config.max_tokens,
           .max_table_pages = (config.context_length + config.page_size - 1) / config.page_size + 1,
-          .window_pages = model_->info().sliding_window > 0},
+          .window_pages = model_->info().sliding_window > 0,
+          .adapters = model_->adapted_matrices() != nullptr},
       arrays_{.mask_words = (model_->info().vocab_size + 31) / 32} {}
 
 // What is in flight still writes to the buffers.
@@ -70,6 +71,11 @@ Status CudaExecutor::allocate() {
     reads.cascade = CascadeCosts::of(shared->num_heads, shared->num_kv_heads, shared->head_dim);
   ESP_ASSIGN_OR_RETURN(StepPacker packer, StepPacker::create(limits_, reads, stream_));
   packer_ = std::make_unique<StepPacker>(std::move(packer));
+  if (const AdaptedMatrices* matrices = model_->adapted_matrices()) {
+    ESP_ASSIGN_OR_RETURN(
+        adapters_, CudaAdapterStore::create(*matrices, model_->type(), config_.adapter_bytes));
+    packer_->set_adapters(adapters_.get());
+  }
   const int32_t vocab_size = model_->info().vocab_size;
   ESP_ASSIGN_OR_RETURN(SlotTable slots, SlotTable::create(config_.max_slots, vocab_size));
   slots_ = std::make_unique<SlotTable>(std::move(slots));
@@ -85,36 +91,37 @@ Status CudaExecutor::allocate() {
   arrays_.lay_out(arena, limits_, logits_stride);
   if (!samples_) arrays_.logits = nullptr;
   ESP_RETURN_IF_ERROR(model_->tune(arrays_.logits, stream_));
-  for (Place& place : places_) ESP_RETURN_IF_ERROR(allocate_place(place));
+  for (Place& place : places_)
+    ESP_RETURN_IF_ERROR(place.allocate(limits_, packer_->block_bytes(), arrays_.mask_words));
   ESP_RETURN_IF_ERROR(stream_.synchronize());
   memory_.weights = model_->info().weight_bytes;
+  memory_.adapters = adapters_ ? adapters_->size_bytes() : 0;
   memory_.scratch = model_->scratch_bytes();
   memory_.steps = packer_->device_bytes() + slots_->device_bytes() + block_.size_bytes();
   int64_t num_sizes = num_graph_sizes(config_.max_slots);
   if (config_.max_draft_samples > 0) num_sizes += num_graph_sizes(limits_.max_entries);
   memory_.graphs = config_.graphs
-                       ? (num_sizes * (config_.cascade ? 2 : 1) + 1) *
+                       ? (num_sizes * (config_.cascade ? 2 : 1) * (adapters_ ? 2 : 1) + 1) *
                              (kBytesPerGraph + model_->info().num_layers * kBytesPerGraphLayer)
                        : 0;
   return Status();
 }
 
-Status CudaExecutor::allocate_place(Place& place) {
-  ESP_ASSIGN_OR_RETURN(place.inputs,
-                       cuda::PinnedBuffer::allocate(packer_->block_bytes(), "a step's inputs"));
-  cuda::Arena inputs(place.inputs.data());
-  place.host.lay_out(inputs, limits_);
+Status CudaExecutor::Place::allocate(const StepLimits& limits, int64_t input_bytes,
+                                     int64_t mask_words) {
+  ESP_ASSIGN_OR_RETURN(inputs, cuda::PinnedBuffer::allocate(input_bytes, "a step's inputs"));
+  cuda::Arena input_arena(inputs.data());
+  host.lay_out(input_arena, limits);
   cuda::Arena measured;
-  place.results.lay_out(measured, limits_);
-  ESP_ASSIGN_OR_RETURN(place.outputs,
+  results.lay_out(measured, limits);
+  ESP_ASSIGN_OR_RETURN(outputs,
                        cuda::PinnedBuffer::allocate(measured.used_bytes(), "a step's results"));
-  cuda::Arena outputs(place.outputs.data());
-  place.results.lay_out(outputs, limits_);
-  ESP_ASSIGN_OR_RETURN(place.masks,
-                       cuda::PinnedBuffer::allocate(4ll * limits_.max_entries * arrays_.mask_words,
-                                                    "grammar masks"));
-  ESP_ASSIGN_OR_RETURN(place.started, cuda::Event::create(true));
-  ESP_ASSIGN_OR_RETURN(place.done, cuda::Event::create(true));
+  cuda::Arena output_arena(outputs.data());
+  results.lay_out(output_arena, limits);
+  ESP_ASSIGN_OR_RETURN(
+      masks, cuda::PinnedBuffer::allocate(4ll * limits.max_entries * mask_words, "grammar masks"));
+  ESP_ASSIGN_OR_RETURN(started, cuda::Event::create(true));
+  ESP_ASSIGN_OR_RETURN(done, cuda::Event::create(true));
   return Status();
 }
 
@@ -170,6 +177,7 @@ void CudaExecutor::launch(const ForwardBatch& batch) {
   const cuda::Range range("launch a step");
   Place& p = place(batch.step);
   p.batch = &batch;
+  if (adapters_) adapters_->begin_step();
   p.status = lost_.ok() ? enqueue(p) : lost_;
   if (!p.status.ok()) p.status = lose_device(p.status);
 }
@@ -214,8 +222,8 @@ Status CudaExecutor::run_decode(const PackedStep& packed) {
   if (!config_.graphs) return run();
   const bool long_entry =
       packed.num_tokens == 1 && packed.max_prefix_len >= model_->megakernel_context_max();
-  DecodeGraph& known =
-      graphs_[{packed.num_tokens, packed.cascade, long_entry, packed.fresh_positions}];
+  DecodeGraph& known = graphs_[{packed.num_tokens, packed.cascade, !packed.adapters.empty(),
+                                long_entry, packed.fresh_positions}];
   if (++known.num_uses == 1) return run();
   if (!known.graph) {
     ESP_ASSIGN_OR_RETURN(known.graph, cuda::Graph::capture(stream_, run));
@@ -357,6 +365,7 @@ const StepResult& CudaExecutor::wait(uint64_t step) {
     p.status = p.done.synchronize();
     if (!p.status.ok()) p.status = lose_device(p.status);
   }
+  if (adapters_) adapters_->end_step();
   p.result.step = step;
   if (!p.status.ok()) {
     p.result.entries.assign(p.batch->entries.size(), {});
@@ -418,6 +427,16 @@ PageCopier* CudaExecutor::page_copier() {
     log_error("no copies of pages error=\"{}\"", copier.error().message());
   }
   return page_copier_.get();
+}
+
+Result<AdapterInfo> CudaExecutor::load_adapter(AdapterId id, const std::filesystem::path& folder,
+                                               int32_t rank_max) {
+  if (!adapters_) return Executor::load_adapter(id, folder, rank_max);
+  return adapters_->load(id, folder, rank_max);
+}
+
+void CudaExecutor::unload_adapter(AdapterId id) {
+  if (adapters_) adapters_->unload(id);
 }
 
 // Every later step fails with this status.

@@ -5,6 +5,7 @@
 
 #include <array>
 #include <cstdint>
+#include <filesystem>
 #include <functional>
 #include <map>
 #include <memory>
@@ -23,6 +24,7 @@
 #include "engine/executor/executor.h"
 #include "kernels/collective/cuda.h"
 #include "kernels/sampling/cuda.h"
+#include "models/cuda/adapter_store.h"
 #include "models/cuda/decoder.h"
 #include "tensor/cuda/memory.h"
 #include "tensor/cuda/stream.h"
@@ -46,6 +48,9 @@ struct CudaExecutorConfig {
   // Results depend on the request alone, bit for bit (CudaDecoder::set_deterministic): no cascade,
   // no megakernel.
   bool deterministic = false;
+  // Of the device's memory, for the adapters of a model that was loaded with enable_lora; taken
+  // when the executor is made.
+  int64_t adapter_bytes = 0;
   // Not null: the model is one rank's part (CudaDecoder::begin_load), and this executor runs the
   // same steps as those of the other ranks. Rank 0 samples; the others get its tokens, and their
   // results have none. Borrowed.
@@ -85,6 +90,10 @@ class CudaExecutor final : public Executor {
 
   PageCopier* page_copier() override;  // after allocate_kv
 
+  Result<AdapterInfo> load_adapter(AdapterId id, const std::filesystem::path& folder,
+                                   int32_t rank_max) override;
+  void unload_adapter(AdapterId id) override;
+
   // So far. A capture is counted when it is made, a replay each time.
   struct Counts {
     int64_t captures = 0, replays = 0;
@@ -110,6 +119,9 @@ class CudaExecutor final : public Executor {
     std::vector<Status> refused;
     Status status;
     StepResult result;
+
+    // Room for a step of these limits, whose packed inputs and words of a mask are so many.
+    Status allocate(const StepLimits& limits, int64_t input_bytes, int64_t mask_words);
   };
   struct DecodeGraph {
     cuda::Graph graph;
@@ -118,7 +130,6 @@ class CudaExecutor final : public Executor {
 
   CudaExecutor(std::unique_ptr<CudaDecoder> model, const CudaExecutorConfig& config);
   Status allocate();
-  Status allocate_place(Place& place);
   Place& place(uint64_t step) { return places_[step % kPlaces]; }
 
   Status enqueue(Place& place);
@@ -138,15 +149,16 @@ class CudaExecutor final : public Executor {
   cuda::Stream stream_;
   std::unique_ptr<StepPacker> packer_;
   std::unique_ptr<SlotTable> slots_;
+  std::unique_ptr<CudaAdapterStore> adapters_;  // null: entries have none
   std::unique_ptr<KvPool> kv_;
 
   cuda::DeviceBuffer block_;  // of arrays_
   SamplingArrays arrays_;
 
   std::array<Place, kPlaces> places_;
-  // By rows with padding, cascade, whether it is one entry too long for the layers' one kernel,
-  // and fresh positions.
-  std::map<std::tuple<int32_t, bool, bool, int32_t>, DecodeGraph> graphs_;
+  // By rows with padding, cascade, adapters, whether it is one entry too long for the layers' one
+  // kernel, and fresh positions.
+  std::map<std::tuple<int32_t, bool, bool, bool, int32_t>, DecodeGraph> graphs_;
   MemoryPlan memory_;
   Status lost_;
   Counts counts_;

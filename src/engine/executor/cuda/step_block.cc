@@ -47,6 +47,9 @@ void StepArrays::lay_out(cuda::Arena& arena, const StepLimits& limits) {
   shared_members = arena.take<int32_t>(entries * kernels::cuda::kSegmentsPerEntry);
   shared_places = arena.take<int32_t>(entries * kernels::cuda::kSegmentsPerEntry * 2);
   own_begins = arena.take<int32_t>(entries);
+  if (limits.adapters)
+    adapter_tiles = arena.take<kernels::cuda::LoraTile>(
+        AdapterTiles::capacity(limits.max_entries, limits.max_tokens));
   runs = arena.take<kernels::cuda::PageTableRun>((limits.window_pages ? 2 : 1) * entries);
   ids = arena.take<int32_t>(tokens);
   token_slots = arena.take<int32_t>(tokens);
@@ -108,6 +111,7 @@ Result<PackedStep> StepPacker::pack(const ForwardBatch& batch, const ForwardBatc
   pack_entries(rows, host, packed);
   pack_rows(rows, host, packed);
   if (packed.cascade) pack_cascade(host);
+  if (adapters_ != nullptr) pack_adapters(rows, host, packed);
   if (packed.decode && pad_for_graphs) {
     const int32_t least = packed.fresh_positions > 0 ? kDraftRowsLeast : 1;
     const int32_t most = std::min(limits_.max_entries, limits_.max_tokens);
@@ -222,6 +226,26 @@ void StepPacker::pack_cascade(const StepArrays& host) const {
   }
 }
 
+// In a step without adapters a look at each entry.
+void StepPacker::pack_adapters(const ForwardBatch& rows, const StepArrays& host,
+                               PackedStep& packed) {
+  const auto adapted = [](const BatchEntry& entry) { return entry.adapter != kNoAdapter; };
+  if (std::ranges::none_of(rows.entries, adapted)) return;
+  adapter_ids_.clear();
+  for (const BatchEntry& entry : rows.entries) adapter_ids_.push_back(entry.adapter);
+  adapter_parts_.assign(adapter_ids_.size(), nullptr);
+  adapters_->find(adapter_ids_, adapter_parts_);
+  packed.adapters = tiles_.arrange(rows, adapter_parts_, !packed.decode, host.adapter_tiles);
+}
+
+// The grids of a decode step's graph cover a tile for each row; the device has their number.
+StepAdapters StepPacker::step_adapters(const PackedStep& packed) const {
+  StepAdapters out{.tokens = rows_of(packed.adapters.tokens, device_.adapter_tiles),
+                   .wanted = rows_of(packed.adapters.wanted, device_.adapter_tiles)};
+  if (packed.decode && out.any()) out.tokens.max_tiles = out.tokens.max_rows = packed.num_tokens;
+  return out;
+}
+
 void StepPacker::pad(int32_t rows, const StepArrays& host, PackedStep& packed) const {
   for (int32_t i = packed.num_entries; i < rows; ++i) {
     host.query_begin[i + 1] = packed.num_tokens;
@@ -269,6 +293,7 @@ Status StepPacker::bring(const StepArrays& host, const PackedStep* packed) const
     take(host.token_slots, packed->num_tokens);
     if (!packed->decode) take(host.rows, samples + packed->num_input_rows);
     if (packed->num_input_rows > 0) take(host.targets, packed->num_input_rows);
+    if (!packed->adapters.empty()) take(host.adapter_tiles, packed->adapters.size);
     if (packed->cascade) {
       take(host.num_shared_segments, 1);
       take(host.shared_segments, std::ssize(cascade_.segments()));
@@ -314,7 +339,8 @@ CudaStep StepPacker::step(const PackedStep& packed, const int32_t* slot_tokens) 
                 .max_prefix_len = packed.max_prefix_len,
                 .fresh_positions = packed.fresh_positions,
                 .decode_tokens = packed.decode_tokens,
-                .expanded = packed.expanded};
+                .expanded = packed.expanded,
+                .adapters = step_adapters(packed)};
   if (window_pages_) {
     step.window_entries = step.entries;
     step.window_entries.page_tables += table_entries();

@@ -12,6 +12,8 @@
 #include "engine/executor/cuda/cascade_plan.h"
 #include "kernels/attention/cuda.h"
 #include "kernels/page_table/cuda.h"
+#include "models/cuda/adapter_store.h"
+#include "models/cuda/adapter_tiles.h"
 #include "models/cuda/decoder.h"
 #include "seams/forward_batch.h"
 #include "tensor/cuda/memory.h"
@@ -25,6 +27,7 @@ struct StepLimits {
   int32_t max_tokens = 0;         // of a step
   int32_t max_table_pages = 0;    // of one sequence
   bool window_pages = false;      // room for page tables of layers that see a window
+  bool adapters = false;          // entries may have LoRA adapters
   int64_t page_capacity() const;  // new entries of page tables that one kernel brings
 };
 
@@ -43,9 +46,10 @@ struct StepArrays {
   int32_t* shared_members = nullptr;                        // [L * kSegmentsPerEntry]
   int32_t* shared_places = nullptr;                         // [L * kSegmentsPerEntry * 2]
   int32_t* own_begins = nullptr;                            // [L]
-  kernels::cuda::PageTableRun* runs = nullptr;  // [L], or [2 L] with the windows'; host alone
-  int32_t* ids = nullptr;                       // [T]
-  int32_t* token_slots = nullptr;               // [T]
+  kernels::cuda::LoraTile* adapter_tiles = nullptr;  // [AdapterTiles::capacity(L, T)]; null: none
+  kernels::cuda::PageTableRun* runs = nullptr;       // [L], or [2 L] with the windows'; host alone
+  int32_t* ids = nullptr;                            // [T]
+  int32_t* token_slots = nullptr;                    // [T]
   int32_t* rows = nullptr;  // [L + T]: tokens whose logits are wanted: sampled ones, then inputs'
   int32_t* targets = nullptr;  // [T]: the token whose log-probability each input row returns
   int32_t* pages = nullptr;    // [page_capacity]; host alone
@@ -63,6 +67,7 @@ struct PackedStep {
   int32_t max_prefix_len = 0;
   int32_t fresh_positions = 0, decode_tokens = 1;  // CudaStep's
   ExpandedRows expanded;
+  ArrangedTiles adapters;
   int32_t num_masked = 0;
   bool cascade = false;  // some entries' shared prefixes are read once for all of them
   // One token a row, all sampled, no input log-probabilities: has graphs.
@@ -85,6 +90,9 @@ class StepPacker {
 
   // Whether batches bring page tables for layers that see a window. REQUIRES room for them.
   void set_window_pages(bool on) { window_pages_ = on; }
+
+  // Where entries' adapters are, borrowed; null: entries have none. REQUIRES StepLimits::adapters.
+  void set_adapters(CudaAdapterStore* adapters) { adapters_ = adapters; }
 
   // The smallest number of rows with a graph that holds `rows`.
   static int32_t graph_rows(int32_t rows, int32_t max_rows);
@@ -116,6 +124,8 @@ class StepPacker {
   void pack_entries(const ForwardBatch& rows, const StepArrays& host, PackedStep& packed);
   void pack_rows(const ForwardBatch& batch, const StepArrays& host, PackedStep& packed) const;
   void pack_cascade(const StepArrays& host) const;
+  void pack_adapters(const ForwardBatch& rows, const StepArrays& host, PackedStep& packed);
+  StepAdapters step_adapters(const PackedStep& packed) const;
   void pad(int32_t rows, const StepArrays& host, PackedStep& packed) const;
   // Brings what has been gathered of tables to the device now, and waits: for steps whose cached
   // prefixes are longer than a block holds.
@@ -136,6 +146,10 @@ class StepPacker {
   bool window_pages_ = false;
   int32_t num_runs_ = 0;
   int64_t num_pages_ = 0;
+  CudaAdapterStore* adapters_ = nullptr;
+  AdapterTiles tiles_;
+  std::vector<AdapterId> adapter_ids_;  // of each entry
+  std::vector<const kernels::cuda::LoraPart*> adapter_parts_;
 };
 
 }  // namespace espalier
