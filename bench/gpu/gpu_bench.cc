@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "base/log.h"
+#include "lora_bench.h"
 #include "offline_bench.h"
 #include "ranks_bench.h"
 #include "step_bench.h"
@@ -222,6 +223,24 @@ Status offline_part(const Options& options, json::array& out) {
   return Status();
 }
 
+Status lora_part(const Options& options, json::array& out) {
+  LoraBenchOptions lora{.model = dummy_model(options),
+                        .limits = limits(options),
+                        .context = options.contexts.empty() ? 1024 : options.contexts[0],
+                        .steps = options.steps > 0 ? options.steps
+                                 : options.quick   ? 20
+                                                   : 40};
+  if (!options.entries.empty()) lora.entries = options.entries[0];
+  return run_lora_bench(lora, [&](const LoraRow& row) {
+    std::printf("%-52s %10.3f ms", row.name.c_str(), row.seconds * 1e3);
+    if (row.of_base > 0) std::printf("  %5.3f of the base", row.of_base);
+    std::printf("\n");
+    std::fflush(stdout);
+    out.push_back(
+        json::object{{"name", row.name}, {"seconds", row.seconds}, {"of_base", row.of_base}});
+  });
+}
+
 Status tiers_part(const Options& options, json::array& out) {
   ESP_ASSIGN_OR_RETURN(const auto rows,
                        run_tiers({.config = options.config,
@@ -247,6 +266,8 @@ Status run(const Options& options) {
     ESP_RETURN_IF_ERROR(speculation_part(options, rows));
   } else if (options.part == "ranks") {
     ESP_RETURN_IF_ERROR(ranks_part(options, rows));
+  } else if (options.part == "lora") {
+    ESP_RETURN_IF_ERROR(lora_part(options, rows));
   } else if (options.part == "tiers") {
     ESP_RETURN_IF_ERROR(tiers_part(options, rows));
   } else {
@@ -273,8 +294,8 @@ int main(int argc, char** argv) {
   app.add_option("--kv-cache-dtype", options.kv_cache_dtype, "of keys and values")
       ->check(CLI::IsMember({"auto", "fp8_e4m3"}));
   app.add_option("--part", options.part, "what to measure")
-      ->check(CLI::IsMember({"decode", "prefill", "speculation", "ranks", "tiers", "offline",
-                             "lengths", "shared", "grammars", "drafters"}));
+      ->check(CLI::IsMember({"decode", "prefill", "speculation", "lora", "ranks", "tiers",
+                             "offline", "lengths", "shared", "grammars", "drafters"}));
   app.add_option("--tokenizer", options.tokenizer, "folder or file, of grammars' workloads");
   app.add_option("--json", options.json_path, "write the rows there");
   app.add_option("--tp", options.tp,

@@ -75,7 +75,8 @@ CudaExecutorConfig executor_config(const StepBench::Limits& limits) {
           .cascade = limits.cascade,
           .allow_pdl = limits.allow_pdl,
           .megakernel = limits.megakernel,
-          .deterministic = limits.deterministic};
+          .deterministic = limits.deterministic,
+          .adapter_bytes = limits.adapter_bytes};
 }
 
 }  // namespace
@@ -97,6 +98,8 @@ Status StepBench::start_one(const ModelLoadOptions& model) {
   info_ = decoder->info();
   if (limits_.kv_e4m3) ESP_RETURN_IF_ERROR(decoder->set_kv_type(KvType::kFloat8E4M3));
   const KvType type = decoder->kv_type();
+  if (decoder->adapted_matrices() != nullptr)
+    modules_ = decoder->adapted_matrices()->modules().by_name();
   ESP_ASSIGN_OR_RETURN(auto executor,
                        CudaExecutor::create(std::move(decoder), executor_config(limits_)));
   ESP_RETURN_IF_ERROR(allocate_kv(*executor, type));
@@ -169,7 +172,8 @@ Status StepBench::check(const StepResult& result) const {
   return Status();
 }
 
-Result<StepTimes> StepBench::decode(const std::vector<int32_t>& contexts, int steps) {
+Result<StepTimes> StepBench::decode(const std::vector<int32_t>& contexts, int steps,
+                                    const std::vector<AdapterId>& adapters) {
   const int all_steps = steps + kWarmSteps;
   ForwardBatch batches[2];
   auto sampling = std::make_shared<SamplingSpec>();
@@ -185,7 +189,8 @@ Result<StepTimes> StepBench::decode(const std::vector<int32_t>& contexts, int st
                        .query_begin = static_cast<int32_t>(i),
                        .page_begin = static_cast<int32_t>(batch.page_tables.size()),
                        .table_version = table_version_,
-                       .sample = true};
+                       .sample = true,
+                       .adapter = adapters.empty() ? kNoAdapter : adapters[i]};
       if (first_page + pages > num_pages_) {
         return fail(invalid_argument("{} entries of {} tokens do not fit into {} pages",
                                      contexts.size(), contexts[i], num_pages_));
@@ -328,7 +333,7 @@ Result<SpeculationTimes> StepBench::speculate(const std::vector<int32_t>& contex
                           .tokens_per_second = static_cast<double>(tokens) / all};
 }
 
-Result<double> StepBench::prefill(int32_t tokens, int repeats) {
+Result<double> StepBench::prefill(int32_t tokens, int repeats, AdapterId adapter) {
   auto sampling = std::make_shared<SamplingSpec>();
   std::vector<double> times;
   for (int repeat = 0; repeat <= repeats; ++repeat) {  // the first one warms
@@ -344,7 +349,8 @@ Result<double> StepBench::prefill(int32_t tokens, int repeats) {
                                .prefix_len = begin,
                                .num_pages = (end + limits_.page_size - 1) / limits_.page_size,
                                .table_version = table_version_,
-                               .sample = end == tokens});
+                               .sample = end == tokens,
+                               .adapter = adapter});
       take_pages(0, batch.entries[0].num_pages, batch.page_tables);
       for (int32_t i = begin; i < end; ++i) {
         batch.positions.push_back(i);

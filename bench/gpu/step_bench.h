@@ -3,6 +3,9 @@
 #pragma once
 
 #include <cstdint>
+#include <filesystem>
+#include <functional>
+#include <map>
 #include <memory>
 #include <string>
 #include <vector>
@@ -10,6 +13,7 @@
 #include "base/status.h"
 #include "engine/executor/cuda/cuda_executor.h"
 #include "engine/executor/cuda/cuda_ranks.h"
+#include "models/adapter.h"
 #include "models/model.h"
 
 namespace espalier::bench {
@@ -44,19 +48,27 @@ class StepBench {
     bool cascade = true;
     bool deterministic = false;
     bool kv_e4m3 = false;
-    int32_t tp = 1;  // GPUs that compute the model together, from the first on
+    int64_t adapter_bytes = 0;  // of the device, for adapters of a model with enable_lora
+    int32_t tp = 1;             // GPUs that compute the model together, from the first on
   };
   static Result<std::unique_ptr<StepBench>> create(const ModelLoadOptions& model,
                                                    const Limits& limits);
 
-  // One token an entry, entry i with contexts[i] tokens before it.
-  Result<StepTimes> decode(const std::vector<int32_t>& contexts, int steps);
+  // One token an entry, entry i with contexts[i] tokens before it and adapters[i], where given.
+  Result<StepTimes> decode(const std::vector<int32_t>& contexts, int steps,
+                           const std::vector<AdapterId>& adapters = {});
   // Entry i has contexts[i] tokens before it and `num_draft_tokens` draft tokens behind it, each of
   // which is right with this probability: a bias on one token makes the answer known.
   Result<SpeculationTimes> speculate(const std::vector<int32_t>& contexts, int32_t num_draft_tokens,
                                      double acceptance, int steps);
   // One prompt, in chunks; seconds from its first launch to its token, median of `repeats`.
-  Result<double> prefill(int32_t tokens, int repeats);
+  Result<double> prefill(int32_t tokens, int repeats, AdapterId adapter = kNoAdapter);
+
+  // Matrices that adapters have factors for, by name.
+  const std::map<std::string, AdaptedModule, std::less<>>& modules() const { return modules_; }
+  Result<AdapterInfo> load_adapter(AdapterId id, const std::filesystem::path& folder) {
+    return executor_->load_adapter(id, folder, 0);
+  }
 
   int64_t kv_tokens() const { return num_pages_ * limits_.page_size; }
   const ModelInfo& info() const { return info_; }
@@ -80,6 +92,7 @@ class StepBench {
 
   Limits limits_;
   ModelInfo info_;  // what one GPU has
+  std::map<std::string, AdaptedModule, std::less<>> modules_;
   std::unique_ptr<Executor> executor_;
   int64_t num_pages_ = 0;
   std::vector<PageId> shuffled_;
