@@ -10,14 +10,14 @@
 namespace espalier::kernels::cuda {
 namespace {
 
-// A layer's experts at the shapes of Qwen3-30B-A3B and DeepSeek-V2-Lite, every row's experts drawn
-// evenly.
+// A layer's experts at the shapes of models, every row's experts drawn evenly.
 struct ExpertShape {
   const char* name;
   int experts, top_k, dim, ffn;
 };
 constexpr ExpertShape kExpertShapes[] = {{"Qwen3-30B-A3B", 128, 8, 2048, 768},
-                                         {"DeepSeek-V2-Lite", 64, 6, 2048, 1408}};
+                                         {"DeepSeek-V2-Lite", 64, 6, 2048, 1408},
+                                         {"gpt-oss-20b", 32, 4, 2880, 2880}};
 
 std::vector<int32_t> even_experts(const ExpertShape& s, int rows) {
   std::vector<int32_t> chosen, ids(static_cast<size_t>(s.experts));
@@ -138,7 +138,7 @@ void experts_of(Bench& bench, const ExpertShape& s, int rows) {
 void experts(Bench& bench) {
   for (const ExpertShape& shape : kExpertShapes)
     for (const int rows : {8, 16, 64, 128, 256, 1024, 2048, 8192})
-      if (bench.wants("experts of ")) experts_of(bench, shape, rows);
+      if (bench.wants(fmt::format("experts of {}", shape.name))) experts_of(bench, shape, rows);
 }
 
 }  // namespace espalier::kernels::cuda

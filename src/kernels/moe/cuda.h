@@ -61,8 +61,11 @@ struct GroupedArgs {
   // alone, by a permutation, with an activation where pairs_per_row is not 0 and none where it is.
   const float* x_scales = nullptr;       // [rows of x]
   const float* weight_scales = nullptr;  // [num_groups, out_features]
-  const void* bias = nullptr;            // [num_groups, out_features], or none
-  void* y = nullptr;                     // rows y_stride apart
+  // The weights are records of mxfp4_weights.h, weights_stride bytes between groups, gated where
+  // there is an activation; x is bfloat16. As with e4m3 on Hopper alone, and in these forms.
+  bool mxfp4 = false;
+  const void* bias = nullptr;  // [num_groups, out_features], or none
+  void* y = nullptr;           // rows y_stride apart
   int64_t y_stride = 0;
   // Only where grouped_linear_fuses(args).
   std::optional<Activation> activation;

@@ -1,0 +1,520 @@
+// Grouped GEMM of experts in MXFP4 on Hopper, with the gather of rows in the loads and the gated
+// activation behind. x [tokens, in] by the plan's pairs (gate and up) or [pairs, in] in the order
+// of slots (down), W [experts] records of mxfp4_weights.h, y [pairs, out / 2] or [pairs, out];
+// bfloat16. Computed as y^T = W x^T: codes become bfloat16 exactly, as wgmma's 64 rows in
+// registers, the expert's rows are its columns in shared memory. Parallel: a persistent block for
+// each multiprocessor; an item is 128 rows of W for up to 64 (decode) or 256 rows (prefill) of one
+// expert. Consumer warp groups have 64 rows of W each; at decode two of them have every other stage
+// of the same rows, whose sums are added in the end. Pipeline: 14 or 6 stages of 64 inputs, W by
+// TMA bulk copies, x by cp.async; it runs across items. Roof: memory at decode (each chosen
+// expert's matrix once, 4.25 bits a weight), tensor cores at prefill. History:
+// docs/notes/mxfp4_experts.md.
+#include <algorithm>
+
+#include "kernels/activation/activation.cuh"
+#include "kernels/cuda/barrier.cuh"
+#include "kernels/cuda/launch.h"
+#include "kernels/cuda/mma.cuh"
+#include "kernels/cuda/wgmma_weights.cuh"
+#include "kernels/moe/expert_tiles.cuh"
+#include "kernels/moe/mxfp4_experts.h"
+#include "kernels/moe/mxfp4_weights.h"
+
+namespace espalier::kernels::cuda {
+namespace {
+
+constexpr int kWarpGroup = 128;              // threads
+constexpr int kItemRows = 128;               // of W
+constexpr int kRowBytes = kMxfp4Inputs * 2;  // of x in a stage: the swizzle's width
+constexpr int kHalves = 2;                   // of an item, a consumer warp group for each
+// The most rows a group on average that the divisions for few and for some rows are faster for.
+constexpr int kFewRows = 40, kSomeRows = 600;
+
+// ROWS: of x in a tile. WAYS: warp groups that take turns at the stages of the same rows of W.
+template <int ROWS, int WAYS>
+struct Division {
+  static constexpr int kRows = ROWS, kWays = WAYS;
+  static constexpr int kThreads = (1 + kHalves * WAYS) * kWarpGroup;
+  static constexpr int kStages = ROWS == 256 ? 6 : ROWS == 128 ? 10 : 14;
+  static constexpr int kBehind = kStages / 2 - 1;  // stages between a row's request and its arrival
+  static constexpr int kProducerRegisters = WAYS == 1 ? 56 : 40;
+  static constexpr int kConsumerRegisters = WAYS == 1 ? 224 : 104;
+  // Fewer rows take fewer columns of wgmma: a half, or a quarter. With 256 the sums of one form
+  // are all that the registers hold.
+  static constexpr bool kNarrows = ROWS < 256;
+  static constexpr bool kOnce = ROWS == 64;  // weights are read once
+};
+using FewRows = Division<64, 2>;
+using SomeRows = Division<128, 1>;
+using ManyRows = Division<256, 1>;
+
+struct Params {
+  const char* x;
+  int64_t x_stride_bytes;
+  const char* weights;
+  int64_t weights_stride;
+  const int32_t* begins;  // [groups + 1]
+  const int32_t* pairs;
+  int32_t pairs_per_row;
+  const bf16* bias;  // [groups, out_features], or none
+  bf16* y;
+  int64_t y_stride;
+  int32_t groups, in_bytes, out_features;  // in_bytes: of a row of x
+  int32_t columns;                         // of y
+  int32_t row_records;                     // of a matrix
+  int32_t chunks;                          // items of a tile of rows
+  int32_t steps;                           // stages of an item
+  Activation activation;
+  float limit;
+  bool row_invariant;
+};
+
+template <typename D>
+struct Shared {
+  alignas(1024) char x[D::kStages][D::kRows * kRowBytes];  // [rows] of kRowBytes, swizzled
+  alignas(128) char weights[D::kStages][kHalves * kMxfp4RecordBytes];
+  // Of the second way: what the first adds.
+  float sums[D::kWays == 1 ? 1 : kHalves * D::kRows / 2 * kWarpGroup];
+  Barrier full[D::kStages], empty[D::kStages];
+  ExpertTiles experts;
+};
+
+// --- the division of the work ---
+
+// Rows [first, first + rows) of y, kItemRows rows of W from chunk * kItemRows on, of which the
+// matrix has `halves` times 64.
+struct Item {
+  int group, first, rows, chunk, halves;
+};
+
+// Walks over every gridDim.x-th item.
+template <typename D>
+class Items {
+ public:
+  __device__ Items(const Params& p, const ExpertTiles& experts)
+      : p_(p),
+        experts_(experts),
+        count_(experts.tiles[p.groups] * p.chunks),
+        at_(static_cast<int>(blockIdx.x)) {}
+
+  __device__ bool next(Item& item) {
+    if (at_ >= count_) return false;
+    const int tile = at_ / p_.chunks;
+    item.chunk = at_ % p_.chunks;
+    item.halves = min(kHalves, p_.row_records - item.chunk * kHalves);
+    item.group = bucket_of(experts_.tiles, p_.groups, tile);
+    item.first = experts_.begins[item.group] + (tile - experts_.tiles[item.group]) * D::kRows;
+    item.rows = min(D::kRows, experts_.begins[item.group + 1] - item.first);
+    at_ += static_cast<int>(gridDim.x);
+    return true;
+  }
+
+ private:
+  const Params& p_;
+  const ExpertTiles& experts_;
+  const int count_;
+  int at_;
+};
+
+// --- the producer ---
+
+// Weights that are read once are evicted from L2 first.
+template <bool ONCE>
+__device__ __forceinline__ void copy_records(void* to, const char* from, uint32_t bytes,
+                                             Barrier& full) {
+  constexpr uint64_t kEvictFirst = 0x12f0000000000000;
+  if constexpr (ONCE)
+    ESP_HOPPER_ASM(
+        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
+        "[%0], [%1], %2, [%3], %4;" ::"r"(shared_address(to)),
+        "l"(from), "r"(bytes), "r"(barrier_address(full)), "l"(kEvictFirst)
+        : "memory");
+  else
+    bulk_copy(to, from, bytes, full);
+}
+
+// Stages whose rows of x are on their way. A stage is passed on when those of kBehind later ones
+// have been requested: a warp waits for its own copies, makes them visible to wgmma and arrives
+// once, which costs less than an arrival of each thread's copies and a fence of each consumer.
+template <typename D>
+class RowsOnTheirWay {
+ public:
+  __device__ explicit RowsOnTheirWay(Shared<D>& shared) : shared_(shared) {}
+  // The calling thread has requested its copies of the next stage.
+  __device__ void add() {
+    copy_commit();
+    if (++count_ <= D::kBehind) return;
+    copy_wait<D::kBehind>();
+    pass();
+  }
+  __device__ void finish() {
+    copy_wait<0>();
+    while (count_ > 0) pass();
+  }
+
+ private:
+  __device__ void pass() {
+    fence_async();
+    __syncwarp();
+    if (threadIdx.x % 32 == 0) barrier_arrive(shared_.full[pipeline_.stage]);
+    pipeline_.advance();
+    --count_;
+  }
+
+  Shared<D>& shared_;
+  PipelineState<D::kStages> pipeline_;
+  int count_ = 0;
+};
+
+template <typename D, bool GATED>
+__device__ void produce(const Params& p, Shared<D>& shared) {
+  // A thread copies 16 bytes of every sixteenth row.
+  constexpr int kCopies = D::kRows / 16, kRowStep = 16;
+  const int thread = static_cast<int>(threadIdx.x);
+  const int part = thread % 8, row0 = thread / 8;
+  const auto to = static_cast<uint32_t>(row0 * kRowBytes + (part ^ row0 % 8) * 16);
+  PipelineState<D::kStages> pipeline;
+  RowsOnTheirWay<D> coming(shared);
+  Items<D> items(p, shared.experts);
+  Item item;
+  while (items.next(item)) {
+    uint32_t offsets[kCopies];  // in units of 16 bytes: 32 bits reach 64 GiB
+#pragma unroll
+    for (int i = 0; i < kCopies; ++i) {
+      const int slot = item.first + min(row0 + i * kRowStep, item.rows - 1);
+      const int64_t row = GATED ? p.pairs[slot] / p.pairs_per_row : slot;
+      offsets[i] = static_cast<uint32_t>(row * p.x_stride_bytes / 16 + part);
+    }
+    const auto bytes = static_cast<uint32_t>(item.halves * kMxfp4RecordBytes);
+    const char* weights = p.weights + item.group * p.weights_stride +
+                          int64_t{item.chunk} * p.steps * (kHalves * kMxfp4RecordBytes);
+    for (int step = 0; step < p.steps; ++step) {
+      barrier_wait(shared.empty[pipeline.stage], pipeline.parity ^ 1);
+      if (thread == 0) {
+        barrier_expect(shared.full[pipeline.stage], bytes);
+        copy_records<D::kOnce>(shared.weights[pipeline.stage], weights + int64_t{step} * bytes,
+                               bytes, shared.full[pipeline.stage]);
+      }
+      const uint32_t rows = shared_address(shared.x[pipeline.stage]) + to;
+      const bool known = step * kRowBytes + part * 16 < p.in_bytes;
+#pragma unroll
+      for (int i = 0; i < kCopies; ++i)  // rows that the tile lacks stay what they were
+        if (row0 + i * kRowStep < item.rows)
+          copy_async(rows + static_cast<uint32_t>(i * kRowStep * kRowBytes),
+                     p.x + (known ? (uint64_t{offsets[i]} + step * 8) * 16 : 0), known);
+      coming.add();
+      pipeline.advance();
+    }
+  }
+  coming.finish();
+}
+
+// --- the consumers ---
+
+__device__ __forceinline__ uint32_t multiply_pair(uint32_t a, uint32_t b) {
+  uint32_t result = 0;
+  ESP_HOPPER_ASM("mul.rn.bf16x2 %0, %1, %2;" : "=r"(result) : "r"(a), "r"(b));
+  return result;
+}
+
+// The fragment of 16 inputs of a word of codes (mxfp4_weights.cu): a code's bits are a bfloat16, of
+// 2^-126 of its number, that a row's factor multiplies exactly.
+__device__ __forceinline__ void widen(uint32_t word, uint32_t upper, uint32_t lower,
+                                      uint32_t (&fragment)[4]) {
+  constexpr uint32_t kBits = 0x81c081c0;
+  fragment[0] = multiply_pair(word & kBits, upper);
+  fragment[1] = multiply_pair(word << 3 & kBits, lower);
+  fragment[2] = multiply_pair(word << 6 & kBits, upper);
+  const uint32_t rest =
+      (word << 1 & 0x80008000) | (word >> 5 & 0x01000100) | (word >> 4 & 0x00c000c0);
+  fragment[3] = multiply_pair(rest, lower);
+}
+// Weights are multiplied as this part of themselves (mxfp4_weights.cu).
+constexpr float kWhole = 0x1p62f;
+
+// The calling thread's codes of a record, and the exponents of its two rows' factors.
+struct Codes {
+  uint4 words;
+  uint32_t exponents;
+
+  __device__ explicit Codes(const char* record) {
+    const int thread = static_cast<int>(threadIdx.x) % kWarpGroup;
+    words = reinterpret_cast<const uint4*>(record)[thread];
+    exponents = reinterpret_cast<const uint32_t*>(record + kMxfp4CodeBytes)[thread / 4];
+  }
+  // Twice the bfloat16 of an exponent.
+  template <int I>
+  __device__ __forceinline__ uint32_t factor() const {
+    return __byte_perm(exponents, 0, 0x4040 | I << 8 | I) << 7;
+  }
+};
+
+__device__ __forceinline__ void arrive_once(Barrier& empty) {
+  __syncwarp();
+  if (threadIdx.x % 32 == 0) barrier_arrive(empty);
+}
+
+// A consumer warp group: `half` of the item's rows of W, every WAYS-th stage from `way` on.
+template <typename D>
+struct Consumer {
+  Shared<D>& shared;
+  int half, way;
+  uint64_t first_rows;  // the descriptor of stage 0; other addresses are sums, in 16 bytes
+  PipelineState<D::kStages> pipeline;
+
+  // The sums of the group's 64 rows of W by COLUMNS rows of x, over its stages.
+  template <int COLUMNS>
+  __device__ void multiply(int steps, float (&sums)[COLUMNS / 2]) {
+    int released = -1;  // the stage that the multiplication in flight reads
+    bool added = false;
+    uint32_t first[2][4], second[2][4];  // fragments of 32 inputs; those in flight stay as they are
+    for (int i = 0; i < way; ++i) pipeline.advance();
+    int step = way;
+    for (; step < steps; step += D::kWays) {
+      const int stage = pipeline.stage;
+      barrier_wait(shared.full[stage], pipeline.parity);
+      const Codes codes(shared.weights[stage] + half * kMxfp4RecordBytes);
+      const uint64_t rows = first_rows + static_cast<uint32_t>(stage) * (D::kRows * kRowBytes / 16);
+      widen(codes.words.x, codes.template factor<0>(), codes.template factor<1>(), first[0]);
+      widen(codes.words.y, codes.template factor<0>(), codes.template factor<1>(), first[1]);
+      multiply_32<COLUMNS>(rows, first, added, sums);
+      added = true;
+      if (released >= 0) arrive_once(shared.empty[released]);
+      released = stage;
+      widen(codes.words.z, codes.template factor<2>(), codes.template factor<3>(), second[0]);
+      widen(codes.words.w, codes.template factor<2>(), codes.template factor<3>(), second[1]);
+      multiply_32<COLUMNS>(rows + 4, second, true, sums);
+#pragma unroll
+      for (int i = 0; i < D::kWays; ++i) pipeline.advance();
+    }
+    wgmma_wait<0>();
+    pin(sums);
+    if (released >= 0) arrive_once(shared.empty[released]);
+    skip(steps, step);
+  }
+
+  // Starts to multiply 32 inputs; returns when the multiplication before is done.
+  template <int COLUMNS>
+  __device__ __forceinline__ void multiply_32(uint64_t x, const uint32_t (&fragments)[2][4],
+                                              bool added, float (&sums)[COLUMNS / 2]) {
+    pin(sums);
+    wgmma_begin();
+    wgmma_weights(sums, fragments[0], x, added);
+    wgmma_weights(sums, fragments[1], x + 2, true);
+    wgmma_commit();
+    wgmma_wait<1>();
+  }
+
+  // The first stage behind an item's; the pipeline is at `step`, which the other way may have.
+  __device__ void skip(int steps, int step) {
+    constexpr int kStages = D::kStages;
+    if (step == steps) return;
+    // One stage too far.
+    pipeline.stage = pipeline.stage == 0 ? kStages - 1 : pipeline.stage - 1;
+    if (pipeline.stage == kStages - 1) pipeline.parity ^= 1;
+  }
+
+  // Of a half that the item lacks.
+  __device__ void pass(int steps) {
+    for (int step = 0; step < steps; ++step) {
+      if (step % D::kWays == way) {
+        barrier_wait(shared.full[pipeline.stage], pipeline.parity);
+        arrive_once(shared.empty[pipeline.stage]);
+      }
+      pipeline.advance();
+    }
+  }
+};
+
+// Barriers of the two ways of a half: the second's sums are written, and have been read.
+constexpr int kWritten = 1, kRead = 1 + kHalves;
+
+// Adds the second way's sums to the first's; false for the second.
+template <typename D, int COLUMNS>
+__device__ __forceinline__ bool add_ways(Shared<D>& shared, int half, int way,
+                                         float (&sums)[COLUMNS / 2]) {
+  if constexpr (D::kWays == 1) return true;
+  float* own = shared.sums + half * D::kRows / 2 * kWarpGroup + threadIdx.x % kWarpGroup;
+  if (way == 1) {
+    named_barrier_sync(kRead + half, 2 * kWarpGroup);
+#pragma unroll
+    for (int i = 0; i < COLUMNS / 2; ++i) own[i * kWarpGroup] = sums[i];
+    named_barrier_arrive(kWritten + half, 2 * kWarpGroup);
+    return false;
+  }
+  named_barrier_sync(kWritten + half, 2 * kWarpGroup);
+#pragma unroll
+  for (int i = 0; i < COLUMNS / 2; ++i) sums[i] += own[i * kWarpGroup];
+  named_barrier_arrive(kRead + half, 2 * kWarpGroup);
+  return true;
+}
+
+// A lane has rows lane / 4 and lane / 4 + 8 of its warp's 16 rows of W, of every eight rows of x
+// the two from lane % 4 * 2 on. GATED: its rows are of gate and of up.
+template <bool GATED>
+class Writer {
+ public:
+  __device__ Writer(const Params& p, const Item& item, int half) : p_(p), item_(item) {
+    const int warp = half * 4 + static_cast<int>(threadIdx.x) % kWarpGroup / 32;
+    const int lane = static_cast<int>(threadIdx.x) % 32;
+    upper_ = item.chunk * kItemRows / (GATED ? 2 : 1) + warp * (GATED ? 8 : 16) + lane / 4;
+    lower_ = upper_ + (GATED ? p.columns : 8);
+  }
+
+  template <int COLUMNS>
+  __device__ void write(const float (&sums)[COLUMNS / 2]) const {
+    const float upper_bias = bias(upper_), lower_bias = bias(lower_);
+    const int row0 = static_cast<int>(threadIdx.x) % 4 * 2;
+#pragma unroll
+    for (int i = 0; i < COLUMNS / 4; ++i) {  // of every eight rows two, each with two rows of W
+      const int row = i / 2 * 8 + row0 + i % 2;
+      if (row >= item_.rows) continue;
+      const float high = sums[i / 2 * 4 + i % 2] * kWhole + upper_bias;
+      const float low = sums[i / 2 * 4 + 2 + i % 2] * kWhole + lower_bias;
+      bf16* y = p_.y + int64_t{item_.first + row} * p_.y_stride;
+      if constexpr (GATED) {
+        if (upper_ < p_.columns)
+          y[upper_] = from_float<bf16>(activated(p_.activation, high, low, p_.limit));
+      } else {
+        if (upper_ < p_.columns) y[upper_] = from_float<bf16>(high);
+        if (lower_ < p_.columns) y[lower_] = from_float<bf16>(low);
+      }
+    }
+  }
+
+ private:
+  __device__ float bias(int row) const {
+    if (row >= p_.out_features || p_.bias == nullptr) return 0;
+    return to_float(p_.bias[int64_t{item_.group} * p_.out_features + row]);
+  }
+
+  const Params& p_;
+  const Item& item_;
+  int upper_, lower_;  // the lane's rows of W
+};
+
+template <typename D, bool GATED, int COLUMNS>
+__device__ __forceinline__ void compute(const Params& p, Consumer<D>& consumer, const Item& item) {
+  float sums[COLUMNS / 2];
+  // A way without stages adds zeros.
+  if (D::kWays > 1 && consumer.way >= p.steps) {
+#pragma unroll
+    for (float& sum : sums) sum = 0;
+  }
+  consumer.template multiply<COLUMNS>(p.steps, sums);
+  if (add_ways<D, COLUMNS>(consumer.shared, consumer.half, consumer.way, sums))
+    Writer<GATED>(p, item, consumer.half).template write<COLUMNS>(sums);
+}
+
+template <typename D, bool GATED>
+__device__ void consume(const Params& p, Shared<D>& shared) {
+  // The shuffle makes the group's index uniform for the compiler, which then keeps stages and
+  // descriptors in uniform registers.
+  const int group = __shfl_sync(~0u, static_cast<int>(threadIdx.x) / kWarpGroup, 0) - 1;
+  Consumer<D> consumer{
+      shared, group % kHalves, group / kHalves, matrix_descriptor(shared.x[0], 16), {}};
+  if (D::kWays > 1 && consumer.way == 0)
+    named_barrier_arrive(kRead + consumer.half, 2 * kWarpGroup);
+  Items<D> items(p, shared.experts);
+  Item item;
+  while (items.next(item)) {
+    const bool narrows = D::kNarrows && !p.row_invariant;
+    if (consumer.half >= item.halves) {
+      consumer.pass(p.steps);
+    } else if (narrows && item.rows <= D::kRows / 4) {
+      if constexpr (D::kNarrows) compute<D, GATED, D::kRows / 4>(p, consumer, item);
+    } else if (narrows && item.rows <= D::kRows / 2) {
+      if constexpr (D::kNarrows) compute<D, GATED, D::kRows / 2>(p, consumer, item);
+    } else {
+      compute<D, GATED, D::kRows>(p, consumer, item);
+    }
+  }
+}
+
+template <typename D, bool GATED>
+__global__ void __launch_bounds__(D::kThreads, 1) mxfp4_experts_kernel(const Params p) {
+  extern __shared__ char raw[];
+  auto& shared = *reinterpret_cast<Shared<D>*>(raw + (1024 - shared_address(raw) % 1024) % 1024);
+  release_next();
+  if (threadIdx.x == 0) {
+    for (int i = 0; i < D::kStages; ++i) {
+      // The thread that expects TMA's bytes, and the warps whose copies have landed.
+      barrier_init(shared.full[i], 1 + kWarpGroup / 32);
+      barrier_init(shared.empty[i], kHalves * kWarpGroup / 32);
+    }
+    barrier_init_done();
+  }
+  wait_for_previous();
+  divide_experts<D::kRows, D::kThreads>(p.begins, p.groups, shared.experts);
+  __syncthreads();
+  if (threadIdx.x < kWarpGroup) {
+    give_registers<D::kProducerRegisters>();
+    produce<D, GATED>(p, shared);
+  } else {
+    take_registers<D::kConsumerRegisters>();
+    consume<D, GATED>(p, shared);
+  }
+}
+
+// --- on the host ---
+
+template <typename D, bool GATED>
+Status start(const GroupedArgs& args, const DeviceTraits& traits, const LaunchOptions& launch) {
+  const Mxfp4Shape shape{args.out_features, args.in_features, GATED};
+  const Params params{.x = static_cast<const char*>(args.x),
+                      .x_stride_bytes = args.x_stride * 2,
+                      .weights = static_cast<const char*>(args.weights),
+                      .weights_stride = args.weights_stride,
+                      .begins = args.plan->begins,
+                      .pairs = args.plan->pairs,
+                      .pairs_per_row = args.pairs_per_row,
+                      .bias = static_cast<const bf16*>(args.bias),
+                      .y = static_cast<bf16*>(args.y),
+                      .y_stride = args.y_stride,
+                      .groups = args.num_groups,
+                      .in_bytes = args.in_features * 2,
+                      .out_features = args.out_features,
+                      .columns = GATED ? args.out_features / 2 : args.out_features,
+                      .row_records = shape.row_records(),
+                      .chunks = (shape.row_records() + kHalves - 1) / kHalves,
+                      .steps = shape.input_records(),
+                      .activation = args.activation.value_or(Activation::kSilu),
+                      .limit = args.limit,
+                      .row_invariant = args.row_invariant};
+  auto* kernel = mxfp4_experts_kernel<D, GATED>;
+  constexpr size_t kBytes = sizeof(Shared<D>) + 1024;
+  static_assert(kBytes <= 227 * 1024);
+  ESP_RETURN_IF_ERROR(allow_shared("grouped linear", kernel, kBytes));
+  return launch_kernel("grouped linear", kernel,
+                       dim3(static_cast<unsigned>(traits.num_multiprocessors)), D::kThreads, kBytes,
+                       launch, params);
+}
+
+template <typename D>
+Status start_division(const GroupedArgs& args, const DeviceTraits& traits,
+                      const LaunchOptions& launch) {
+  return args.activation ? start<D, true>(args, traits, launch)
+                         : start<D, false>(args, traits, launch);
+}
+
+}  // namespace
+
+bool mxfp4_experts_supports(const GroupedArgs& args, const DeviceTraits& traits) {
+  const bool gathers = args.pairs_per_row > 0;
+  return traits.compute_capability == 90 && args.mxfp4 && args.type == DType::kBFloat16 &&
+         args.plan != nullptr && gathers == args.activation.has_value() &&
+         args.weight_scales == nullptr && args.num_groups <= kMaxExperts &&
+         args.in_features % 8 == 0 && args.x_stride % 8 == 0 && args.weights_stride % 16 == 0 &&
+         aligned(args.x, 16) && aligned(args.weights, 16);
+}
+
+// Steps whose rows may not depend on how many there are take one division.
+Status mxfp4_experts(const GroupedArgs& args, const DeviceTraits& traits,
+                     const LaunchOptions& launch) {
+  const int32_t each = args.num_pairs / args.num_groups;
+  if (each <= kFewRows || args.row_invariant) return start_division<FewRows>(args, traits, launch);
+  return each <= kSomeRows ? start_division<SomeRows>(args, traits, launch)
+                           : start_division<ManyRows>(args, traits, launch);
+}
+
+}  // namespace espalier::kernels::cuda
