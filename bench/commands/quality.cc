@@ -74,11 +74,12 @@ Result<Format> parse_format(const std::string& text) {
     out.name = out.model.filename().string() + text.substr(weights.size());
     return out;
   }
-  constexpr std::array<std::string_view, 7> kTypes = {"auto", "float32", "bfloat16", "q8_0",
-                                                      "q4_k", "fp8",     "int4"};
+  constexpr std::array<std::string_view, 8> kTypes = {"auto", "float32", "bfloat16", "q8_0",
+                                                      "q4_k", "fp8",     "int4",     "mxfp4"};
   if (std::ranges::find(kTypes, weights) == kTypes.end())
     return fail(invalid_argument(
-        "'{}' is neither a model's file nor one of auto, float32, bfloat16, q8_0, q4_k, fp8, int4",
+        "'{}' is neither a model's file nor one of auto, float32, bfloat16, q8_0, q4_k, fp8, int4, "
+        "mxfp4",
         weights));
   out.dtype = weights;
   return out;
@@ -358,8 +359,8 @@ int run_quality(const std::vector<std::string>& args) {
   table.group("Comparison");
   table
       .text("reference", options.reference, "FORMAT",
-            "that writes the texts: auto, float32, bfloat16, q8_0, q4_k, fp8, int4, or a model's "
-            "file or folder; +kv=TYPE behind it is that of keys and values")
+            "that writes the texts: auto, float32, bfloat16, q8_0, q4_k, fp8, int4, mxfp4, or a "
+            "model's file or folder; +kv=TYPE behind it is that of keys and values")
       .default_text = "float32; on a GPU bfloat16";
   Setting& formats = table.list("format", options.formats, "FORMAT", "that is compared with it");
   formats.takes_several = true;

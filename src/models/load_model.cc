@@ -71,11 +71,13 @@ Result<DecoderSpec> read_spec(const ModelLoadOptions& options) {
 Result<DType> choose_dtype(const std::string& name, DType of_checkpoint) {
   if (name == "float32" || name == "float") return DType::kFloat32;
   if (name == "bfloat16") return DType::kBFloat16;
-  if (name == "auto" || name == "q8_0" || name == "q4_k" || name == "fp8" || name == "int4") {
+  if (name == "auto" || name == "q8_0" || name == "q4_k" || name == "fp8" || name == "int4" ||
+      name == "mxfp4") {
     return of_checkpoint == DType::kFloat32 ? DType::kFloat32 : DType::kBFloat16;
   }
   return fail(invalid_argument(
-      "dtype '{}' is not known; use auto, bfloat16, float32, q8_0, q4_k, fp8 or int4", name));
+      "dtype '{}' is not known; use auto, bfloat16, float32, q8_0, q4_k, fp8, int4 or mxfp4",
+      name));
 }
 
 Status set_context_length(int32_t wanted, DecoderSpec& spec) {
@@ -122,7 +124,12 @@ class ModelWithPool final : public Model {
   std::unique_ptr<Model> model_;
 };
 
-Status check_cpu_types(const WeightTypes& types) {
+Status check_cpu_types(const DecoderSpec& spec, const WeightTypes& types) {
+  if (types.mxfp4 && spec.names.experts != WeightNames::Experts::kFusedMxfp4) {
+    return invalid_argument(
+        "experts are rounded to mxfp4 on a GPU; on the CPU take q4_k, which has about the same "
+        "size, and leave mxfp4 out for weights that are stored so");
+  }
   if (types.int4) {
     return invalid_argument(
         "weights of 4 bits as int4 need a GPU; on the CPU take q4_k, which has about the same "
@@ -154,7 +161,7 @@ Result<std::unique_ptr<Model>> create_model(const DecoderSpec& spec, const Weigh
 Result<std::unique_ptr<Model>> load_with_pool(const ModelLoadOptions& options, WorkPool& pool) {
   ESP_ASSIGN_OR_RETURN(auto plan, plan_model(options));
   auto& [spec, type, weights] = plan;
-  ESP_RETURN_IF_ERROR(check_cpu_types(weights));
+  ESP_RETURN_IF_ERROR(check_cpu_types(spec, weights));
   if (options.format == LoadFormat::kDummy) {
     const auto open = [&](Ranks, WorkPool& threads) -> std::unique_ptr<WeightSource> {
       return std::make_unique<DummySource>(options.seed, type, threads);
@@ -188,6 +195,13 @@ int64_t stored_bytes(const DecoderSpec& spec, const WeightLayout& layout, const 
                      const std::map<std::string, BlockFormat>& stored, WeightId id,
                      int64_t elements) {
   const auto whole = elements * static_cast<int64_t>(dtype_size(types.type));
+  const bool expert = id.kind == WeightKind::kExpertGateUp || id.kind == WeightKind::kExpertDown;
+  const bool stays = spec.names.experts == WeightNames::Experts::kFusedMxfp4 && types.keep_blocks;
+  if (expert && (stays || experts_round_to_mxfp4(
+                              layout.layers[static_cast<size_t>(id.index)].experts, types))) {
+    const BlockFormatInfo& mxfp4 = block_format_info(BlockFormat::kMxfp4);
+    return elements * static_cast<int64_t>(mxfp4.bytes) / mxfp4.elements;
+  }
   const MatrixLayout* matrix = find_matrix(layout, id);
   if (matrix == nullptr || matrix->empty()) return whole;
   const auto stored_format = [&](std::string_view name) -> std::optional<BlockFormat> {
@@ -209,8 +223,10 @@ Result<std::map<std::string, int64_t>> read_gpu_weight_memory(const ModelLoadOpt
                                                               const ModelPlan& plan) {
   WeightTypes types = plan.type;
   types.e4m3 = plan.weights.e4m3, types.int4 = plan.weights.int4;
+  types.mxfp4 = plan.weights.mxfp4;
   const auto no_blocks = [](std::string_view) { return std::optional<BlockFormat>(); };
   const bool stays = plan.weights.keep_blocks && plan.type == DType::kBFloat16;
+  types.keep_blocks = stays;  // of experts in MXFP4
   if (options.format == LoadFormat::kDummy || !stays) {
     return weight_memory(plan.spec, types, no_blocks);
   }
@@ -271,7 +287,7 @@ Result<std::map<std::string, int64_t>> read_weight_memory(const ModelLoadOptions
                                                           ProgramKind kind) {
   ESP_ASSIGN_OR_RETURN(const ModelPlan plan, plan_model(options));
   if (kind == ProgramKind::kGpu) return read_gpu_weight_memory(options, plan);
-  ESP_RETURN_IF_ERROR(check_cpu_types(plan.weights));
+  ESP_RETURN_IF_ERROR(check_cpu_types(plan.spec, plan.weights));
   if (options.format == LoadFormat::kDummy) {
     return weight_memory(plan.spec, plan.weights,
                          [](std::string_view) { return std::optional<BlockFormat>(); });
@@ -296,6 +312,8 @@ Result<ProgramPlan> plan_program(const ModelLoadOptions& options, ProgramKind ki
   if (!cpu && plan.type == DType::kBFloat16) variants = program::gpu_variants(program, lowered);
   WeightTypes types = cpu ? plan.weights : WeightTypes(plan.type);
   types.e4m3 = plan.weights.e4m3, types.int4 = plan.weights.int4;
+  types.mxfp4 = plan.weights.mxfp4;
+  types.keep_blocks = plan.weights.keep_blocks && (cpu || plan.type == DType::kBFloat16);
   return ProgramPlan{.program = std::move(program),
                      .weight_bytes =
                          [spec = plan.spec, layout, stored, types](WeightId id, int64_t elements) {

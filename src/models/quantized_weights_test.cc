@@ -198,6 +198,41 @@ TEST(QuantizedWeights, OnAGpuFp8HalvesTheExperts) {
   EXPECT_EQ(memory->at("F8_E4M3"), weights + 4 * rows);
 }
 
+// Experts that are stored in MXFP4 stay so on a GPU too, and others are rounded to it: 17 bytes for
+// 32 weights.
+TEST(QuantizedWeights, OnAGpuExpertsAreInMxfp4) {
+  const golden::Golden stored = golden::read("gpt_oss_mxfp4");
+  const auto memory = read_weight_memory({.path = stored.folder}, ProgramKind::kGpu);
+  ASSERT_TRUE(memory) << memory.error().to_string();
+  const LayerSpec& layer = stored.spec.layers[0];
+  const int64_t weights = std::ssize(stored.spec.layers) * 3 * layer.experts->router.num_experts *
+                          layer.experts->expert.intermediate_size * stored.spec.hidden_size;
+  EXPECT_EQ(memory->at("MXFP4"), weights / 32 * 17);
+  const auto numbers =
+      read_weight_memory({.path = stored.folder, .dtype = "bfloat16"}, ProgramKind::kGpu);
+  ASSERT_TRUE(numbers) << numbers.error().to_string();
+  EXPECT_FALSE(numbers->contains("MXFP4"));
+  EXPECT_EQ(numbers->at("BF16"), memory->at("BF16") + 2 * weights);
+
+  const golden::Golden golden = golden::read("qwen3_moe");
+  const ModelLoadOptions rounded{.path = golden.folder, .dtype = "mxfp4"};
+  const auto of_rounded = read_weight_memory(rounded, ProgramKind::kGpu);
+  ASSERT_TRUE(of_rounded) << of_rounded.error().to_string();
+  int64_t experts = 0;
+  for (const LayerLayout& of : weight_layout(golden.spec).layers) {
+    for (const MlpLayout& expert : of.experts.experts) {
+      for (const MatrixLayout* matrix : {&expert.gate_up, &expert.down}) {
+        experts += matrix->out_features() * ((matrix->in_features + 31) / 32) * 17;
+      }
+    }
+  }
+  EXPECT_GT(experts, 0);
+  EXPECT_EQ(of_rounded->at("MXFP4"), experts);
+  const auto on_cpu = load_model(rounded);
+  ASSERT_FALSE(on_cpu);
+  EXPECT_THAT(on_cpu.error().message(), testing::HasSubstr("on the CPU take q4_k"));
+}
+
 TEST(QuantizedWeights, ATypeThatIsNotReadIsRefusedByTheTensorsName) {
   std::string bytes = gguf_of(quantized::files()[0], 1);
   // The id of Q8_0 behind the shape of blk.1.ffn_down becomes IQ1_S's; its blocks are larger.

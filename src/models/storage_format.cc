@@ -45,6 +45,14 @@ class Memory {
     bytes_[std::string(block_format_info(*format).name)] +=
         kernels::packed_bytes(*format, rows, in_features);
   }
+  void mxfp4(const MlpLayout& expert) {
+    for (const MatrixLayout* matrix : {&expert.gate_up, &expert.down}) {
+      bytes_[std::string(block_format_info(BlockFormat::kMxfp4).name)] +=
+          kernels::packed_bytes(BlockFormat::kMxfp4, matrix->out_features(), matrix->in_features);
+    }
+    vector(expert.gate_up_bias);
+    vector(expert.down_bias);
+  }
   void vector(const VectorLayout& layout) { numbers(DType::kFloat32, layout.size()); }
   void mlp(const MlpLayout& layout, bool fused, bool coded = false) {
     matrix(layout.gate_up, fused, coded);
@@ -89,6 +97,10 @@ void add_layer(const DecoderSpec& spec, size_t index, const LayerLayout& layout,
   memory.mlp(layout.mlp, fuses(WeightKind::kGateUp), !layer.experts || e4m3);
   if (!layer.experts) return;
   const ExpertsSpec& experts = *layer.experts;
+  if (experts_round_to_mxfp4(layout.experts, types)) {
+    for (const MlpLayout& expert : layout.experts.experts) memory.mxfp4(expert);
+    return;
+  }
   for (const MlpLayout& expert : layout.experts.experts) {
     memory.mlp(expert, fuses(WeightKind::kExpertGateUp), e4m3);
   }
@@ -112,6 +124,7 @@ WeightTypes choose_weight_types(const std::string& dtype, DType type) {
   types.keep_blocks = dtype != "float32" && dtype != "float" && dtype != "bfloat16";
   types.e4m3 = dtype == "fp8";
   types.int4 = dtype == "int4";
+  types.mxfp4 = dtype == "mxfp4";
   if (dtype == "q8_0") types.quantize = types.quantize_vocabulary = BlockFormat::kQ8_0;
   if (dtype == "q4_k") {
     types.quantize = BlockFormat::kQ4K;
@@ -187,6 +200,19 @@ bool experts_are_e4m3(const ExpertsLayout& layout, const WeightTypes& types,
     return device_codes(expert.gate_up, types, stored).e4m3 &&
            device_codes(expert.down, types, stored).e4m3;
   });
+}
+
+bool experts_round_to_mxfp4(const ExpertsLayout& layout, const WeightTypes& types) {
+  const auto takes = [](const MatrixLayout& matrix, size_t blocks) {
+    return matrix.precision == Precision::kWeights && !matrix.fused && !matrix.transposed &&
+           matrix.shard.whole() && matrix.blocks.size() == blocks &&
+           matrix.blocks[0].rows == matrix.blocks[blocks - 1].rows &&
+           matrix.in_features % 8 == 0;  // kernels/moe/mxfp4_weights.h
+  };
+  return types.mxfp4 && !layout.experts.empty() &&
+         std::ranges::all_of(layout.experts, [&](const MlpLayout& expert) {
+           return takes(expert.gate_up, 2) && takes(expert.down, 1);
+         });
 }
 
 StorageFormat storage_format(const MatrixLayout& layout, bool gate_up, const WeightTypes& types,

@@ -28,6 +28,7 @@ struct WeightTypes {
   // GPU: matrices of layers are rounded to e4m3 with a scale for each row, or to 4 bits with a
   // scale for each row and group of inputs.
   bool e4m3 = false, int4 = false;
+  bool mxfp4 = false;  // GPU: experts are rounded to MXFP4
   // The formats that other matrices are quantised to, and embedding and head; none: `type`.
   std::optional<BlockFormat> quantize, quantize_vocabulary;
 
@@ -37,8 +38,8 @@ struct WeightTypes {
 
 // dtype: as the user stated it: auto, blocks that kernels read stay as the checkpoint has them;
 // float32, bfloat16: they become numbers; q8_0, q4_k: what is not in such blocks is rounded to 8,
-// or to 4 (the vocabulary's matrices to 6), bits; fp8, int4: on a GPU. type: of numbers, as follows
-// from it.
+// or to 4 (the vocabulary's matrices to 6), bits; fp8, int4, mxfp4: on a GPU. type: of numbers, as
+// follows from it.
 WeightTypes choose_weight_types(const std::string& dtype, DType type);
 
 // The stored format of a tensor; see WeightSource::stored_format.
@@ -47,6 +48,7 @@ using StoredFormatOf = std::function<std::optional<BlockFormat>(std::string_view
 // Codes in which a GPU has a matrix instead of numbers.
 struct WeightCodes {
   bool e4m3 = false;
+  bool mxfp4 = false;  // a stack of experts in the records of kernels/moe/mxfp4_weights.h
   kernels::cuda::Int4Format int4;
 };
 // The codes that a checkpoint's tensor is stored in.
@@ -57,7 +59,7 @@ struct StorageFormat {
     kNone,     // elements
     kInBlock,  // each block begins or ends with the scales of its elements (block_format.h)
     kRow,      // e4m3: float32, one for each row
-    kGroup,    // int4: float16, one for each row and group of inputs
+    kGroup,    // int4: float16, one for each row and group of inputs; MXFP4: exponents
   };
   DType type = DType::kBFloat16;    // of elements that are not in blocks
   std::vector<BlockFormat> blocks;  // of each WeightBlock; empty: elements of `type`
@@ -65,10 +67,10 @@ struct StorageFormat {
   WeightCodes codes;                // of a GPU; `type` is what they are multiplied with
 
   Scales scales() const {
-    return codes.e4m3             ? Scales::kRow
-           : codes.int4.group > 0 ? Scales::kGroup
-           : blocks.empty()       ? Scales::kNone
-                                  : Scales::kInBlock;
+    return codes.e4m3                            ? Scales::kRow
+           : codes.int4.group > 0 || codes.mxfp4 ? Scales::kGroup
+           : blocks.empty()                      ? Scales::kNone
+                                                 : Scales::kInBlock;
   }
   // Neighbours in a row that are quantised together; 1: elements.
   int64_t group_size() const { return blocks.empty() ? 1 : block_format_info(blocks[0]).elements; }
@@ -87,6 +89,9 @@ WeightCodes device_codes(const MatrixLayout& layout, const WeightTypes& types,
 // one tensor.
 bool experts_are_e4m3(const ExpertsLayout& layout, const WeightTypes& types,
                       const StoredCodesOf& stored);
+// Whether a GPU rounds a layer's experts to MXFP4: a tensor for each matrix, all of it on the
+// device.
+bool experts_round_to_mxfp4(const ExpertsLayout& layout, const WeightTypes& types);
 // gate_up: packed for linear_silu_mul, which takes one format for both.
 StorageFormat storage_format(const MatrixLayout& layout, bool gate_up, const WeightTypes& types,
                              const StoredFormatOf& stored);

@@ -106,7 +106,7 @@ void write_engine_settings(JsonWriter& w, const EngineConfig& e) {
   w.member("dtype", e.model.dtype).member("kv_cache_dtype", e.cache.kv_cache_dtype);
   write_text_or_null(w, "quantization",
                      e.model.dtype == "q8_0" || e.model.dtype == "q4_k" || e.model.dtype == "fp8" ||
-                             e.model.dtype == "int4"
+                             e.model.dtype == "int4" || e.model.dtype == "mxfp4"
                          ? e.model.dtype
                          : "");
   w.member("is_embedding", e.model.is_embedding);

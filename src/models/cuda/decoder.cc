@@ -119,6 +119,7 @@ Result<PendingCudaWeights> CudaDecoder::load_weights(const ModelPlan& plan,
                                                      const CudaRank& rank) {
   WeightTypes types = plan.type;
   types.e4m3 = plan.weights.e4m3, types.int4 = plan.weights.int4;
+  types.mxfp4 = plan.weights.mxfp4;
   types.keep_blocks = plan.weights.keep_blocks;
   ModelLoadOptions own = options;
   if (rank.ranks().rank > 0) own.progress = [](int64_t, int64_t) {};  // rank 0 reports

@@ -337,6 +337,75 @@ TEST(RoundedModelCuda, StaysNearTheReference) {
   }
 }
 
+// Experts that stay in MXFP4, whose numbers bfloat16 has exactly: within the tolerance of those
+// that become bfloat16, however a sequence is cut.
+TEST(Mxfp4ModelCuda, HasTheLogitsOfTransformers) {
+  ESPALIER_REQUIRE_DEVICE();
+  const golden::Golden golden = golden::read("gpt_oss_mxfp4");
+  const DType type = DType::kBFloat16;
+  auto decoder = CudaDecoder::load({.path = golden.folder});
+  ASSERT_TRUE(decoder) << decoder.error().to_string();
+  CudaTestModel model(std::move(*decoder));
+  const float error = golden::largest_error(golden::row_errors(model, golden, kv_type(type)),
+                                            golden::may_jump(type, golden));
+  fmt::print("largest error {:.4f}, tolerance {:.4f}\n", error, tolerance(type, golden));
+  EXPECT_LE(error, tolerance(type, golden));
+  std::vector<std::vector<TokenId>> input;
+  for (const golden::Sequence& sequence : golden.sequences) input.push_back(sequence.tokens);
+  const auto vocab = static_cast<size_t>(golden.spec.vocab_size);
+  for (const int32_t chunk : {1, 5}) {
+    const auto logits = golden::run_all(model, input, kv_type(type), 16, chunk, true);
+    std::vector<float> errors;
+    for (size_t i = 0; i < logits.size(); ++i) {
+      for (size_t j = 0; j < logits[i].size(); ++j) {
+        if (j % vocab == 0) errors.push_back(0);
+        errors.back() =
+            std::max(errors.back(),
+                     std::abs(logits[i][j] - golden.sequences[i].logits.data()[j]) / golden.spread);
+      }
+    }
+    EXPECT_LE(golden::largest_error(errors, golden::may_jump(type, golden)),
+              tolerance(type, golden))
+        << "chunks of " << chunk;
+  }
+}
+
+// Experts of other models rounded to MXFP4: within the rounding's noise of the reference.
+TEST(Mxfp4ModelCuda, RoundedExpertsStayNearTheReference) {
+  ESPALIER_REQUIRE_DEVICE();
+  int rounded = 0;
+  for (const std::string name : {"qwen3_moe", "mixtral", "glm4_moe", "qwen2_moe"}) {
+    SCOPED_TRACE(name);
+    const golden::Golden golden = golden::read(name);
+    const ModelLoadOptions options{.path = golden.folder};
+    auto plain = CudaDecoder::load({golden.spec, DType::kBFloat16}, options);
+    ASSERT_TRUE(plain) << plain.error().to_string();
+    ModelPlan plan{golden.spec, DType::kBFloat16};
+    plan.weights.mxfp4 = true;
+    auto decoder = CudaDecoder::load(std::move(plan), options);
+    ASSERT_TRUE(decoder) << decoder.error().to_string();
+    if ((*decoder)->info().weight_bytes == (*plain)->info().weight_bytes) continue;
+    ++rounded;
+    CudaTestModel model(std::move(*decoder));
+    std::vector<float> errors = golden::row_errors(model, golden, KvType::kBFloat16);
+    std::ranges::sort(errors);
+    const float median = errors[errors.size() / 2];
+    fmt::print("{}: median {:.3f}\n", name, median);
+    EXPECT_GT(median, 1e-4f) << "it was not rounded";
+    EXPECT_LE(median, 0.35f);
+  }
+  EXPECT_GE(rounded, 2);
+}
+
+// A model without experts has nothing that could be rounded.
+TEST(Mxfp4ModelCuda, IsRefusedWithoutExperts) {
+  ESPALIER_REQUIRE_DEVICE();
+  const golden::Golden golden = golden::read("llama_tied_llama3");
+  const auto decoder = CudaDecoder::load({.path = golden.folder, .dtype = "mxfp4"});
+  ASSERT_FALSE(decoder);
+  EXPECT_THAT(decoder.error().message(), testing::HasSubstr("mxfp4"));
+}
+
 // Keys and values in pages of e4m3, of every family whose heads it takes: within the rounding's
 // noise of the reference, whatever the pieces that a sequence is run in.
 TEST(RoundedKeysCuda, StayNearTheReference) {

@@ -15,6 +15,7 @@
 #include "checkpoint/int4_checkpoint.h"
 #include "checkpoint/safetensors.h"
 #include "checkpoint/temp_folder.h"
+#include "kernels/linear/cuda.h"
 #include "models/cuda/test_model.h"
 #include "models/cuda/weights.h"
 #include "models/golden.h"
@@ -239,6 +240,62 @@ TEST(E4m3Cuda, ACheckpointsCodesStayAsTheyAre) {
     const auto expected = quantized::run(**numbers, KvType::kFloat32, 32);
     EXPECT_LT(quantized::difference(quantized::run(model, KvType::kBFloat16, 32), expected), 0.15);
   }
+}
+
+// Experts of gpt-oss: records of the file's codes on Hopper, numbers where the type is stated.
+TEST(Mxfp4Cuda, ACheckpointsExpertsStayAsTheyAre) {
+  ESPALIER_REQUIRE_DEVICE();
+  const golden::Golden golden = golden::read("gpt_oss_mxfp4");
+  const auto multiplies = kernels::cuda::Linear::multiplies_e4m3();
+  ASSERT_TRUE(multiplies);
+  const auto hopper = *multiplies;
+  const ModelLoadOptions options{.path = golden.folder};
+  const auto plan = plan_model(options);
+  ASSERT_TRUE(plan) << plan.error().to_string();
+  const WeightLayout layout = weight_layout(plan->spec);
+  int64_t sizes[2] = {};
+  for (const bool keep : {false, true}) {
+    WeightTypes types = DType::kBFloat16;
+    types.keep_blocks = keep;
+    auto pending = load_cuda_weights(plan->spec, layout, types, options);
+    ASSERT_TRUE(pending) << pending.error().to_string();
+    ASSERT_TRUE(pending->loader->finish().ok());
+    for (const WeightKind kind : {WeightKind::kExpertGateUp, WeightKind::kExpertDown})
+      EXPECT_EQ(pending->weights.at({kind, 1}).format.codes.mxfp4, keep && hopper);
+    sizes[keep ? 1 : 0] = pending->weights.size_bytes();
+  }
+  if (!hopper) {
+    EXPECT_EQ(sizes[0], sizes[1]);
+  }
+}
+
+// A checkpoint whose scales do not fit to its blocks is refused by the tensor's name.
+TEST(Mxfp4Cuda, ATensorOfAnotherShapeIsRefusedByName) {
+  ESPALIER_REQUIRE_DEVICE();
+  const golden::Golden golden = golden::read("gpt_oss_mxfp4");
+  const auto whole = Checkpoint::open(golden.folder);
+  ASSERT_TRUE(whole) << whole.error().to_string();
+  TempFolder folder;
+  std::ifstream config(golden.folder / "config.json");
+  folder.write("config.json", std::string(std::istreambuf_iterator<char>(config), {}));
+  test::SafetensorsBuilder written;
+  const std::string broken = "model.layers.1.mlp.experts.down_proj_scales";
+  bool found = false;
+  for (const CheckpointTensor& tensor : whole->tensors()) {
+    std::vector<int64_t> shape = tensor.shape;
+    std::span<const std::byte> bytes = tensor.bytes;
+    if (tensor.name == broken) {
+      found = true;
+      bytes = bytes.first(bytes.size() / 2), shape[1] /= 2;
+    }
+    written.add(tensor.name, tensor.dtype_name, shape, bytes);
+  }
+  ASSERT_TRUE(found);
+  folder.write("model.safetensors", written.bytes());
+  const auto decoder = CudaDecoder::load({.path = folder.path()});
+  ASSERT_FALSE(decoder);
+  EXPECT_NE(decoder.error().to_string().find(broken), std::string::npos)
+      << decoder.error().to_string();
 }
 
 // The layers' matrices in codes of 4 bits, those of whose sizes records take: the numbers that they

@@ -79,6 +79,7 @@ kc::SmallBatchMoeArgs moe_block_args(const CudaContext& c, const Op& op) {
 // Steps whose rows may not depend on how many there are take the kernels for many rows.
 Result<bool> runs_moe_block(CudaContext& c, const Op& op) {
   if (c.attention_group(op).shape.fixed_split > 0) return false;
+  if (c.weights().at(op.as<MoeBlock>().experts.gate_up.weight).format.codes.mxfp4) return false;
   const kc::SmallBatchMoeArgs args = moe_block_args(c, op);
   if (args.gate_up_scales != nullptr && args.rows > kc::kSmallBatchMoeFastRowsE4m3) return false;
   return kc::small_batch_moe_supports(args);
@@ -144,6 +145,7 @@ kc::GroupedArgs grouped_args(const CudaContext& c, const Op& op) {
                        .x_stride = c.stride(x),
                        .weights = weight.data,
                        .weights_stride = weight.group_stride,
+                       .mxfp4 = weight.format.codes.mxfp4,
                        .bias = c.weights().data(matmul.bias),
                        .y = c.write(y),
                        .y_stride = c.stride(y),

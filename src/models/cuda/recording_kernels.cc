@@ -161,6 +161,16 @@ class Loader final : public CudaTensorLoader {
                  fmt::format("{}:int4", part.name));
     return Status();
   }
+  Status put_mxfp4(const std::string& name, int64_t count,
+                   const kernels::cuda::Mxfp4Destination& to) override {
+    memory.write(flat(static_cast<std::byte*>(to.records), count * to.shape.size_bytes()),
+                 fmt::format("{}:mxfp4", name));
+    return Status();
+  }
+  Status put_rounded_mxfp4(const TensorPart& part,
+                           const kernels::cuda::Mxfp4Destination& to) override {
+    return put_mxfp4(part.name, 1, to);
+  }
   Status put_bytes(const std::string& name, std::span<const int64_t> shape,
                    std::byte* device) override {
     return label(name, shape, 1, device);

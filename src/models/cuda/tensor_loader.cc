@@ -22,7 +22,6 @@
 #include "checkpoint/checkpoint.h"
 #include "checkpoint/convert.h"
 #include "kernels/linear/quantize_rows.h"
-#include "kernels/random/cuda.h"
 #include "models/weight_source.h"
 #include "tensor/cuda/device.h"
 #include "tensor/cuda/memory.h"
@@ -34,82 +33,12 @@ namespace {
 
 namespace kc = kernels::cuda;
 
-class DummyLoader final : public CudaTensorLoader {
- public:
-  DummyLoader(uint64_t seed, cuda::Stream stream) : seed_(seed), stream_(std::move(stream)) {}
-
-  Status put(const TensorPart& part, DType type, std::byte* device) override {
-    return draw(part, part.slice.value_or(TensorSlice::whole(part.shape)), type, device);
-  }
-  WeightCodes stored_codes(const std::string&) const override { return {}; }
-  Status put_e4m3(const TensorPart& part, std::byte* device, float* scales) override {
-    return draw_rows(part, [&](const TensorSlice& slice, int64_t row) {
-      return kc::quantize_rows({.x = drawn_.data(),
-                                .x_stride = slice.columns,
-                                .y = reinterpret_cast<uint8_t*>(device) + row * slice.columns,
-                                .scales = scales + row,
-                                .rows = static_cast<int32_t>(slice.rows),
-                                .dim = static_cast<int32_t>(slice.columns)},
-                               {.stream = stream_.get()});
-    });
-  }
-  Status put_int4(const TensorPart& part, const kc::Int4Destination& to) override {
-    return draw_rows(part, [&](const TensorSlice& slice, int64_t row) {
-      kc::Int4Destination rows = to;
-      rows.first_row += static_cast<int32_t>(row);
-      rows.rows = static_cast<int32_t>(slice.rows);
-      return kc::quantize_int4({.x = drawn_.data(), .x_stride = slice.columns, .to = rows},
-                               {.stream = stream_.get()});
-    });
-  }
-  Status put_bytes(const std::string& name, std::span<const int64_t>, std::byte*) override {
-    return error(StatusCode::kUnimplemented, "'{}': quantised weights cannot be made up", name);
-  }
-  Status start() override { return Status(); }
-  Status finish() override { return stream_.synchronize(); }
-
- private:
-  static constexpr int64_t kDrawnBytes = int64_t{64} << 20;
-
-  // Draws some rows at a time, multiples of 8, as bfloat16 into drawn_; round(slice, row) takes
-  // them from there, those from `row` of the part on.
-  template <typename Round>
-  Status draw_rows(const TensorPart& part, const Round& round) {
-    if (drawn_.size_bytes() == 0) {
-      ESP_ASSIGN_OR_RETURN(drawn_, cuda::DeviceBuffer::allocate(kDrawnBytes, "weights drawn"));
-    }
-    const TensorSlice all = part.slice.value_or(TensorSlice::whole(part.shape));
-    const int64_t row_bytes = all.columns * static_cast<int64_t>(dtype_size(DType::kBFloat16));
-    const int64_t step = kDrawnBytes / row_bytes / kc::kInt4Rows * kc::kInt4Rows;
-    for (int64_t row = 0; row < all.rows; row += step) {
-      TensorSlice slice = all;
-      slice.first_row += row;
-      slice.rows = std::min(all.rows - row, step);
-      ESP_RETURN_IF_ERROR(draw(part, slice, DType::kBFloat16, drawn_.data()));
-      ESP_RETURN_IF_ERROR(round(slice, row));
-    }
-    return Status();
-  }
-
-  Status draw(const TensorPart& part, const TensorSlice& slice, DType type, std::byte* device) {
-    const int64_t columns = TensorSlice::whole(part.shape).columns;
-    const auto [key, centre, deviation] = dummy_tensor(seed_, part.name, part.shape);
-    return kc::draw({.type = type,
-                     .out = device,
-                     .count = slice.num_elements(),
-                     .first = slice.first_row * columns + slice.first_column,
-                     .columns = slice.columns,
-                     .row_stride = columns,
-                     .key = key,
-                     .centre = centre,
-                     .deviation = deviation},
-                    {.stream = stream_.get()});
-  }
-
-  const uint64_t seed_;
-  const cuda::Stream stream_;
-  cuda::DeviceBuffer drawn_;  // of what is rounded
-};
+// Rows [row, row + rows) of those of `to`.
+kc::Mxfp4Destination rows_of(kc::Mxfp4Destination to, int64_t row, int64_t rows) {
+  to.first_row += static_cast<int32_t>(row) * to.row_step;
+  to.rows = static_cast<int32_t>(rows);
+  return to;
+}
 
 // One thread copies from the page cache at about 10 GB/s, the device from pinned memory at 55.
 constexpr unsigned kMostReaders = 8;
@@ -135,6 +64,15 @@ struct Chunk {
   // Of whole rows that become records of 4 bits, or of a slice of codes that do.
   std::optional<kc::Int4Destination> int4;
   bool int4_codes = false;
+  // Of whole rows of blocks that become records of MXFP4, and of their scales in the file.
+  struct Mxfp4 {
+    kc::Mxfp4Destination to;
+    const CheckpointTensor* scales = nullptr;
+    int fd = -1;
+    int64_t offset = 0;
+  };
+  std::optional<Mxfp4> mxfp4;
+  std::optional<kc::Mxfp4Destination> rounded_mxfp4;  // of whole rows that are rounded
 };
 
 class Files {
@@ -308,7 +246,9 @@ struct Reader {
     if (place.used) ESP_RETURN_IF_ERROR(place.copied.synchronize());
     place.used = true;
     int64_t bytes = chunk.size_bytes;
-    if (chunk.int4_codes) {
+    if (chunk.mxfp4) {
+      ESP_ASSIGN_OR_RETURN(bytes, read_mxfp4(chunk, place.buffer.data()));
+    } else if (chunk.int4_codes) {
       bytes = Int4Codes(chunk).copy(place.buffer.data());
     } else if (chunk.codes != nullptr) {
       copy_codes(chunk, place.buffer.data());
@@ -324,7 +264,8 @@ struct Reader {
       bytes = count * static_cast<int64_t>(dtype_size(chunk.to_type));
     }
     std::byte* to = chunk.device;
-    if (chunk.scales != nullptr || chunk.int4) {
+    const bool rounds = chunk.scales != nullptr || chunk.int4 || chunk.rounded_mxfp4;
+    if (rounds || chunk.mxfp4) {
       if (staging.size_bytes() == 0) {
         ESP_ASSIGN_OR_RETURN(staging,
                              cuda::DeviceBuffer::allocate(kChunkBytes, "weights on their way"));
@@ -334,7 +275,8 @@ struct Reader {
     ESP_RETURN_IF_ERROR(cuda::copy_to_device(to, place.buffer.data(), bytes, stream));
     ESP_RETURN_IF_ERROR(place.copied.record(stream));
     if (chunk.int4_codes) return Int4Codes(chunk).repack(staging.data(), stream);
-    return chunk.scales == nullptr && !chunk.int4 ? Status() : quantize(chunk, bytes);
+    if (chunk.mxfp4) return repack_mxfp4(chunk);
+    return rounds ? quantize(chunk, bytes) : Status();
   }
 
   static void copy_codes(const Chunk& chunk, std::byte* to) {
@@ -346,6 +288,23 @@ struct Reader {
     }
   }
 
+  // Blocks, then scales; returns the bytes of both.
+  static Result<int64_t> read_mxfp4(const Chunk& chunk, std::byte* to) {
+    ESP_RETURN_IF_ERROR(read_all(chunk, to));
+    const Chunk scales{.tensor = chunk.mxfp4->scales,
+                       .fd = chunk.mxfp4->fd,
+                       .offset = chunk.mxfp4->offset,
+                       .size_bytes = chunk.size_bytes / kc::kMxfp4BlockBytes};
+    ESP_RETURN_IF_ERROR(read_all(scales, to + chunk.size_bytes));
+    return chunk.size_bytes + scales.size_bytes;
+  }
+
+  Status repack_mxfp4(const Chunk& chunk) {
+    const auto* scales = reinterpret_cast<const uint8_t*>(staging.data() + chunk.size_bytes);
+    return kc::repack_mxfp4({.blocks = staging.data(), .scales = scales, .to = chunk.mxfp4->to},
+                            {.stream = stream.get()});
+  }
+
   Status quantize(const Chunk& chunk, int64_t bytes) {
     const int64_t row_bytes = chunk.columns * static_cast<int64_t>(dtype_size(chunk.to_type));
     if (chunk.int4) {
@@ -354,6 +313,13 @@ struct Reader {
                                 .x_stride = chunk.columns,
                                 .to = *chunk.int4},
                                {.stream = stream.get()});
+    }
+    if (chunk.rounded_mxfp4) {
+      return kc::quantize_mxfp4({.type = chunk.to_type,
+                                 .x = staging.data(),
+                                 .x_stride = chunk.columns,
+                                 .to = *chunk.rounded_mxfp4},
+                                {.stream = stream.get()});
     }
     return kc::quantize_rows({.type = chunk.to_type,
                               .x = staging.data(),
@@ -376,13 +342,15 @@ class ChunkList {
     int64_t columns = 0;
     float* scales = nullptr;
     std::optional<kc::Int4Destination> int4;
+    std::optional<kc::Mxfp4Destination> mxfp4;
 
     // Of which a chunk has whole multiples.
     int64_t rows() const { return int4 ? kc::kInt4Rows : 1; }
-    bool rounds() const { return scales != nullptr || int4; }
+    bool rounds() const { return scales != nullptr || int4 || mxfp4; }
     Chunk chunk(const CheckpointTensor& tensor, int64_t first_element, int64_t elements) const {
       const auto size = scales != nullptr ? 1 : static_cast<int64_t>(dtype_size(to_type));
       Chunk out = chunk_of(tensor, first_element, size);
+      if (mxfp4) out.rounded_mxfp4 = rows_of(*mxfp4, first_element / columns, elements / columns);
       if (!int4) return out;
       out.int4 = int4;
       out.int4->first_row += static_cast<int32_t>(first_element / columns);
@@ -475,6 +443,34 @@ class ChunkList {
     decoded_.insert(&tensor);
   }
 
+  // A stack's blocks and scales, as many rows as fit into a buffer.
+  Status add_mxfp4(const CheckpointTensor& blocks, const SafetensorsFile& blocks_file,
+                   const CheckpointTensor& scales, const SafetensorsFile& scales_file,
+                   const kc::Mxfp4Destination& to) {
+    ESP_ASSIGN_OR_RETURN(const int fd, files_.open(blocks_file.path()));
+    ESP_ASSIGN_OR_RETURN(const int scales_fd, files_.open(scales_file.path()));
+    const int64_t row_scales = to.shape.in_features / kc::kMxfp4Block;
+    const int64_t row_bytes = row_scales * kc::kMxfp4BlockBytes;
+    const int64_t step = kChunkBytes / (row_bytes + row_scales);
+    for (int64_t matrix = 0; matrix < blocks.shape[0]; ++matrix) {
+      for (int64_t row = 0; row < to.rows; row += step) {
+        const int64_t at = matrix * to.rows + row;
+        Chunk chunk{.tensor = &blocks, .fd = fd};
+        chunk.offset = blocks_file.offset_of(blocks.bytes) + at * row_bytes;
+        chunk.mxfp4 = {.to = to,
+                       .scales = &scales,
+                       .fd = scales_fd,
+                       .offset = scales_file.offset_of(scales.bytes) + at * row_scales};
+        kc::Mxfp4Destination& part = chunk.mxfp4->to;
+        part = rows_of(to, row, std::min(step, to.rows - row));
+        part.records = static_cast<std::byte*>(to.records) + matrix * to.shape.size_bytes();
+        chunk.size_bytes = part.rows * row_bytes;
+        chunks_.push_back(chunk);
+      }
+    }
+    return Status();
+  }
+
   Status copy_scales() {
     ESP_ASSIGN_OR_RETURN(const cuda::Stream stream, cuda::Stream::create());
     for (const auto& [device, values] : scales_) {
@@ -560,15 +556,26 @@ class CheckpointLoader final : public CudaTensorLoader {
     return add_rounded(*tensor, part, {.columns = part.shape[1], .int4 = to});
   }
 
+  Status put_rounded_mxfp4(const TensorPart& part, const kc::Mxfp4Destination& to) override {
+    ESP_ASSIGN_OR_RETURN(const CheckpointTensor* tensor, source_.find(part.name, part.shape));
+    return add_rounded(*tensor, part, {.columns = part.shape[1], .mxfp4 = to});
+  }
+
   Status put_bytes(const std::string& name, std::span<const int64_t> shape,
                    std::byte* device) override {
-    const auto lent = source_.lend_bytes(name, shape);
-    if (!lent) return lent.error();
-    source_.give_back(name);
-    const CheckpointTensor& tensor = *checkpoint_.find(name);
-    const SafetensorsFile* file = checkpoint_.find_file(tensor);
-    ESP_CHECK(file != nullptr, "'{}' is no tensor of safetensors", name);
-    return list_.add_file(tensor, *file, kTypeOfBytes, {.device = device, .to_type = kTypeOfBytes});
+    ESP_ASSIGN_OR_RETURN(const Stored stored, find_bytes(name, shape));
+    return list_.add_file(*stored.tensor, *stored.file, kTypeOfBytes,
+                          {.device = device, .to_type = kTypeOfBytes});
+  }
+
+  Status put_mxfp4(const std::string& name, int64_t count,
+                   const kc::Mxfp4Destination& to) override {
+    const int64_t row_blocks = to.shape.in_features / kc::kMxfp4Block;
+    const int64_t block_shape[] = {count, to.rows, row_blocks, kc::kMxfp4BlockBytes};
+    ESP_ASSIGN_OR_RETURN(const Stored blocks, find_bytes(name + "_blocks", block_shape));
+    ESP_ASSIGN_OR_RETURN(const Stored scales,
+                         find_bytes(name + "_scales", std::span(block_shape).first(3)));
+    return list_.add_mxfp4(*blocks.tensor, *blocks.file, *scales.tensor, *scales.file, to);
   }
 
   void pass_over(const std::string& name) override { source_.pass_over(name); }
@@ -602,6 +609,21 @@ class CheckpointLoader final : public CudaTensorLoader {
   }
 
  private:
+  struct Stored {
+    const CheckpointTensor* tensor;
+    const SafetensorsFile* file;
+  };
+  // A tensor of U8.
+  Result<Stored> find_bytes(const std::string& name, std::span<const int64_t> shape) {
+    const auto lent = source_.lend_bytes(name, shape);
+    if (!lent) return fail(lent.error());
+    source_.give_back(name);
+    const CheckpointTensor& tensor = *checkpoint_.find(name);
+    const SafetensorsFile* file = checkpoint_.find_file(tensor);
+    ESP_CHECK(file != nullptr, "'{}' is no tensor of safetensors", name);
+    return Stored{&tensor, file};
+  }
+
   // From the values as they are stored, not from their bfloat16.
   Status add_rounded(const CheckpointTensor& tensor, const TensorPart& part,
                      ChunkList::Destination to) {
@@ -674,11 +696,6 @@ Result<std::unique_ptr<CudaTensorLoader>> make_checkpoint_loader(const ModelLoad
                                                                  const DecoderSpec& spec) {
   ESP_ASSIGN_OR_RETURN(Checkpoint checkpoint, Checkpoint::open(options.path));
   return std::make_unique<CheckpointLoader>(std::move(checkpoint), spec, options.progress);
-}
-
-Result<std::unique_ptr<CudaTensorLoader>> make_dummy_loader(uint64_t seed) {
-  ESP_ASSIGN_OR_RETURN(cuda::Stream stream, cuda::Stream::create());
-  return std::make_unique<DummyLoader>(seed, std::move(stream));
 }
 
 }  // namespace espalier

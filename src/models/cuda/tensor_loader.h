@@ -13,6 +13,7 @@
 #include "base/status.h"
 #include "checkpoint/convert.h"
 #include "kernels/linear/int4_weights.h"
+#include "kernels/moe/mxfp4_weights.h"
 #include "models/decoder_spec.h"
 #include "models/model.h"
 #include "models/storage_format.h"
@@ -43,6 +44,14 @@ class CudaTensorLoader {
   // The part as rows of `to`'s records, whose number `to` has: as they are stored, or rounded.
   // REQUIRES: the part has no slice; its columns are a multiple of 32.
   virtual Status put_int4(const TensorPart& part, const kernels::cuda::Int4Destination& to) = 0;
+  // The `count` matrices of the tensors NAME_blocks and NAME_scales, as they are stored, one behind
+  // the other as records of `to`, which has the first. REQUIRES: the records are zeros.
+  virtual Status put_mxfp4(const std::string& name, int64_t count,
+                           const kernels::cuda::Mxfp4Destination& to) = 0;
+  // The part's rows rounded to MXFP4, as rows of `to`, whose number `to` has. REQUIRES: the part
+  // has no slice; the records are zeros.
+  virtual Status put_rounded_mxfp4(const TensorPart& part,
+                                   const kernels::cuda::Mxfp4Destination& to) = 0;
   // A tensor of bytes (U8), for what is decoded on the device.
   virtual Status put_bytes(const std::string& name, std::span<const int64_t> shape,
                            std::byte* device) = 0;

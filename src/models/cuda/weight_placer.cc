@@ -14,6 +14,12 @@ constexpr int64_t kMxBytes = 16;     // of such a block
 
 int64_t count_of(const MatrixStack& stack) { return std::max<int64_t>(1, stack.count); }
 
+Status check_whole_blocks(const MatrixStack& stack) {
+  if (stack.columns % kMxBlock == 0) return Status();
+  return invalid_argument("'{}': {} columns are no whole number of MXFP4 blocks of {}", stack.name,
+                          stack.columns, kMxBlock);
+}
+
 }  // namespace
 
 Status check_whole(const MatrixLayout& layout) {
@@ -65,10 +71,7 @@ Status WeightPlacer::transposed(const MatrixStack& stack, std::byte* data) {
 }
 
 Status WeightPlacer::mxfp4(const MatrixStack& stack, std::byte* data) {
-  if (stack.columns % kMxBlock != 0) {
-    return invalid_argument("'{}': {} columns are no whole number of MXFP4 blocks of {}",
-                            stack.name, stack.columns, kMxBlock);
-  }
+  ESP_RETURN_IF_ERROR(check_whole_blocks(stack));
   const int64_t groups = stack.columns / kMxBlock;
   auto* from = staging_.take<std::byte>(count_of(stack) * stack.rows * groups * kMxBytes);
   auto* scales = staging_.take<std::byte>(count_of(stack) * stack.rows * groups);
@@ -82,6 +85,53 @@ Status WeightPlacer::mxfp4(const MatrixStack& stack, std::byte* data) {
   const int64_t scale_shape[] = {stack.count, stack.rows, groups};
   ESP_RETURN_IF_ERROR(loader_->put_bytes(stack.name + "_blocks", block_shape, from));
   return loader_->put_bytes(stack.name + "_scales", scale_shape, scales);
+}
+
+std::byte* WeightPlacer::mxfp4_records(int64_t count, const kc::Mxfp4Shape& shape,
+                                       CudaWeight& out) {
+  auto* records = arena_.take<std::byte>(count * shape.size_bytes());
+  out = {.data = records,
+         .in_features = shape.in_features,
+         .out_features = shape.out_features,
+         .group_stride = shape.size_bytes(),
+         .format = {.type = type_, .codes = {.mxfp4 = true}}};
+  return records;
+}
+
+Status WeightPlacer::mxfp4_stack(const MatrixStack& stack, CudaWeight& out) {
+  ESP_RETURN_IF_ERROR(check_whole_blocks(stack));
+  const kc::Mxfp4Shape shape{.out_features = static_cast<int32_t>(stack.rows),
+                             .in_features = static_cast<int32_t>(stack.columns),
+                             .gated = stack.interleaved};
+  std::byte* records = mxfp4_records(count_of(stack), shape, out);
+  if (loader_ == nullptr) return Status();
+  return loader_->put_mxfp4(stack.name, count_of(stack),
+                            {.shape = shape, .records = records, .rows = shape.out_features});
+}
+
+Status WeightPlacer::rounded_mxfp4_stack(std::span<const MatrixLayout* const> matrices,
+                                         CudaWeight& out) {
+  const MatrixLayout& first = *matrices.front();
+  const auto blocks = static_cast<int32_t>(first.blocks.size());
+  const kc::Mxfp4Shape shape{.out_features = static_cast<int32_t>(first.out_features()),
+                             .in_features = static_cast<int32_t>(first.in_features),
+                             .gated = blocks == 2};
+  std::byte* records = mxfp4_records(std::ssize(matrices), shape, out);
+  if (loader_ == nullptr) return Status();
+  for (const MatrixLayout* layout : matrices) {
+    for (int32_t i = 0; i < blocks; ++i) {
+      const WeightBlock& block = layout->blocks[static_cast<size_t>(i)];
+      ESP_RETURN_IF_ERROR(loader_->put_rounded_mxfp4(
+          {.name = block.name, .shape = {block.rows, layout->in_features}},
+          {.shape = shape,
+           .records = records,
+           .first_row = i,
+           .row_step = blocks,
+           .rows = static_cast<int32_t>(block.rows)}));
+    }
+    records += shape.size_bytes();
+  }
+  return Status();
 }
 
 kc::RelayoutArgs WeightPlacer::relayout_of(const MatrixStack& stack, std::byte* to) const {

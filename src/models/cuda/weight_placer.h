@@ -31,11 +31,11 @@ namespace espalier {
 struct CudaWeight {
   const void* data = nullptr;
   // [out_features], of a stack [count, out_features], where elements are e4m3; int4 has them in
-  // records.
+  // records, as has MXFP4.
   const float* scales = nullptr;
   int32_t in_features = 0;
   int32_t out_features = 0;
-  int64_t group_stride = 0;  // elements between the matrices of a stack
+  int64_t group_stride = 0;  // elements, of MXFP4 bytes, between the matrices of a stack
   // Elements of the model's type; float32 where weight_id.h states it. Where there are scales, the
   // type of what is multiplied with them.
   StorageFormat format;
@@ -82,6 +82,16 @@ class WeightPlacer {
   bool are_e4m3(const ExpertsLayout& layout) const;
   // A stack of `count` matrices alike: in e4m3 with a scale for each row, one behind the other.
   Status e4m3_stack(std::span<const MatrixLayout* const> matrices, CudaWeight& out);
+  // Whether matrices that are stored in codes stay so.
+  bool keeps_codes() const { return rounding_.stored != nullptr; }
+  // A stack that is stored in MXFP4 (StoredForm::kMxfp4), as records; interleaved: gated.
+  Status mxfp4_stack(const MatrixStack& stack, CudaWeight& out);
+  // Whether the layer's experts are stacks that are rounded to MXFP4.
+  bool round_to_mxfp4(const ExpertsLayout& layout) const {
+    return experts_round_to_mxfp4(layout, rounding_.types);
+  }
+  // A stack of matrices alike; of two blocks: gate and up.
+  Status rounded_mxfp4_stack(std::span<const MatrixLayout* const> matrices, CudaWeight& out);
   Status vector(const VectorLayout& layout, CudaWeight& out);
   // In float32 whatever the model's type is. REQUIRES of a matrix: check_whole().
   Status float_matrix(const MatrixLayout& layout, CudaWeight& out);
@@ -113,6 +123,8 @@ class WeightPlacer {
   StoredCodesOf stored_codes() const;
   Status int4_matrix(const MatrixLayout& layout, const kernels::cuda::Int4Format& format,
                      CudaWeight& out);
+  // Memory of `count` matrices of records.
+  std::byte* mxfp4_records(int64_t count, const kernels::cuda::Mxfp4Shape& shape, CudaWeight& out);
   // A matrix's tensors, or their parts: one where it is one tensor and whole.
   static std::vector<TensorPart> parts_of(const MatrixLayout& layout);
   Status rows(const MatrixStack& stack, std::byte* data);

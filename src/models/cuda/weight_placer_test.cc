@@ -48,6 +48,15 @@ class HostLoader final : public CudaTensorLoader {
     int4_.emplace_back(part.name, to);
     return Status();
   }
+  Status put_mxfp4(const std::string& name, int64_t count,
+                   const kernels::cuda::Mxfp4Destination& to) override {
+    mxfp4_.push_back({name, count, to});
+    return Status();
+  }
+  Status put_rounded_mxfp4(const TensorPart& part,
+                           const kernels::cuda::Mxfp4Destination& to) override {
+    return put_mxfp4(part.name, 1, to);
+  }
   Status put_bytes(const std::string& name, std::span<const int64_t>, std::byte*) override {
     bytes_.push_back(name);
     return Status();
@@ -56,6 +65,12 @@ class HostLoader final : public CudaTensorLoader {
   Status finish() override { return Status(); }
   const std::vector<std::string>& bytes() const { return bytes_; }
   const auto& int4() const { return int4_; }
+  struct Mxfp4 {
+    std::string name;
+    int64_t count;
+    kernels::cuda::Mxfp4Destination to;
+  };
+  const std::vector<Mxfp4>& mxfp4() const { return mxfp4_; }
 
   void pass_over(const std::string& name) override { passed_over_.push_back(name); }
   const std::vector<std::string>& passed_over() const { return passed_over_; }
@@ -65,6 +80,7 @@ class HostLoader final : public CudaTensorLoader {
   std::map<std::string, std::vector<float>> tensors_;
   std::vector<std::string> bytes_;
   std::vector<std::pair<std::string, kernels::cuda::Int4Destination>> int4_;
+  std::vector<Mxfp4> mxfp4_;
 };
 
 const WeightTypes kE4m3 = [] {
@@ -171,6 +187,51 @@ TEST_F(PlacedMatrix, InMxfp4IsTwoTensorsOfBytes) {
   EXPECT_TRUE(placer.relayouts()[0].interleaved);
   const Status uneven = placer.stored(StoredForm::kMxfp4, {.name = "e", .columns = 40}, data);
   EXPECT_THAT(uneven.to_string(), HasSubstr("no whole number of MXFP4 blocks"));
+}
+
+// Records of two matrices: 2 x 2 of 64 rows and 64 inputs each.
+TEST_F(PlacedMatrix, InMxfp4StaysInRecords) {
+  arena_ = cuda::Arena(memory_.data());
+  staging_ = cuda::Arena(staged_.data());
+  const WeightPlacer plain(DType::kBFloat16, WeightPlacer::Rounding{}, arena_, staging_, nullptr);
+  EXPECT_FALSE(plain.keeps_codes());
+  const WeightPlacer::Rounding keeps{.types = {}, .stored = &loader_};
+  WeightPlacer placer(DType::kBFloat16, keeps, arena_, staging_, &loader_);
+  EXPECT_TRUE(placer.keeps_codes());
+  const MatrixStack stack{.name = "e", .count = 2, .rows = 4, .columns = 96, .interleaved = true};
+  ASSERT_TRUE(placer.mxfp4_stack(stack, weight_).ok());
+  EXPECT_TRUE(weight_.format.codes.mxfp4);
+  EXPECT_EQ(weight_.out_features, 4);
+  EXPECT_EQ(weight_.in_features, 96);
+  EXPECT_EQ(weight_.group_stride, 4 * kernels::cuda::kMxfp4RecordBytes);
+  ASSERT_EQ(loader_.mxfp4().size(), 1u);
+  EXPECT_EQ(loader_.mxfp4()[0].name, "e");
+  EXPECT_EQ(loader_.mxfp4()[0].count, 2);
+  EXPECT_TRUE(loader_.mxfp4()[0].to.shape.gated);
+  EXPECT_EQ(loader_.mxfp4()[0].to.rows, 4);
+  const Status uneven = placer.mxfp4_stack({.name = "e", .columns = 40}, weight_);
+  EXPECT_THAT(uneven.to_string(), HasSubstr("'e': 40 columns are no whole number"));
+}
+
+// Rows of gate and up alternate in a matrix of records.
+TEST_F(PlacedMatrix, RoundedToMxfp4HasRowsOfGateBesideThoseOfUp) {
+  arena_ = cuda::Arena(memory_.data());
+  WeightPlacer placer(DType::kBFloat16, WeightPlacer::Rounding{}, arena_, staging_, &loader_);
+  const MatrixLayout gate_up{.blocks = {{"gate", 32}, {"up", 32}}, .in_features = 64};
+  const MatrixLayout* const matrices[] = {&gate_up, &gate_up};
+  ASSERT_TRUE(placer.rounded_mxfp4_stack(matrices, weight_).ok());
+  EXPECT_TRUE(weight_.format.codes.mxfp4);
+  EXPECT_EQ(weight_.out_features, 64);
+  ASSERT_EQ(loader_.mxfp4().size(), 4u);
+  for (size_t i = 0; i < 4; ++i) {
+    const auto& [name, count, to] = loader_.mxfp4()[i];
+    EXPECT_EQ(name, i % 2 == 0 ? "gate" : "up");
+    EXPECT_EQ(to.first_row, static_cast<int32_t>(i % 2));
+    EXPECT_EQ(to.row_step, 2);
+    EXPECT_EQ(to.rows, 32);
+    EXPECT_EQ(static_cast<const std::byte*>(to.records) - memory_.data(),
+              static_cast<int64_t>(i / 2) * 2 * kernels::cuda::kMxfp4RecordBytes);
+  }
 }
 
 // Two blocks of 32 rows, [32, 16] each; of e4m3 a row's elements and scale are its number.

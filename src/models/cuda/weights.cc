@@ -107,18 +107,25 @@ class ModelPlacer {
     ESP_RETURN_IF_ERROR(placer_.float_matrix(layout.shared_gate, at(WeightKind::kSharedGate)));
     for (const MlpLayout& expert : layout.elsewhere) placer_.pass_over(expert);
     if (layout.experts.empty()) return fused_experts(of, layout);
-    return each_expert(of, layout.experts, placer_.are_e4m3(layout));
+    return each_expert(of, layout.experts, placer_.are_e4m3(layout),
+                       placer_.round_to_mxfp4(layout));
   }
 
   // A tensor for each expert; all experts are cut alike.
-  Status each_expert(const ExpertsSpec& of, const std::vector<MlpLayout>& experts, bool e4m3) {
+  Status each_expert(const ExpertsSpec& of, const std::vector<MlpLayout>& experts, bool e4m3,
+                     bool mxfp4) {
     const auto count = static_cast<int64_t>(experts.size());
     std::vector<const MatrixLayout*> gate_ups, downs;
     for (const MlpLayout& expert : experts) {
       gate_ups.push_back(&expert.gate_up), downs.push_back(&expert.down);
     }
-    ESP_RETURN_IF_ERROR(expert_matrices(gate_ups, WeightKind::kExpertGateUp, e4m3));
-    ESP_RETURN_IF_ERROR(expert_matrices(downs, WeightKind::kExpertDown, e4m3));
+    if (mxfp4) {
+      ESP_RETURN_IF_ERROR(placer_.rounded_mxfp4_stack(gate_ups, at(WeightKind::kExpertGateUp)));
+      ESP_RETURN_IF_ERROR(placer_.rounded_mxfp4_stack(downs, at(WeightKind::kExpertDown)));
+    } else {
+      ESP_RETURN_IF_ERROR(expert_matrices(gate_ups, WeightKind::kExpertGateUp, e4m3));
+      ESP_RETURN_IF_ERROR(expert_matrices(downs, WeightKind::kExpertDown, e4m3));
+    }
     std::byte *gate_up_bias = nullptr, *down_bias = nullptr;
     if (of.expert.bias) {
       gate_up_bias = placer_.stack(count, experts[0].gate_up_bias.local_size(), 1,
@@ -173,12 +180,17 @@ class ModelPlacer {
       return placer_.stack(stack.count, stack.rows, stack.columns, at(kind));
     };
     const MatrixStack gate_up_bias = bias_of(gate_up), down_bias = bias_of(down);
-    std::byte* first = memory(gate_up, WeightKind::kExpertGateUp);
-    std::byte* last = memory(down, WeightKind::kExpertDown);
+    if (mxfp4 && placer_.keeps_codes()) {
+      ESP_RETURN_IF_ERROR(placer_.mxfp4_stack(gate_up, at(WeightKind::kExpertGateUp)));
+      ESP_RETURN_IF_ERROR(placer_.mxfp4_stack(down, at(WeightKind::kExpertDown)));
+    } else {
+      std::byte* first = memory(gate_up, WeightKind::kExpertGateUp);
+      std::byte* last = memory(down, WeightKind::kExpertDown);
+      ESP_RETURN_IF_ERROR(placer_.stored(form, gate_up, first));
+      ESP_RETURN_IF_ERROR(placer_.stored(form, down, last));
+    }
     std::byte* first_bias = memory(gate_up_bias, WeightKind::kExpertGateUpBias);
     std::byte* last_bias = memory(down_bias, WeightKind::kExpertDownBias);
-    ESP_RETURN_IF_ERROR(placer_.stored(form, gate_up, first));
-    ESP_RETURN_IF_ERROR(placer_.stored(form, down, last));
     ESP_RETURN_IF_ERROR(placer_.stored(StoredForm::kTransposed, gate_up_bias, first_bias));
     return placer_.stored(StoredForm::kTransposed, down_bias, last_bias);
   }
@@ -197,13 +209,24 @@ class ModelPlacer {
   int32_t layer_ = -1;
 };
 
-Status check_format(const WeightTypes& types) {
+// What weights are rounded to; null: nothing.
+const char* rounded_name(const WeightTypes& types) {
+  return types.e4m3 ? "fp8" : types.int4 ? "int4" : types.mxfp4 ? "mxfp4" : nullptr;
+}
+
+Status check_format(const DecoderSpec& spec, const WeightTypes& types) {
   const DType type = types.type;
-  if ((types.e4m3 || types.int4) && type != DType::kBFloat16) {
+  const char* rounded = rounded_name(types);
+  if (rounded != nullptr && type != DType::kBFloat16) {
     return error(StatusCode::kUnimplemented,
                  "weights in {} are multiplied with bfloat16, but the checkpoint's type is {}; "
                  "leave --quantization out",
-                 types.e4m3 ? "fp8" : "int4", dtype_name(type));
+                 rounded, dtype_name(type));
+  }
+  const auto has_experts = [](const LayerSpec& layer) { return layer.experts.has_value(); };
+  if (types.mxfp4 && std::ranges::none_of(spec.layers, has_experts)) {
+    return invalid_argument(
+        "mxfp4 is a format of experts, of which the model has none; use --quantization int4");
   }
   if (type == DType::kBFloat16 || type == DType::kFloat32) return Status();
   return error(StatusCode::kUnimplemented,
@@ -231,7 +254,7 @@ size_t CudaWeights::index_of(WeightId id) {
 
 void CudaWeights::note_formats() {
   has_codes_ = std::ranges::any_of(table_, [](const CudaWeight& w) {
-    return w.format.codes.e4m3 || w.format.codes.int4.group > 0;
+    return w.format.codes.e4m3 || w.format.codes.mxfp4 || w.format.codes.int4.group > 0;
   });
 }
 
@@ -239,17 +262,18 @@ Result<PendingCudaWeights> load_cuda_weights(const DecoderSpec& spec, const Weig
                                              const WeightTypes& types,
                                              const ModelLoadOptions& options) {
   const DType type = types.type;
-  ESP_RETURN_IF_ERROR(check_format(types));
+  ESP_RETURN_IF_ERROR(check_format(spec, types));
   PendingCudaWeights out{.weights = CudaWeights(type, spec.layers.size()), .loader = nullptr};
   ESP_ASSIGN_OR_RETURN(out.loader, options.format == LoadFormat::kDummy
                                        ? make_dummy_loader(options.seed)
                                        : make_checkpoint_loader(options, spec));
   ESP_ASSIGN_OR_RETURN(const bool multiplies, kc::Linear::multiplies_e4m3());
-  if ((types.e4m3 || types.int4) && !multiplies) {
+  const char* rounded = rounded_name(types);
+  if (rounded != nullptr && !multiplies) {
     return fail(error(StatusCode::kUnimplemented,
                       "weights in {} need a GPU of compute capability 9.0 (H100, H200); leave "
                       "--quantization out",
-                      types.e4m3 ? "fp8" : "int4"));
+                      rounded));
   }
   const bool stored = multiplies && types.keep_blocks && type == DType::kBFloat16;
   const WeightPlacer::Rounding rounding{.types = types,
