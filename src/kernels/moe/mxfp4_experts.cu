@@ -2,13 +2,13 @@
 // activation behind. x [tokens, in] by the plan's pairs (gate and up) or [pairs, in] in the order
 // of slots (down), W [experts] records of mxfp4_weights.h, y [pairs, out / 2] or [pairs, out];
 // bfloat16. Computed as y^T = W x^T: codes become bfloat16 exactly, as wgmma's 64 rows in
-// registers, the expert's rows are its columns in shared memory. Parallel: a persistent block for
-// each multiprocessor; an item is 128 rows of W for up to 64 (decode) or 256 rows (prefill) of one
-// expert. Consumer warp groups have 64 rows of W each; at decode two of them have every other stage
-// of the same rows, whose sums are added in the end. Pipeline: 14 or 6 stages of 64 inputs, W by
-// TMA bulk copies, x by cp.async; it runs across items. Roof: memory at decode (each chosen
-// expert's matrix once, 4.25 bits a weight), tensor cores at prefill. History:
-// docs/notes/mxfp4_experts.md.
+// registers, the expert's rows are its columns in shared memory.
+// Parallel: a persistent block for each multiprocessor; an item is 128 rows of W for up to 64
+// (decode), 128 or 256 rows (prefill) of one expert; two consumer warp groups with 64 of W each.
+// Pipeline: 16, 10 or 6 stages of 64 inputs, W by TMA bulk copies, x by cp.async; it runs across
+// items.
+// Roof: memory at decode (each chosen expert's matrix once, 4.25 bits a weight), of whose rate it
+// reaches 40 %; tensor cores at prefill, 90 % of bfloat16's. History: docs/notes/mxfp4_experts.md.
 #include <algorithm>
 
 #include "kernels/activation/activation.cuh"
@@ -27,26 +27,24 @@ constexpr int kWarpGroup = 128;              // threads
 constexpr int kItemRows = 128;               // of W
 constexpr int kRowBytes = kMxfp4Inputs * 2;  // of x in a stage: the swizzle's width
 constexpr int kHalves = 2;                   // of an item, a consumer warp group for each
+constexpr int kThreads = (1 + kHalves) * kWarpGroup;
 // The most rows a group on average that the divisions for few and for some rows are faster for.
 constexpr int kFewRows = 40, kSomeRows = 600;
 
-// ROWS: of x in a tile. WAYS: warp groups that take turns at the stages of the same rows of W.
-template <int ROWS, int WAYS>
+// ROWS: of x in a tile.
+template <int ROWS>
 struct Division {
-  static constexpr int kRows = ROWS, kWays = WAYS;
-  static constexpr int kThreads = (1 + kHalves * WAYS) * kWarpGroup;
-  static constexpr int kStages = ROWS == 256 ? 6 : ROWS == 128 ? 10 : 14;
+  static constexpr int kRows = ROWS;
+  static constexpr int kStages = ROWS == 256 ? 6 : ROWS == 128 ? 10 : 16;
   static constexpr int kBehind = kStages / 2 - 1;  // stages between a row's request and its arrival
-  static constexpr int kProducerRegisters = WAYS == 1 ? 56 : 40;
-  static constexpr int kConsumerRegisters = WAYS == 1 ? 224 : 104;
   // Fewer rows take fewer columns of wgmma: a half, or a quarter. With 256 the sums of one form
   // are all that the registers hold.
   static constexpr bool kNarrows = ROWS < 256;
   static constexpr bool kOnce = ROWS == 64;  // weights are read once
 };
-using FewRows = Division<64, 2>;
-using SomeRows = Division<128, 1>;
-using ManyRows = Division<256, 1>;
+using FewRows = Division<64>;
+using SomeRows = Division<128>;
+using ManyRows = Division<256>;
 
 struct Params {
   const char* x;
@@ -73,8 +71,6 @@ template <typename D>
 struct Shared {
   alignas(1024) char x[D::kStages][D::kRows * kRowBytes];  // [rows] of kRowBytes, swizzled
   alignas(128) char weights[D::kStages][kHalves * kMxfp4RecordBytes];
-  // Of the second way: what the first adds.
-  float sums[D::kWays == 1 ? 1 : kHalves * D::kRows / 2 * kWarpGroup];
   Barrier full[D::kStages], empty[D::kStages];
   ExpertTiles experts;
 };
@@ -254,43 +250,37 @@ __device__ __forceinline__ void arrive_once(Barrier& empty) {
   if (threadIdx.x % 32 == 0) barrier_arrive(empty);
 }
 
-// A consumer warp group: `half` of the item's rows of W, every WAYS-th stage from `way` on.
+// A consumer warp group: `half` of the item's rows of W.
 template <typename D>
 struct Consumer {
   Shared<D>& shared;
-  int half, way;
+  int half;
   uint64_t first_rows;  // the descriptor of stage 0; other addresses are sums, in 16 bytes
   PipelineState<D::kStages> pipeline;
 
-  // The sums of the group's 64 rows of W by COLUMNS rows of x, over its stages.
+  // The sums of the group's 64 rows of W by COLUMNS rows of x.
   template <int COLUMNS>
   __device__ void multiply(int steps, float (&sums)[COLUMNS / 2]) {
-    int released = -1;  // the stage that the multiplication in flight reads
-    bool added = false;
+    int released = -1;                   // the stage that the multiplication in flight reads
     uint32_t first[2][4], second[2][4];  // fragments of 32 inputs; those in flight stay as they are
-    for (int i = 0; i < way; ++i) pipeline.advance();
-    int step = way;
-    for (; step < steps; step += D::kWays) {
+    for (int step = 0; step < steps; ++step) {
       const int stage = pipeline.stage;
       barrier_wait(shared.full[stage], pipeline.parity);
       const Codes codes(shared.weights[stage] + half * kMxfp4RecordBytes);
       const uint64_t rows = first_rows + static_cast<uint32_t>(stage) * (D::kRows * kRowBytes / 16);
       widen(codes.words.x, codes.template factor<0>(), codes.template factor<1>(), first[0]);
       widen(codes.words.y, codes.template factor<0>(), codes.template factor<1>(), first[1]);
-      multiply_32<COLUMNS>(rows, first, added, sums);
-      added = true;
+      multiply_32<COLUMNS>(rows, first, step > 0, sums);
       if (released >= 0) arrive_once(shared.empty[released]);
       released = stage;
       widen(codes.words.z, codes.template factor<2>(), codes.template factor<3>(), second[0]);
       widen(codes.words.w, codes.template factor<2>(), codes.template factor<3>(), second[1]);
       multiply_32<COLUMNS>(rows + 4, second, true, sums);
-#pragma unroll
-      for (int i = 0; i < D::kWays; ++i) pipeline.advance();
+      pipeline.advance();
     }
     wgmma_wait<0>();
     pin(sums);
-    if (released >= 0) arrive_once(shared.empty[released]);
-    skip(steps, step);
+    arrive_once(shared.empty[released]);
   }
 
   // Starts to multiply 32 inputs; returns when the multiplication before is done.
@@ -305,49 +295,15 @@ struct Consumer {
     wgmma_wait<1>();
   }
 
-  // The first stage behind an item's; the pipeline is at `step`, which the other way may have.
-  __device__ void skip(int steps, int step) {
-    constexpr int kStages = D::kStages;
-    if (step == steps) return;
-    // One stage too far.
-    pipeline.stage = pipeline.stage == 0 ? kStages - 1 : pipeline.stage - 1;
-    if (pipeline.stage == kStages - 1) pipeline.parity ^= 1;
-  }
-
   // Of a half that the item lacks.
   __device__ void pass(int steps) {
     for (int step = 0; step < steps; ++step) {
-      if (step % D::kWays == way) {
-        barrier_wait(shared.full[pipeline.stage], pipeline.parity);
-        arrive_once(shared.empty[pipeline.stage]);
-      }
+      barrier_wait(shared.full[pipeline.stage], pipeline.parity);
+      arrive_once(shared.empty[pipeline.stage]);
       pipeline.advance();
     }
   }
 };
-
-// Barriers of the two ways of a half: the second's sums are written, and have been read.
-constexpr int kWritten = 1, kRead = 1 + kHalves;
-
-// Adds the second way's sums to the first's; false for the second.
-template <typename D, int COLUMNS>
-__device__ __forceinline__ bool add_ways(Shared<D>& shared, int half, int way,
-                                         float (&sums)[COLUMNS / 2]) {
-  if constexpr (D::kWays == 1) return true;
-  float* own = shared.sums + half * D::kRows / 2 * kWarpGroup + threadIdx.x % kWarpGroup;
-  if (way == 1) {
-    named_barrier_sync(kRead + half, 2 * kWarpGroup);
-#pragma unroll
-    for (int i = 0; i < COLUMNS / 2; ++i) own[i * kWarpGroup] = sums[i];
-    named_barrier_arrive(kWritten + half, 2 * kWarpGroup);
-    return false;
-  }
-  named_barrier_sync(kWritten + half, 2 * kWarpGroup);
-#pragma unroll
-  for (int i = 0; i < COLUMNS / 2; ++i) sums[i] += own[i * kWarpGroup];
-  named_barrier_arrive(kRead + half, 2 * kWarpGroup);
-  return true;
-}
 
 // A lane has rows lane / 4 and lane / 4 + 8 of its warp's 16 rows of W, of every eight rows of x
 // the two from lane % 4 * 2 on. GATED: its rows are of gate and of up.
@@ -396,25 +352,16 @@ class Writer {
 template <typename D, bool GATED, int COLUMNS>
 __device__ __forceinline__ void compute(const Params& p, Consumer<D>& consumer, const Item& item) {
   float sums[COLUMNS / 2];
-  // A way without stages adds zeros.
-  if (D::kWays > 1 && consumer.way >= p.steps) {
-#pragma unroll
-    for (float& sum : sums) sum = 0;
-  }
   consumer.template multiply<COLUMNS>(p.steps, sums);
-  if (add_ways<D, COLUMNS>(consumer.shared, consumer.half, consumer.way, sums))
-    Writer<GATED>(p, item, consumer.half).template write<COLUMNS>(sums);
+  Writer<GATED>(p, item, consumer.half).template write<COLUMNS>(sums);
 }
 
 template <typename D, bool GATED>
 __device__ void consume(const Params& p, Shared<D>& shared) {
   // The shuffle makes the group's index uniform for the compiler, which then keeps stages and
   // descriptors in uniform registers.
-  const int group = __shfl_sync(~0u, static_cast<int>(threadIdx.x) / kWarpGroup, 0) - 1;
-  Consumer<D> consumer{
-      shared, group % kHalves, group / kHalves, matrix_descriptor(shared.x[0], 16), {}};
-  if (D::kWays > 1 && consumer.way == 0)
-    named_barrier_arrive(kRead + consumer.half, 2 * kWarpGroup);
+  const int half = __shfl_sync(~0u, static_cast<int>(threadIdx.x) / kWarpGroup, 0) - 1;
+  Consumer<D> consumer{shared, half, matrix_descriptor(shared.x[0], 16), {}};
   Items<D> items(p, shared.experts);
   Item item;
   while (items.next(item)) {
@@ -432,7 +379,7 @@ __device__ void consume(const Params& p, Shared<D>& shared) {
 }
 
 template <typename D, bool GATED>
-__global__ void __launch_bounds__(D::kThreads, 1) mxfp4_experts_kernel(const Params p) {
+__global__ void __launch_bounds__(kThreads, 1) mxfp4_experts_kernel(const Params p) {
   extern __shared__ char raw[];
   auto& shared = *reinterpret_cast<Shared<D>*>(raw + (1024 - shared_address(raw) % 1024) % 1024);
   release_next();
@@ -445,13 +392,13 @@ __global__ void __launch_bounds__(D::kThreads, 1) mxfp4_experts_kernel(const Par
     barrier_init_done();
   }
   wait_for_previous();
-  divide_experts<D::kRows, D::kThreads>(p.begins, p.groups, shared.experts);
+  divide_experts<D::kRows, kThreads>(p.begins, p.groups, shared.experts);
   __syncthreads();
   if (threadIdx.x < kWarpGroup) {
-    give_registers<D::kProducerRegisters>();
+    give_registers<56>();
     produce<D, GATED>(p, shared);
   } else {
-    take_registers<D::kConsumerRegisters>();
+    take_registers<224>();
     consume<D, GATED>(p, shared);
   }
 }
@@ -486,7 +433,7 @@ Status start(const GroupedArgs& args, const DeviceTraits& traits, const LaunchOp
   static_assert(kBytes <= 227 * 1024);
   ESP_RETURN_IF_ERROR(allow_shared("grouped linear", kernel, kBytes));
   return launch_kernel("grouped linear", kernel,
-                       dim3(static_cast<unsigned>(traits.num_multiprocessors)), D::kThreads, kBytes,
+                       dim3(static_cast<unsigned>(traits.num_multiprocessors)), kThreads, kBytes,
                        launch, params);
 }
 
