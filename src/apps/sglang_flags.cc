@@ -113,7 +113,8 @@ constexpr Group kGroups[] = {
     {Rule::kNoEffect, kSwitch, "", "sessions stream and share cached prefixes always",
      "enable-streaming-session enable-session-radix-cache"},
     // What matters only with several devices.
-    {Rule::kNoEffect, kSwitch, "", "one device computes, so nothing is communicated",
+    {Rule::kNoEffect, kSwitch, "",
+     "devices of one process communicate in one way, which has no settings",
      "enable-p2p-check disable-custom-all-reduce enable-nccl-nvls enable-mscclpp enable-symm-mem "
      "enable-torch-symm-mem pre-warm-nccl enable-flashinfer-allreduce-fusion "
      "enforce-disable-flashinfer-allreduce-fusion enable-aiter-allreduce-fusion "
@@ -124,7 +125,8 @@ constexpr Group kGroups[] = {
      "enable-megamoe-for-layernorm-sp enable-tp-lm-head-all-to-all enable-waterfill "
      "disable-flashinfer-cutlass-moe-fp4-allgather dcp-replicate-q-proj "
      "enable-dsa-cache-layer-split"},
-    {Rule::kNoEffect, kValue, "", "one device computes, so nothing is communicated",
+    {Rule::kNoEffect, kValue, "",
+     "devices of one process communicate in one way, which has no settings",
      "nccl-port dist-timeout dist-init-addr nccl-init-addr gpu-id-step "
      "pp-max-micro-batch-size pp-async-batch-depth cp-strategy dcp-comm-backend "
      "flashinfer-allreduce-fusion-backend moe-a2a-backend deepep-mode deepep-v2-mode deepep-config "
@@ -133,7 +135,8 @@ constexpr Group kGroups[] = {
      "eplb-rebalance-layers-per-chunk eplb-rebalance-num-iterations "
      "expert-distribution-recorder-buffer-size "
      "elastic-ep-scale-timeout elastic-ep-join-rank-offset"},
-    {Rule::kOnlyValue, kValue, "1", "one device computes; start one server for each device instead",
+    {Rule::kOnlyValue, kValue, "1",
+     "--tp-size, --ep-size and --dp-size divide work among devices; leave it out",
      "pp-size pipeline-parallel-size pp dcp-size "
      "decode-context-parallel-size attn-cp-size attention-context-parallel-size attn-dp-size "
      "attention-data-parallel-size moe-dp-size moe-data-parallel-size moe-dense-tp-size "
@@ -142,10 +145,12 @@ constexpr Group kGroups[] = {
      "node-rank"},
     {Rule::kOnlyValue, kValue, "0|trivial|none", "experts stay where they are; leave it out",
      "ep-num-redundant-experts init-expert-location elastic-ep-backend"},
-    {Rule::kRefused, kSwitch, "", "one device computes; start one server for each device instead",
+    {Rule::kRefused, kSwitch, "",
+     "--tp-size, --ep-size and --dp-size divide work among devices; leave it out",
      "enable-dp-attention enable-eplb enable-prefill-cp enable-elastic-expert-backup "
      "enable-kv-cache-sharding"},
-    {Rule::kRefused, kValue, "", "one device computes; start one server for each device instead",
+    {Rule::kRefused, kValue, "",
+     "--tp-size, --ep-size and --dp-size divide work among devices; leave it out",
      "elastic-ep-join-mode"},
     // Settings of features that are off unless another flag, which is refused, turns them on.
     {Rule::kNoEffect, kValue, "",
@@ -192,8 +197,8 @@ constexpr Group kGroups[] = {
      "decoupled-spec-role"},
     {Rule::kNoEffect, kValue, "", "adapters are found by their files, and one kernel serves all",
      "lora-backend lora-drain-wait-threshold lora-target-modules max-lora-chunk-size"},
-    {Rule::kNoEffect, kValue, "",
-     "loaded adapters stay in memory until they are unloaded", "lora-eviction-policy"},
+    {Rule::kNoEffect, kValue, "", "loaded adapters stay in memory until they are unloaded",
+     "lora-eviction-policy"},
     {Rule::kNoEffect, kSwitch, "",
      "adapters lie where they are computed, and what does not fit is "
      "always refused",

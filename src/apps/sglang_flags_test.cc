@@ -70,7 +70,7 @@ TEST_F(SglangFlags, WhatAsksForMoreIsRefusedWithAdvice) {
   const auto two = take({"--pp-size", "2"});
   ASSERT_FALSE(two.has_value());
   EXPECT_THAT(std::string(two.error().message()),
-              HasSubstr("--pp-size is '2', but only '1' is supported: one device computes"));
+              HasSubstr("--pp-size is '2', but only '1' is supported: --tp-size, --ep-size"));
   const auto adapters = take({"--uno-lora-path", "x"});
   ASSERT_FALSE(adapters.has_value());
   EXPECT_THAT(std::string(adapters.error().message()), HasSubstr("merge it"));

@@ -92,6 +92,10 @@ struct BatchEntry {
   int32_t num_draft_tokens = 0;
   int32_t draft_samples_begin = 0, num_draft_samples = 0;
   int32_t last_known() const { return num_query_tokens - 1 - num_draft_tokens; }  // a query token
+  // Whether its one known token is computed apart from draft tokens: what shared prefixes may name.
+  bool has_single_known_row() const {
+    return last_known() == 0 && (num_draft_tokens == 0 || num_draft_samples > 0);
+  }
   int32_t prefix_len_bound() const {
     return prefix_len == kLengthFromSlot ? prefix_len_max : prefix_len;
   }
@@ -118,9 +122,9 @@ struct SlotInit {
   std::vector<TokenId> output_ids;
 };
 
-// Positions [begin, end) that several entries of one known token have in the same pages. A segment
-// is as long as exactly these `num_entries` entries share it. A device may read its keys and values
-// once for all of them (cascade attention) or ignore the segment.
+// Positions [begin, end) that several entries with has_single_known_row() have in the same pages. A
+// segment is as long as exactly these `num_entries` entries share it. A device may read its keys
+// and values once for all of them (cascade attention) or ignore the segment.
 struct SharedPrefixSegment {
   int32_t begin = 0, end = 0;  // within the entries' cached prefixes
   int32_t parent = -1;         // the segment that ends at `begin`, of these entries and more; or -1

@@ -140,12 +140,18 @@ void BatchBuilder::add_chunk(ForwardBatch& batch, Sequence& sequence) {
   add_entry(batch, sequence, count);
 }
 
+// A device has room for longer lists of log-probabilities in rows of known tokens alone.
+constexpr int32_t kDraftedTopLogprobsMax = 32;
+
 // A penalty depends on the tokens before, so it does not go with draft tokens; nor do
-// log-probabilities where a grammar forces tokens, which have none in this entry.
+// log-probabilities where a grammar forces tokens, which have none in this entry, and long lists of
+// log-probabilities.
 bool BatchBuilder::may_draft(const Sequence& sequence) const {
   return draft_samples_left_ > 0 && sequence.spec.takes_proposals &&
          !sequence.spec.sampling->has_penalties() &&
-         !(sequence.spec.has_grammar && sequence.spec.sampling->return_logprob);
+         !(sequence.spec.has_grammar && sequence.spec.sampling->return_logprob) &&
+         sequence.spec.sampling->token_ids_logprob.empty() &&
+         sequence.spec.sampling->top_logprobs_num <= kDraftedTopLogprobsMax;
 }
 
 namespace {
@@ -295,7 +301,7 @@ void BatchBuilder::set_pooling(BatchEntry& entry, const Sequence& sequence) {
 void BatchBuilder::add_shared_prefixes(ForwardBatch& batch) {
   shared_prefixes_.begin();
   for (size_t i = 0; i < batch.entries.size(); ++i)
-    if (batch.entries[i].last_known() == 0)
+    if (batch.entries[i].has_single_known_row())
       shared_prefixes_.add(cache_, running_.at(batch.entries[i].slot).kv.pages,
                            static_cast<int32_t>(i));
   shared_prefixes_.fill(batch);

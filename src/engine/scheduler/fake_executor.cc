@@ -107,7 +107,7 @@ void FakeExecutor::check_shared_prefixes(const ForwardBatch& batch) const {
                             prefix.begin);
     for (const int32_t a : entries) {
       const BatchEntry& entry = batch.entries.at(static_cast<size_t>(a));
-      ESP_CHECK(entry.last_known() == 0 && prefix.end <= entry.prefix_len);
+      ESP_CHECK(entry.has_single_known_row() && prefix.end <= entry.prefix_len);
       for (const int32_t b : entries) {
         int32_t& end = shared_len[static_cast<size_t>(a)][static_cast<size_t>(b)];
         end = std::max(end, prefix.end);
@@ -116,7 +116,8 @@ void FakeExecutor::check_shared_prefixes(const ForwardBatch& batch) const {
   }
   for (size_t a = 0; a < num_entries; ++a)
     for (size_t b = a + 1; b < num_entries; ++b) {
-      if (batch.entries[a].last_known() > 0 || batch.entries[b].last_known() > 0) continue;
+      if (!batch.entries[a].has_single_known_row() || !batch.entries[b].has_single_known_row())
+        continue;
       const auto common = std::ranges::mismatch(table(a), table(b)).in1 - table(a).begin();
       ESP_CHECK(shared_len[a][b] == common * page_size_,
                 "entries {} and {} share {} tokens, not {}", a, b, common * page_size_,

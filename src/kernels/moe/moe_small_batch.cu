@@ -666,13 +666,13 @@ __global__ void __launch_bounds__(kThreads, 2) moe_down_kernel(const Params p) {
 
 // --- on the host ---
 
-// What the kernels read of memory: bfloat16, or codes where all weights of experts have scales.
 // num_local becomes the count of those that are here.
 SmallBatchMoeArgs resolve(SmallBatchMoeArgs args) {
   if (args.num_local == 0) args.num_local = args.router.num_experts - args.first_local;
   return args;
 }
 
+// What the kernels read of memory: bfloat16, or codes where all weights of experts have scales.
 bool has_scales(const SmallBatchMoeArgs& args) { return args.gate_up_scales != nullptr; }
 size_t weight_bytes(const SmallBatchMoeArgs& args) { return has_scales(args) ? 1 : 2; }
 

@@ -96,7 +96,7 @@ Result<std::unique_ptr<CudaDecoder>> CudaDecoder::begin_load(ModelPlan plan,
                                                      std::move(linear), std::move(cuda_plan)));
   model->load_start_ = start;
   ESP_ASSIGN_OR_RETURN(model->ropes_, CudaRopes::upload(model->spec_));
-  // Ranks that divide the same experts choose alike: the first of them counts.
+  // The router has the same result on ranks that divide the same experts, so the first one counts.
   if (options.expert_counts != nullptr &&
       program::expert_ranks(plan.spec, ranks).slices.rank == 0) {
     ESP_RETURN_IF_ERROR(model->count_experts(*options.expert_counts));

@@ -43,13 +43,13 @@ struct CudaStep {
   const int32_t* rows = nullptr;
   int32_t num_rows = 0;
   int32_t max_prefix_len = 0;  // of one entry: tokens that attention finds cached
-  // Keys at so many positions below an entry's prefix_len may be of this step's tokens: entries of
-  // draft tokens stand behind each other. 0: an entry's prefix was cached before the step.
+  // Keys at so many positions below an entry's prefix_len may be written by this step, where
+  // rows of draft tokens are entries of one slot. 0: an entry's prefix was cached before the step.
   int32_t fresh_positions = 0;
   // Entries of so many tokens take decode attention, which reads keys and values from pages alone.
   int32_t decode_tokens = 1;
-  ExpandedRows expanded;       // what latent attention may expand
-  StepAdapters adapters;       // REQUIRES, where there are some: the model takes adapters
+  ExpandedRows expanded;  // what latent attention may expand
+  StepAdapters adapters;  // REQUIRES, where there are some: the model takes adapters
 };
 
 }  // namespace espalier

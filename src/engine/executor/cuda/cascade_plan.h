@@ -12,12 +12,12 @@ namespace espalier {
 
 // What reading together costs, in the unit that it saves: cached tokens that one layer reads.
 struct CascadeCosts {
-  int64_t tokens_per_part = 0;  // an entry's partial result of a run, written and read back
+  int64_t tokens_per_part = 0;  // an entry's partial result of a segment, written and read back
   int64_t tokens_per_step = 0;  // one more kernel in each layer: start, end, what does not fill it
   int32_t rows_per_read = 1;    // of one slot, for which decode attention reads keys once
-  // A few long runs are divided among so many blocks that an entry merges a long list of parts, and
-  // an entry's second read of a prefix is mostly from L2. Prefixes that the rows of one slot share
-  // become runs where there are so many.
+  // A few long segments are divided among so many blocks that an entry merges a long list of parts,
+  // and an entry's second read of a prefix is mostly from L2. Prefixes that the rows of one slot
+  // share become segments where there are so many.
   int32_t own_prefixes_least = 0;
 
   // For layers of this shape on a GPU. A token is 4 x head_dim x kv_heads bytes in bfloat16, a part

@@ -99,7 +99,8 @@ Status CudaExecutor::allocate() {
   memory_.scratch = model_->scratch_bytes();
   memory_.steps = packer_->device_bytes() + slots_->device_bytes() + block_.size_bytes();
   int64_t num_sizes = num_graph_sizes(config_.max_slots);
-  if (config_.max_draft_samples > 0) num_sizes += num_graph_sizes(limits_.max_entries);
+  // With draft tokens twice: with few fresh positions and with any number of them.
+  if (config_.max_draft_samples > 0) num_sizes += 2 * num_graph_sizes(limits_.max_entries);
   memory_.graphs = config_.graphs
                        ? (num_sizes * (config_.cascade ? 2 : 1) * (adapters_ ? 2 : 1) + 1) *
                              (kBytesPerGraph + model_->info().num_layers * kBytesPerGraphLayer)

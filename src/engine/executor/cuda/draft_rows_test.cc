@@ -45,7 +45,7 @@ void share(ForwardBatch& batch) {
   std::vector<int32_t> members;
   int32_t least = 50;
   for (size_t i = 0; i < batch.entries.size(); ++i) {
-    if (batch.entries[i].last_known() != 0) continue;
+    if (!batch.entries[i].has_single_known_row()) continue;
     members.push_back(static_cast<int32_t>(i));
     least = std::min(least, batch.entries[i].prefix_len);
   }
@@ -102,12 +102,12 @@ TEST(DraftRows, HaveEachQueryTokenOnceAndFoldBack) {
     const ForwardBatch& rows = expander.expand(batch);
     EXPECT_EQ(&rows == &batch, batch.draft_samples.empty());
     EXPECT_EQ(queries_of(rows), queries_of(batch));
+    check_prefixes(batch, rows);
     if (&rows == &batch) continue;
     ++num_expanded;
     EXPECT_EQ(rows.step, batch.step);
     EXPECT_TRUE(rows.draft_samples.empty());
     EXPECT_EQ(rows.entries.size(), batch.entries.size() + batch.draft_samples.size());
-    check_prefixes(batch, rows);
     num_prefixes += rows.shared_prefixes.size();
     StepResult& of_rows = expander.results();
     of_rows.entries.clear();

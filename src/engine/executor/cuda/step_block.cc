@@ -14,8 +14,9 @@ constexpr int64_t kPageCapacity = 1 << 20;
 // a step, and 4.62 with four.
 constexpr int32_t kDraftRowsLeast = 4;
 
-// Rounded up, for a graph is captured with it.
-constexpr int32_t kFreshUnit = 32;
+// A graph is captured with its number of fresh positions, so two values serve all: this one, and
+// all positions, of which none is then read early.
+constexpr int32_t kFreshFew = 32, kFreshAny = std::numeric_limits<int32_t>::max();
 
 // How far below an entry's prefix_len the same step writes keys, for the rows of draft tokens.
 int32_t fresh_positions(const ForwardBatch& rows) {
@@ -25,7 +26,7 @@ int32_t fresh_positions(const ForwardBatch& rows) {
     if (i == 0 || rows.entries[i].slot != rows.entries[i - 1].slot) first_prefix = prefix_len;
     most = std::max(most, prefix_len - first_prefix);
   }
-  return (most + kFreshUnit - 1) / kFreshUnit * kFreshUnit;
+  return most == 0 ? 0 : most <= kFreshFew ? kFreshFew : kFreshAny;
 }
 
 }  // namespace
