@@ -669,12 +669,13 @@ Status needs_for(const SettingTable& table, std::vector<std::string_view> names,
 Status check_disaggregation_contradictions(const SettingTable& table, const AppConfig& config) {
   const DisaggregationSettings& d = config.engine.disaggregation;
   const std::string& mode = d.disaggregation_mode;
-  if (mode == "prefill" && d.disaggregation_token.empty() &&
-      !server::is_loopback(config.server.host))
+  if (mode != "null" && d.disaggregation_token.empty() && !server::is_loopback(config.server.host))
     return invalid_argument(
-        "--disaggregation-mode prefill with --host {} gives keys and values of prompts to every "
-        "caller of the bootstrap port: set the same --disaggregation-token on both servers",
-        config.server.host);
+        "--disaggregation-mode {} with --host {} {}: set the same --disaggregation-token on both "
+        "servers",
+        mode, config.server.host,
+        mode == "prefill" ? "gives keys and values of prompts to every caller of the bootstrap port"
+                          : "takes keys and values from every host that a request names");
   if (mode == "null")
     ESP_RETURN_IF_ERROR(needs_for(table,
                                   {"disaggregation-transfer-backend", "disaggregation-token"},

@@ -361,6 +361,7 @@ TEST_F(SettingsTest, WhatASwitchMakesMeaninglessContradictsIt) {
            {{"--disaggregation-mode", "decode", "--disaggregation-bootstrap-port", "1"},
             "needs --disaggregation-mode prefill"},
            {{"--disaggregation-mode", "prefill", "--host", "0.0.0.0"}, "--disaggregation-token"},
+           {{"--disaggregation-mode", "decode", "--host", "0.0.0.0"}, "--disaggregation-token"},
        }) {
     ASSERT_EQ(run(c.args), -1) << error_;
     const Status status = check_contradictions(table_, config_);

@@ -138,7 +138,11 @@ void TcpListener::shutdown() { (void)::shutdown(fd_, SHUT_RDWR); }
 std::unique_ptr<TcpStream> TcpListener::accept(Duration timeout) {
   if (!wait_ready(fd_, POLLIN, timeout)) return nullptr;
   const int fd = ::accept4(fd_, nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK);
-  return fd < 0 ? nullptr : std::make_unique<TcpStream>(fd);
+  if (fd >= 0) return std::make_unique<TcpStream>(fd);
+  // Without descriptors or memory the connection stays ready to be accepted.
+  if (errno == EMFILE || errno == ENFILE || errno == ENOMEM || errno == ENOBUFS)
+    ::poll(nullptr, 0, 100);
+  return nullptr;
 }
 
 }  // namespace espalier::net

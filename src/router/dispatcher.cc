@@ -68,7 +68,7 @@ Result<Lease> Dispatcher::assign(const RoutedRequest& request, std::span<const W
                       table_.slots().size()));
   Choice choice;
   if (request.session.empty()) {
-    choice = policy_->choose({request.key, request.name_space, &request.tokens, clock_.now()},
+    choice = policy_->choose({request.key, request.name_space, &request.tokens, clock_.now(), role},
                              candidates_);
   } else {
     choice.slot = session_worker(request.session, candidates_);

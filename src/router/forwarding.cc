@@ -199,8 +199,8 @@ Result<net::UpstreamRequest> Forwarding::begin_prefill() {
   return request;
 }
 
-// Where the decode worker has begun to answer it has the prompt; else it waits in vain. What is
-// wrong with the request itself is the client's answer.
+// Where the decode worker has begun to answer it has the prompt; else it waits until its timeout.
+// What is wrong with the request itself is the client's answer.
 void Forwarding::prefill_failed(PrefillCall::Failure failure) {
   if (status_ != 0 || response_ == nullptr) return;
   const ForwardPlan::Action action =
@@ -239,6 +239,8 @@ void Forwarding::on_head(int status, net::Headers headers, std::optional<size_t>
   switch (plan_.on_status(status)) {
     case ForwardPlan::Action::kRetry:
       tried_.push_back(attempt_.lease.slot());
+      // The decode worker may have failed for want of its prefill worker.
+      if (attempt_.prefill != nullptr) tried_.push_back(attempt_.prefill->slot());
       end_attempt(status == 429 || status == 503 ? WorkerOutcome::kBusy : WorkerOutcome::kFailure);
       return retry();
     case ForwardPlan::Action::kPass:

@@ -1,6 +1,7 @@
 #include "router/policy.h"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 
 #include "base/check.h"
@@ -15,16 +16,17 @@ namespace {
 class RoundRobin final : public Policy {
  public:
   // The first slot behind the last choice, also where workers were added or removed meanwhile.
-  Choice choose(const PolicyRequest&, std::span<const Candidate> candidates) override {
-    const auto next =
-        std::ranges::find_if(candidates, [&](const Candidate& c) { return c.slot >= next_; });
-    const WorkerSlot slot = next == candidates.end() ? candidates.front().slot : next->slot;
-    next_ = static_cast<WorkerSlot>(slot + 1);
+  Choice choose(const PolicyRequest& request, std::span<const Candidate> candidates) override {
+    WorkerSlot& next = next_[request.role == WorkerRole::kPrefill ? 1 : 0];
+    const auto found =
+        std::ranges::find_if(candidates, [&](const Candidate& c) { return c.slot >= next; });
+    const WorkerSlot slot = found == candidates.end() ? candidates.front().slot : found->slot;
+    next = static_cast<WorkerSlot>(slot + 1);
     return {slot, 0};
   }
 
  private:
-  WorkerSlot next_ = 0;
+  std::array<WorkerSlot, 2> next_{};  // by role, for a request may need a worker of each
 };
 
 class Random final : public Policy {

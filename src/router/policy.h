@@ -49,6 +49,7 @@ struct PolicyRequest {
   uint64_t name_space = 0;               // where its chain begins
   const PromptTokens* tokens = nullptr;  // of the prompt; null or empty: not known
   TimePoint now{};
+  WorkerRole role = WorkerRole::kServing;  // of all candidates
 };
 
 struct Choice {

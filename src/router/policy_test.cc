@@ -81,6 +81,20 @@ TEST(Policy, RoundRobinTakesTurns) {
   EXPECT_EQ(order, "0120202");
 }
 
+// A request takes a worker of each role; workers 0 and 1 compute prompts, 2 and 3 answer.
+TEST(Policy, RoundRobinTakesTurnsInEachRole) {
+  const auto p = policy("round_robin");
+  const auto all = idle(4);
+  std::string order;
+  for (int i = 0; i < 4; ++i) {
+    order +=
+        std::to_string(p->choose({.role = WorkerRole::kServing}, std::span(all).subspan(2)).slot);
+    order +=
+        std::to_string(p->choose({.role = WorkerRole::kPrefill}, std::span(all).first(2)).slot);
+  }
+  EXPECT_EQ(order, "20312031");
+}
+
 TEST(Policy, PowerOfTwoAvoidsTheLoaded) {
   const auto p = policy("power_of_two");
   auto candidates = idle(4);

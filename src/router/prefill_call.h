@@ -1,6 +1,6 @@
 // The prefill server's half of a request that a pair of servers answers: what it answers is
-// dropped, and only that it failed is of interest, for then the decode server waits in vain.
-// Internal to the room.
+// dropped, and only that it failed is of interest, for then the decode server waits until its
+// timeout. Internal to the room.
 #pragma once
 
 #include <functional>

@@ -126,7 +126,7 @@ Result<FirstToken> decode_first(std::string_view payload);
 // kDataLoss where the checksum does not match the bytes.
 Result<PagesView> decode_pages(std::string_view payload);
 
-Nonce draw_nonce();  // that nobody can predict
+Nonce draw_nonce();  // unpredictable
 
 // HMAC-SHA256 (RFC 2104) of the texts one behind the other, by the shared token.
 Proof prove(std::string_view token, std::initializer_list<std::string_view> texts);

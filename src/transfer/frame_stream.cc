@@ -20,9 +20,9 @@ Result<FrameStream::Frame> FrameStream::receive(size_t bytes_max) {
   const uint64_t size = read_big_endian(std::string_view(header.data(), 4));
   if (size > bytes_max)
     return fail(error(StatusCode::kDataLoss,
-                      "a frame of {} bytes was received where at most {} are expected: is the "
-                      "other side an Espalier server's bootstrap port?",
-                      size, bytes_max));
+                      "a frame of more than {} bytes was received: is the other side an Espalier "
+                      "server's bootstrap port?",
+                      bytes_max));
   buffer_.resize(size);
   ESP_RETURN_IF_ERROR(stream_.read(std::as_writable_bytes(std::span(buffer_)), silence_max_));
   return Frame{static_cast<FrameType>(header[4]), buffer_};

@@ -80,10 +80,17 @@ Result<Fetched> PageFetch::receive(FrameStream& frames, const TakePages& take) c
       std::max<size_t>({kLogprobBytesMax, kPagesFrameBytes, hello_.shape.page_bytes}) + 64;
   Fetched fetched;
   uint32_t next_page = hello_.num_cached;
+  const SteadyClock clock;
+  TimePoint last = clock.now();  // anything but kWait came
   while (true) {
     ESP_ASSIGN_OR_RETURN(const FrameStream::Frame frame, frames.receive(bytes_max));
+    if (frame.type != FrameType::kWait) last = clock.now();
     switch (frame.type) {
       case FrameType::kWait:
+        if (clock.now() - last > config_.wait_max)
+          return fail(error(StatusCode::kDeadlineExceeded,
+                            "the prefill server has computed nothing of the prompt for {:.0f} s",
+                            to_seconds(config_.wait_max)));
         break;
       case FrameType::kPages:
         ESP_RETURN_IF_ERROR(take_pages(frame.payload, take, next_page, fetched));

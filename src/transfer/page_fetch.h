@@ -22,6 +22,7 @@ struct PageFetchConfig {
   std::string token;
   Duration connect_timeout = std::chrono::seconds(5);
   Duration silence_max = std::chrono::seconds(10);
+  Duration wait_max = std::chrono::seconds(600);  // for the prompt, while the server says it waits
 };
 
 // All that came with the pages.

@@ -29,6 +29,13 @@ Status send_logprobs(FrameStream& frames, const InputLogprobs& all) {
   return {};
 }
 
+void report(FrameStream& frames, const Status& status) noexcept {
+  try {
+    (void)frames.send(FrameType::kFailed, encode(Failure{status.code(), status.message()}));
+  } catch (const std::bad_alloc&) {  // the peer finds the connection closed
+  }
+}
+
 }  // namespace
 
 Result<std::unique_ptr<PageServer>> PageServer::start(const PageServerConfig& config,
@@ -82,15 +89,16 @@ void PageServer::run() {
   }
 }
 
-// Beyond the bound, and where the system has no thread, the connection is closed at once.
+// Beyond the bound, and where the system has no memory or thread, the connection is closed at once.
 void PageServer::add(std::unique_ptr<net::TcpStream> stream) {
   const std::lock_guard lock(mutex_);
   if (connections_.size() >= config_.num_connections_max) return;
-  Connection& connection = connections_.emplace_back(std::move(stream));
+  const size_t num_before = connections_.size();
   try {
+    Connection& connection = connections_.emplace_back(std::move(stream));
     connection.thread = std::thread([this, &connection] { serve(connection); });
-  } catch (const std::system_error&) {
-    connections_.pop_back();
+  } catch (const std::exception&) {
+    if (connections_.size() > num_before) connections_.pop_back();
   }
 }
 
@@ -100,6 +108,9 @@ void PageServer::reap(bool all) {
     const std::lock_guard lock(mutex_);
     for (auto it = connections_.begin(); it != connections_.end();) {
       const auto at = it++;
+      // A caller that sends its greeting byte by byte would hold a thread without end.
+      if (!at->is_greeted && SteadyClock().now() - at->begun > config_.silence_max)
+        at->stream->shutdown();
       if (all || at->is_done) gone.splice(gone.end(), connections_, at);
     }
   }
@@ -114,13 +125,14 @@ void PageServer::serve(Connection& connection) {
   int64_t num_bytes = 0;
   Status status;
   try {
-    status = transfer(frames, num_bytes);
-  } catch (const std::bad_alloc&) {
-    status = {StatusCode::kResourceExhausted, "the prefill server has no memory for the transfer"};
+    status = transfer(frames, connection.is_greeted, num_bytes);
+  } catch (const std::exception&) {
+    status = {StatusCode::kResourceExhausted,
+              "the prefill server has no memory for the transfer: try again later"};
   }
   if (!status.ok()) {
     log_warning("a prompt was not transferred: {}", status.to_string());
-    (void)frames.send(FrameType::kFailed, encode(Failure{status.code(), status.message()}));
+    report(frames, status);
   }
   {
     const std::lock_guard lock(mutex_);
@@ -132,8 +144,10 @@ void PageServer::serve(Connection& connection) {
   connection.is_done = true;
 }
 
-Status PageServer::transfer(FrameStream& frames, int64_t& num_bytes) {
+Status PageServer::transfer(FrameStream& frames, std::atomic<bool>& is_greeted,
+                            int64_t& num_bytes) {
   ESP_ASSIGN_OR_RETURN(const Hello hello, greet(frames));
+  is_greeted = true;
   ESP_ASSIGN_OR_RETURN(const auto room, await_room(frames, hello));
   const struct Removal {  // whatever ends the transfer
     ~Removal() { rooms.remove(key, room); }
@@ -175,7 +189,7 @@ Result<Hello> PageServer::greet(FrameStream& frames) const {
 Result<std::shared_ptr<Room>> PageServer::await_room(FrameStream& frames, const Hello& hello) {
   const SteadyClock clock;
   const TimePoint deadline = clock.now() + config_.room_timeout;
-  std::shared_ptr<Room> room;  // shared with the scheduler, who fills it
+  std::shared_ptr<Room> room;  // filled by the scheduler
   while ((room = rooms_.join(hello.key, std::min(config_.wait_interval, config_.room_timeout))) ==
          nullptr) {
     if (is_stopped_) return fail(error(StatusCode::kUnavailable, "the prefill server is stopping"));

@@ -1,5 +1,5 @@
 // The prefill server's side: listens on the bootstrap port and sends each room to the decode server
-// that asks for it with the shared token. A connection carries one room and has a thread; while
+// that requests it with the shared token. A connection carries one room and has a thread; while
 // there is nothing to send, a frame a second shows either side that the other one lives.
 //
 // Thread-safe. Owns its threads; borrows the rooms.
@@ -55,7 +55,8 @@ class PageServer {
   struct Connection {
     explicit Connection(std::unique_ptr<net::TcpStream> s) : stream(std::move(s)) {}
     const std::unique_ptr<net::TcpStream> stream;
-    std::atomic<bool> is_done = false;
+    const TimePoint begun = SteadyClock().now();
+    std::atomic<bool> is_greeted = false, is_done = false;
     std::thread thread;
   };
 
@@ -65,7 +66,7 @@ class PageServer {
   void add(std::unique_ptr<net::TcpStream> stream);
   void reap(bool all);
   void serve(Connection& connection);
-  Status transfer(FrameStream& frames, int64_t& num_bytes);
+  Status transfer(FrameStream& frames, std::atomic<bool>& is_greeted, int64_t& num_bytes);
   Result<Hello> greet(FrameStream& frames) const;
   Result<std::shared_ptr<Room>> await_room(FrameStream& frames, const Hello& hello);
   Status send_room(FrameStream& frames, Room& room, int64_t& num_bytes);

@@ -64,6 +64,7 @@ void Room::end(Status why) {
   items_.clear();  // pages without a first token are of no use
   num_bytes_ = 0;
   charge_.release();
+  has_failed_ = true;
   push(Failure{why.code(), why.message()});
 }
 
@@ -109,6 +110,11 @@ void Room::close() {
   changed_.notify_all();
 }
 
+bool Room::has_failed() const {
+  const std::lock_guard lock(mutex_);
+  return has_failed_;
+}
+
 int64_t Room::num_bytes() const {
   const std::lock_guard lock(mutex_);
   return num_bytes_;
@@ -132,8 +138,8 @@ Result<std::shared_ptr<Room>> RoomTable::open(const RoomKey& key, const Room::Pr
   MemoryCharge charge(account_);
   if (!charge.resize(static_cast<int64_t>(num_pages * prompt.page_bytes)))
     return fail(error(StatusCode::kResourceExhausted,
-                      "{} pages wait to be fetched by decode servers, and {} more do not fit: try "
-                      "again later, or add decode servers",
+                      "{} pages are reserved for prompts that wait, are computed or are sent, and "
+                      "{} more do not fit: try again later, or add prefill servers",
                       account_->used() / static_cast<int64_t>(prompt.page_bytes), num_pages));
   auto room = std::make_shared<Room>(prompt, std::move(charge));
   rooms_.emplace(key, Entry{room, clock_.now() + timeout_});
@@ -162,20 +168,31 @@ void RoomTable::remove(const RoomKey& key, const std::shared_ptr<Room>& room) {
 }
 
 void RoomTable::wait_empty(Duration timeout) const {
+  // Failed ones wait to tell their reader, who may be gone; a room that fails wakes nobody.
+  constexpr Duration kLook = std::chrono::milliseconds(50);
+  const auto is_empty = [&] {
+    return std::ranges::all_of(rooms_, [](const auto& at) {
+      return !at.second.is_joined && at.second.room->has_failed();
+    });
+  };
   std::unique_lock lock(mutex_);
-  removed_.wait_for(lock, timeout, [&] { return rooms_.empty(); });
+  for (Duration left = timeout; left > Duration::zero() && !is_empty(); left -= kLook)
+    removed_.wait_for(lock, std::min(left, kLook), is_empty);
 }
 
 int RoomTable::close_late() {
   const std::lock_guard lock(mutex_);
   const TimePoint now = clock_.now();
-  const size_t num_late = std::erase_if(rooms_, [&](const auto& at) {
+  int num_late = 0;
+  const size_t num_closed = std::erase_if(rooms_, [&](const auto& at) {
     const bool is_late = !at.second.is_joined && now >= at.second.deadline;
-    if (is_late) at.second.room->close();
-    return is_late;
+    if (!is_late) return false;
+    num_late += at.second.room->has_failed() ? 0 : 1;
+    at.second.room->close();
+    return true;
   });
-  if (num_late > 0) removed_.notify_all();
-  return static_cast<int>(num_late);
+  if (num_closed > 0) removed_.notify_all();
+  return num_late;
 }
 
 void RoomTable::close_all() {

@@ -61,6 +61,7 @@ class Room {
   void close();
 
   int64_t num_bytes() const;  // of pages that wait
+  bool has_failed() const;    // it was ended without a first token
 
  private:
   void push(Item item);
@@ -73,7 +74,7 @@ class Room {
   std::deque<Item> items_;
   int64_t num_bytes_ = 0;
   uint32_t first_wanted_ = 0;
-  bool is_ended_ = false, is_closed_ = false;
+  bool is_ended_ = false, is_closed_ = false, has_failed_ = false;
 };
 
 // The rooms of a prefill server, by key. A room whose reader does not come within the timeout is
@@ -88,14 +89,14 @@ class RoomTable {
                                      uint64_t num_pages);
   // Takes the room for its one reader; null where there is none (yet).
   std::shared_ptr<Room> join(const RoomKey& key, Duration timeout);
-  // The key is free again: its reader is done, or nobody will read it.
+  // The key is free again: its reader is done, or it has none.
   void remove(const RoomKey& key, const std::shared_ptr<Room>& room);
 
-  // Closes the rooms whose reader has not come in time; how many.
+  // Closes the rooms whose reader has not come in time; how many, without failed ones.
   int close_late();
   void close_all();  // join() answers null from now on, at once
 
-  // Waits until there is no room, or `timeout` has passed.
+  // Waits until no room has anything for a reader but a failure, or `timeout` has passed.
   void wait_empty(Duration timeout) const;
 
   size_t num_rooms() const;
@@ -103,7 +104,7 @@ class RoomTable {
 
  private:
   struct Entry {
-    std::shared_ptr<Room> room;  // shared by the scheduler, who fills it, and its reader
+    std::shared_ptr<Room> room;  // filled by the scheduler, shared with its reader
     TimePoint deadline{};
     bool is_joined = false;
   };

@@ -38,6 +38,7 @@ class Relay {
     {
       const std::lock_guard lock(mutex_);
       is_stopped_ = true;
+      listener_->shutdown();
       for (const auto& side : sides_)
         if (side != nullptr) side->shutdown();
     }

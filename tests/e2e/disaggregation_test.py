@@ -176,7 +176,7 @@ class DisaggregationTest(unittest.TestCase):
         self.assertEqual(self.decode.request("POST", "/flush_cache")[0], 200, "all pages are free")
 
     def test_killed_decode_server(self):
-        with prefill_server("--disaggregation-timeout", "3") as prefill, decode_server() as doomed:
+        with prefill_server("--disaggregation-timeout", "10") as prefill, decode_server() as doomed:
             body = {"text": "Nobody takes this.", "sampling_params": {"max_new_tokens": 2},
                     **Pair(prefill, doomed).fields()}
 

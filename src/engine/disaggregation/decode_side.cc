@@ -52,7 +52,7 @@ class DecodeSide::Fetch {
     try {
       result_ = fetch_.run(
           [this](uint32_t first, std::span<const std::byte> bytes) { return take(first, bytes); });
-    } catch (const std::bad_alloc&) {
+    } catch (const std::exception&) {
       result_ = fail(Status(StatusCode::kResourceExhausted, "no memory for the transfer"));
     }
     has_ended_ = true;
@@ -132,6 +132,15 @@ Status DecodeSide::begin(const Prompt& prompt) {
 
 void DecodeSide::on_finish(SequenceId id, const FinishReason&) { expected_.erase(id); }
 
+// Tiers are not searched for a prompt that a prefill server computes.
+void DecodeSide::prefetch(const LoadRequest& request) {
+  if (tiers_ != nullptr && !expected_.contains(request.id)) tiers_->prefetch(request);
+}
+
+void DecodeSide::forget(SequenceId id) {
+  if (tiers_ != nullptr) tiers_->forget(id);
+}
+
 int32_t DecodeSide::num_available(const LoadRequest& request) {
   if (expected_.contains(request.id)) return static_cast<int32_t>(request.tokens.size());
   return tiers_ != nullptr ? tiers_->num_available(request) : request.num_cached;
@@ -157,6 +166,10 @@ void DecodeSide::start(const LoadRequest& request) {
     const std::lock_guard lock(stats_mutex_);
     ++stats_.num_waiting;
   }
+  if (ended_.size() >= config_.num_ending_max)
+    return running.fetch->fail_start(
+        error(StatusCode::kResourceExhausted,
+              "{} cancelled transfers still connect to hosts that do not answer", ended_.size()));
   try {
     running.thread =
         std::thread([fetch = running.fetch, signal = signal_] { fetch->run(*signal); });

@@ -1,7 +1,7 @@
 // The role of a decode server: sequences with a room are loaded from the prefill server that
 // computes them, page by page into their own pages while the prefill goes on, with the first token
 // behind them. Only what the cache does not have is fetched. A fetch has a thread, and a sequence
-// that is loaded has a slot, so there are at most as many as slots.
+// that is loaded has a slot, so there are at most as many as slots, and cancelled ones that end.
 #pragma once
 
 #include <list>
@@ -23,6 +23,8 @@ struct DecodeSideConfig {
   int32_t vocab_size = 0;
   Duration connect_timeout = std::chrono::seconds(5);
   Duration silence_max = std::chrono::seconds(10);
+  // Threads of cancelled fetches that still connect; beyond, none is started.
+  size_t num_ending_max = 256;
 };
 
 class DecodeSide final : public Disaggregation, public KvLoader {
@@ -39,6 +41,8 @@ class DecodeSide final : public Disaggregation, public KvLoader {
   void notify(std::function<void()> load_ended) override;
   DisaggregationStats stats() const override;
 
+  void prefetch(const LoadRequest& request) override;
+  void forget(SequenceId id) override;
   int32_t num_available(const LoadRequest& request) override;
   void start(const LoadRequest& request) override;
   void cancel(SequenceId id) override;

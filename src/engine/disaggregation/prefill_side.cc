@@ -78,7 +78,7 @@ void PrefillSide::add_logprobs(Export& prompt, const PrefillProgress& progress) 
   prompt.next_logprob = end;
 }
 
-// Where a grammar forced all of the answer nothing was computed, and no decode server asks.
+// Where a grammar forced all of the answer nothing was computed, and no decode server connects.
 void PrefillSide::on_finish(SequenceId id, const FinishReason& reason) {
   const auto found = exports_.find(id);
   if (found == exports_.end()) return;
