@@ -20,6 +20,19 @@ Status check_whole_blocks(const MatrixStack& stack) {
                           stack.columns, kMxBlock);
 }
 
+// A matrix's tensors, or their parts: one where it is one tensor and whole.
+std::vector<TensorPart> parts_of(const MatrixLayout& layout) {
+  const bool whole = layout.shard.whole();
+  const size_t count = layout.fused && whole ? 1 : layout.blocks.size();
+  std::vector<TensorPart> out;
+  for (size_t i = 0; i < count; ++i) {
+    const int64_t rows = layout.fused ? layout.out_features() : layout.blocks[i].rows;
+    out.push_back({.name = layout.blocks[i].name, .shape = {rows, layout.in_features}});
+    if (!whole) out.back().slice = stored_slice(layout, i);
+  }
+  return out;
+}
+
 }  // namespace
 
 Status check_whole(const MatrixLayout& layout) {
@@ -180,18 +193,6 @@ Status WeightPlacer::coded_matrix(const MatrixLayout& layout, CudaWeight& out) {
   }
   if (codes.int4.group > 0) return int4_matrix(layout, codes.int4, out);
   return matrix(layout, out);
-}
-
-std::vector<TensorPart> WeightPlacer::parts_of(const MatrixLayout& layout) {
-  const bool whole = layout.shard.whole();
-  const size_t count = layout.fused && whole ? 1 : layout.blocks.size();
-  std::vector<TensorPart> out;
-  for (size_t i = 0; i < count; ++i) {
-    const int64_t rows = layout.fused ? layout.out_features() : layout.blocks[i].rows;
-    out.push_back({.name = layout.blocks[i].name, .shape = {rows, layout.in_features}});
-    if (!whole) out.back().slice = stored_slice(layout, i);
-  }
-  return out;
 }
 
 Status WeightPlacer::e4m3_stack(std::span<const MatrixLayout* const> matrices, CudaWeight& out) {

@@ -125,8 +125,6 @@ class WeightPlacer {
                      CudaWeight& out);
   // Memory of `count` matrices of records.
   std::byte* mxfp4_records(int64_t count, const kernels::cuda::Mxfp4Shape& shape, CudaWeight& out);
-  // A matrix's tensors, or their parts: one where it is one tensor and whole.
-  static std::vector<TensorPart> parts_of(const MatrixLayout& layout);
   Status rows(const MatrixStack& stack, std::byte* data);
   Status transposed(const MatrixStack& stack, std::byte* data);
   Status mxfp4(const MatrixStack& stack, std::byte* data);

@@ -97,9 +97,9 @@ void DraftRows::fold(const ForwardBatch& batch, StepResult& result) {
   for (size_t i = 0; i < batch.entries.size(); ++i) {
     EntryResult& out = result.entries[i];
     out = std::move(results_.entries[first_row_[i]]);
-    const size_t num_drafts = first_row_[i + 1] - first_row_[i] - 1;
-    out.draft_tokens.reserve(num_drafts);
-    out.draft_logprobs.reserve(num_drafts);
+    const size_t num_rows = first_row_[i + 1] - first_row_[i] - 1;
+    out.draft_tokens.reserve(num_rows);
+    out.draft_logprobs.reserve(num_rows);
     for (size_t row = first_row_[i] + 1; row < first_row_[i + 1]; ++row) {
       EntryResult& draft = results_.entries[row];
       out.draft_tokens.push_back(draft.status.ok() ? draft.token : -1);
