@@ -41,7 +41,8 @@ std::string_view advice_for(std::string_view error) {
   if (error.starts_with("NOAUTH") || error.starts_with("WRONGPASS") ||
       error.starts_with("ERR AUTH"))
     return ": give a user and password that the server knows";
-  if (error.starts_with("NOPERM")) return ": the user needs get, set, del and scan on the keys";
+  if (error.starts_with("NOPERM"))
+    return ": the user needs get, set, exists, expire, unlink, scan, ping and select";
   if (error.starts_with("MOVED") || error.starts_with("CROSSSLOT"))
     return ": this is a cluster; give a server that is none, or a proxy of the cluster";
   if (error.starts_with("OOM")) return ": raise its maxmemory, or set maxmemory-policy allkeys-lru";
@@ -160,15 +161,19 @@ Result<std::string> RedisSession::next_string() {
 
 Result<size_t> RedisSession::look_up(std::span<const PageName> names, TimePoint deadline) {
   stream_.set_deadline(deadline);
-  Result<size_t> count = count_leading(names);
+  const TimePoint now = SteadyClock().now();
+  Result<size_t> count = count_leading(names, now + (deadline - now) / 2);
   if (!count) return fail(closed_on_failure(count.error()));
   return count;
 }
 
 // With a time to live the look-up renews it: what is looked up is about to be used.
-Result<size_t> RedisSession::count_leading(std::span<const PageName> names) {
+// Names that are not asked for by `last_start` count as absent, so that a long prefix is no
+// timeout.
+Result<size_t> RedisSession::count_leading(std::span<const PageName> names, TimePoint last_start) {
   const std::string ttl = fmt::format("{}", server_.ttl_seconds);
   for (size_t first = 0; first < names.size(); first += kLookUpBatch) {
+    if (first > 0 && SteadyClock().now() > last_start) return first;
     const auto batch = names.subspan(first, std::min(kLookUpBatch, names.size() - first));
     for (const PageName& name : batch) {
       if (server_.ttl_seconds > 0) {

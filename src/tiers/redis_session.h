@@ -37,7 +37,7 @@ class RedisSession final : public RemoteSession {
   RedisSession(const RedisServer& server, const ScopeDigest& scope);
   std::string key_of(const PageName& name) const;
   Status greet();
-  Result<size_t> count_leading(std::span<const PageName> names);
+  Result<size_t> count_leading(std::span<const PageName> names, TimePoint last_start);
   Status read_pages(std::span<const PageName> names, Receiver& receiver);
   Status read_page(Receiver& receiver, size_t index);
   Status write_pages(std::span<const SealedPage> pages, std::vector<bool>& taken,

@@ -398,7 +398,10 @@ void RemotePageStore::connect(RemoteSession& session, std::unique_lock<std::mute
 void RemotePageStore::forget_connection(std::unique_lock<std::mutex>& lock) {
   breaker_.is_cut_off = true;
   breaker_.problem = "the server has closed the connection";
-  breaker_.retry_at = now();
+  // One that closes a connection at once would be connected to without a pause.
+  const TimePoint at = now();
+  breaker_.retry_at =
+      at - breaker_.connected_at < config_.retry_after ? at + config_.retry_after : at;
   const Dropped dropped = drop_questions();
   lock.unlock();
   dropped.answer();

@@ -168,7 +168,7 @@ void RoomTable::remove(const RoomKey& key, const std::shared_ptr<Room>& room) {
 }
 
 void RoomTable::wait_empty(Duration timeout) const {
-  // A failed one is kept for its reader, which may be gone; removed_ is not notified when one fails.
+  // A failed one is kept for its reader, which may be gone; removed_ is not notified of it.
   constexpr Duration kLook = std::chrono::milliseconds(50);
   const auto is_empty = [&] {
     return std::ranges::all_of(rooms_, [](const auto& at) {

@@ -458,7 +458,7 @@ bool mxfp4_experts_supports(const GroupedArgs& args, const DeviceTraits& traits)
 // Steps whose rows may not depend on how many there are take one division.
 Status mxfp4_experts(const GroupedArgs& args, const DeviceTraits& traits,
                      const LaunchOptions& launch) {
-  const int32_t each = args.num_pairs / args.num_groups;
+  const int32_t each = args.num_pairs / num_routed(args);
   if (each <= kFewRows || args.row_invariant) return start_division<FewRows>(args, traits, launch);
   return each <= kSomeRows ? start_division<SomeRows>(args, traits, launch)
                            : start_division<ManyRows>(args, traits, launch);

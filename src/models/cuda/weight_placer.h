@@ -65,7 +65,7 @@ class WeightPlacer {
  public:
   // What coded_matrix() places in codes.
   struct Rounding {
-    WeightTypes types;                         // e4m3 and int4
+    WeightTypes types;                         // e4m3, int4 and MXFP4
     const CudaTensorLoader* stored = nullptr;  // not null: what it stores so
   };
 
