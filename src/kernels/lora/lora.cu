@@ -24,7 +24,7 @@ constexpr int kLoraThreads = 128, kLoraWarps = kLoraThreads / 32;
 constexpr int kSliceColumns = 128;  // inputs that a warp multiplies at a time
 constexpr int kExpandColumns = 256, kWarpColumns = kExpandColumns / kLoraWarps;
 constexpr int kTileElements = kLoraTileRows * kLoraRankUnit;
-// Up to so many rows each chunk has a block of its own, which fills the GPU.
+// A step of at most this many rows has a block for each chunk, which fills the GPU.
 constexpr int32_t kSplitRows = 512;
 // Of a grid, at most; blocks walk the tiles beyond.
 constexpr int32_t kShrinkBlocks = 16, kExpandBlocks = 8;  // for each multiprocessor

@@ -46,7 +46,8 @@ struct CudaStep {
   // Keys at so many positions below an entry's prefix_len may be written by this step, where
   // rows of draft tokens are entries of one slot. 0: an entry's prefix was cached before the step.
   int32_t fresh_positions = 0;
-  // Entries of so many tokens take decode attention, which reads keys and values from pages alone.
+  // Entries of at most this many tokens take the decode kernel, which reads keys and values from
+  // pages alone.
   int32_t decode_tokens = 1;
   ExpandedRows expanded;  // what latent attention may expand
   StepAdapters adapters;  // REQUIRES, where there are some: the model takes adapters
