@@ -18,9 +18,32 @@ namespace {
 
 Status broken(std::string message) { return {StatusCode::kUnavailable, std::move(message)}; }
 
+// Messages are written whole, so none waits for another one's bytes.
+void send_at_once(int fd) {
+  const int on = 1;
+  (void)::setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
+}
+
 }  // namespace
 
+Status wait_ready(int fd, int16_t events, TimePoint deadline) {
+  const SteadyClock clock;
+  while (true) {
+    const auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline - clock.now());
+    pollfd waits{.fd = fd, .events = events, .revents = 0};
+    const int count =
+        ::poll(&waits, 1, static_cast<int>(std::clamp<int64_t>(left.count(), 0, 1 << 30)));
+    if (count > 0) return {};
+    if (count < 0 && errno != EINTR) return broken(fmt::format("poll: {}", strerror(errno)));
+    if (count == 0 && clock.now() >= deadline)
+      return {StatusCode::kDeadlineExceeded, "the socket is not ready"};
+  }
+}
+
 ByteStream::ByteStream() = default;
+
+ByteStream::ByteStream(int fd) : fd_(fd) { send_at_once(fd); }
+
 ByteStream::~ByteStream() { close(); }
 
 void ByteStream::close() {
@@ -68,22 +91,13 @@ void ByteStream::consume(size_t n) {
   }
 }
 
-Status ByteStream::wait(short events, Duration timeout, const char* what) {
-  const auto start = std::chrono::steady_clock::now();
-  const auto deadline = std::min(start + timeout, deadline_);
-  while (true) {
-    const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(
-        deadline - std::chrono::steady_clock::now());
-    pollfd p{fd_, events, 0};
-    const int n =
-        ::poll(&p, 1, static_cast<int>(std::clamp<int64_t>(left.count() + 1, 0, 1 << 30)));
-    if (n > 0) return {};
-    if (n < 0 && errno != EINTR) return broken(fmt::format("poll: {}", strerror(errno)));
-    if (n == 0 && std::chrono::steady_clock::now() >= deadline) {
-      return error(StatusCode::kDeadlineExceeded, "timeout after {:.1f} s while {}",
-                   to_seconds(deadline - start), what);
-    }
-  }
+Status ByteStream::wait(int16_t events, Duration timeout, const char* what) {
+  const TimePoint start = SteadyClock().now();
+  const TimePoint deadline = std::min(start + timeout, deadline_);
+  const Status status = wait_ready(fd_, events, deadline);
+  if (status.code() != StatusCode::kDeadlineExceeded) return status;
+  return error(StatusCode::kDeadlineExceeded, "timeout after {:.1f} s while {}",
+               to_seconds(deadline - start), what);
 }
 
 Status ByteStream::connect_to(const addrinfo& address, Duration timeout) {
@@ -94,8 +108,7 @@ Status ByteStream::connect_to(const addrinfo& address, Duration timeout) {
                    address.ai_protocol);
   }
   if (fd_ < 0) return broken(fmt::format("socket: {}", strerror(errno)));
-  const int one = 1;
-  ::setsockopt(fd_, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
+  send_at_once(fd_);
   if (::connect(fd_, address.ai_addr, address.ai_addrlen) == 0) return {};
   if (errno != EINPROGRESS) return broken(strerror(errno));
   ESP_RETURN_IF_ERROR(wait(POLLOUT, timeout, "connecting"));
@@ -177,14 +190,14 @@ Status ByteStream::read_exactly(std::span<char> to, Duration timeout) {
     size_t n = 0;
     if (tls_ == nullptr) {
       ESP_ASSIGN_OR_RETURN(n, receive_raw(to, timeout));
-      if (n == 0) return broken("the server closed the connection");
+      if (n == 0) return broken("the other side closed the connection");
     } else {
       ESP_ASSIGN_OR_RETURN(n, tls_->decrypt(to));
-      if (n == 0 && tls_->has_ended()) return broken("the server closed the connection");
+      if (n == 0 && tls_->has_ended()) return broken("the other side closed the connection");
       if (n == 0) {
         std::string received;
         ESP_ASSIGN_OR_RETURN(const bool more, receive_into(received, timeout));
-        if (!more) return broken("the server closed the connection");
+        if (!more) return broken("the other side closed the connection");
         tls_->feed(received);
       }
     }

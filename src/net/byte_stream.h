@@ -1,7 +1,8 @@
-// A blocking connection to a server, as it is or under TLS: bytes in and out, with deadlines. What
-// the clients of protocols (HTTP here, RESP in tiers/) are built on.
+// A blocking connection, as it is or under TLS: bytes in and out, with deadlines. What protocols
+// (HTTP here, RESP in tiers/, transfer/) are built on.
 //
-// Not thread-safe, but for interrupt(), resume() and interrupted().
+// Not thread-safe, but for interrupt(), resume() and interrupted(). Without TLS one thread may read
+// while another one writes.
 #pragma once
 
 #include <functional>
@@ -22,6 +23,10 @@ namespace espalier::net {
 
 class Tls;
 
+// Waits until the socket is ready for `events` of poll(), or has failed. kDeadlineExceeded at the
+// deadline.
+Status wait_ready(int fd, int16_t events, TimePoint deadline);
+
 // Where to, and how.
 struct ByteStreamTarget {
   std::string host;  // a name or an address
@@ -37,6 +42,7 @@ struct ByteStreamTarget {
 class ByteStream {
  public:
   ByteStream();
+  explicit ByteStream(int fd);  // owns `fd`, a connected socket that does not block
   ~ByteStream();
   ByteStream(const ByteStream&) = delete;
   ByteStream& operator=(const ByteStream&) = delete;
@@ -47,7 +53,7 @@ class ByteStream {
   // Whether the server has closed a connection on which nothing is awaited, or has sent something.
   bool is_stale() const;
 
-  // From any thread: what waits here fails, and what would, until resume().
+  // From any thread: what waits here fails, and what would, until resume(); the peer sees the end.
   void interrupt();
   void resume();
   bool interrupted() const;
@@ -67,7 +73,7 @@ class ByteStream {
   void consume(size_t n);
 
  private:
-  Status wait(short events, Duration timeout, const char* what);
+  Status wait(int16_t events, Duration timeout, const char* what);
   Status connect_to(const addrinfo& address, Duration timeout);
   Status agree(const ByteStreamTarget& target);
   Status send_raw(std::string_view bytes, Duration timeout);

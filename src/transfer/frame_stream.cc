@@ -10,13 +10,14 @@ Status FrameStream::send(FrameType type, std::string_view payload,
   append_big_endian(head, payload.size() + bytes.size(), 4);
   head += static_cast<char>(type);
   head += payload;
-  ESP_RETURN_IF_ERROR(stream_.write(std::as_bytes(std::span(head)), silence_max_));
-  return bytes.empty() ? Status() : stream_.write(bytes, silence_max_);
+  ESP_RETURN_IF_ERROR(stream_.write_all(head, silence_max_));
+  return stream_.write_all({reinterpret_cast<const char*>(bytes.data()), bytes.size()},
+                           silence_max_);
 }
 
 Result<FrameStream::Frame> FrameStream::receive(size_t bytes_max) {
   std::array<char, kFrameHeaderBytes> header{};
-  ESP_RETURN_IF_ERROR(stream_.read(std::as_writable_bytes(std::span(header)), silence_max_));
+  ESP_RETURN_IF_ERROR(stream_.read_exactly(header, silence_max_));
   const uint64_t size = read_big_endian(std::string_view(header.data(), 4));
   if (size > bytes_max)
     return fail(error(StatusCode::kDataLoss,
@@ -24,7 +25,7 @@ Result<FrameStream::Frame> FrameStream::receive(size_t bytes_max) {
                       "server's bootstrap port?",
                       bytes_max));
   buffer_.resize(size);
-  ESP_RETURN_IF_ERROR(stream_.read(std::as_writable_bytes(std::span(buffer_)), silence_max_));
+  ESP_RETURN_IF_ERROR(stream_.read_exactly(buffer_, silence_max_));
   return Frame{static_cast<FrameType>(header[4]), buffer_};
 }
 

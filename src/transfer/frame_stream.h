@@ -1,17 +1,17 @@
-// Frames over a TCP connection. Not thread-safe but for what TcpStream allows; borrows the stream.
+// Frames over a TCP connection. Thread-safe as ByteStream is; borrows the stream.
 #pragma once
 
 #include <string>
 #include <string_view>
 
-#include "net/tcp_stream.h"
+#include "net/byte_stream.h"
 #include "transfer/frame.h"
 
 namespace espalier::transfer {
 
 class FrameStream {
  public:
-  FrameStream(net::TcpStream& stream, Duration silence_max)
+  FrameStream(net::ByteStream& stream, Duration silence_max)
       : stream_(stream), silence_max_(silence_max) {}
 
   // The payload is `payload` with `bytes` behind it. Failures are the stream's.
@@ -25,7 +25,7 @@ class FrameStream {
   Result<Frame> receive(size_t bytes_max);
 
  private:
-  net::TcpStream& stream_;
+  net::ByteStream& stream_;
   const Duration silence_max_;
   std::string buffer_;
 };

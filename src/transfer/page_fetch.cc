@@ -22,31 +22,22 @@ Status unexpected(const FrameStream::Frame& frame) {
 
 }  // namespace
 
-void PageFetch::cancel() {
-  const std::lock_guard lock(mutex_);
-  is_cancelled_ = true;
-  if (stream_ != nullptr) stream_->shutdown();
+Result<Fetched> PageFetch::run(const TakePages& take) {
+  Result<Fetched> fetched = fetch(take);
+  if (stream_.interrupted()) return fail(cancelled());
+  return fetched;
 }
 
-Result<Fetched> PageFetch::run(const TakePages& take) {
-  auto stream = net::TcpStream::connect(config_.host, config_.port, config_.connect_timeout);
-  if (!stream)
-    return fail(stream.error().with_context(
+Result<Fetched> PageFetch::fetch(const TakePages& take) {
+  const Status connected = stream_.connect(
+      {.host = config_.host, .port = config_.port, .connect_timeout = config_.connect_timeout});
+  if (!connected.ok())
+    return fail(connected.with_context(
         "the prefill server's bootstrap port does not answer (bootstrap_host and bootstrap_port "
         "of the request)"));
-  FrameStream frames(**stream, config_.silence_max);
-  {
-    const std::lock_guard lock(mutex_);
-    if (is_cancelled_) return fail(cancelled());
-    stream_ = *std::move(stream);
-  }
-  const auto run = [&]() -> Result<Fetched> {
-    ESP_RETURN_IF_ERROR(greet(frames));
-    return receive(frames, take);
-  };
-  Result<Fetched> fetched = run();
-  const std::lock_guard lock(mutex_);
-  if (is_cancelled_) return fail(cancelled());
+  FrameStream frames(stream_, config_.silence_max);
+  ESP_RETURN_IF_ERROR(greet(frames).with_context("the prompt's transfer failed"));
+  auto fetched = receive(frames, take);
   if (!fetched) return fail(fetched.error().with_context("the prompt's transfer failed"));
   return fetched;
 }

@@ -4,14 +4,12 @@
 #pragma once
 
 #include <functional>
-#include <memory>
-#include <mutex>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "base/clock.h"
-#include "net/tcp_stream.h"
+#include "net/byte_stream.h"
 #include "transfer/frame_stream.h"
 
 namespace espalier::transfer {
@@ -45,9 +43,10 @@ class PageFetch {
   // kDeadlineExceeded where the server does not answer, has ended or is silent; kDataLoss where it
   // violates the protocol; else what the server failed with.
   Result<Fetched> run(const TakePages& take);
-  void cancel();
+  void cancel() { stream_.interrupt(); }
 
  private:
+  Result<Fetched> fetch(const TakePages& take);
   Status greet(FrameStream& frames);
   Result<Fetched> receive(FrameStream& frames, const TakePages& take) const;
   Status take_pages(std::string_view payload, const TakePages& take, uint32_t& next_page,
@@ -56,9 +55,7 @@ class PageFetch {
 
   const PageFetchConfig config_;
   Hello hello_;
-  std::mutex mutex_;
-  std::unique_ptr<net::TcpStream> stream_;
-  bool is_cancelled_ = false;
+  net::ByteStream stream_;
 };
 
 }  // namespace espalier::transfer

@@ -58,7 +58,7 @@ PageServer::~PageServer() {
   thread_.join();
   {
     const std::lock_guard lock(mutex_);
-    for (const Connection& connection : connections_) connection.stream->shutdown();
+    for (const Connection& connection : connections_) connection.stream->interrupt();
   }
   reap(/*all=*/true);
 }
@@ -90,7 +90,7 @@ void PageServer::run() {
 }
 
 // Beyond the bound, and where the system has no memory or thread, the connection is closed at once.
-void PageServer::add(std::unique_ptr<net::TcpStream> stream) {
+void PageServer::add(std::unique_ptr<net::ByteStream> stream) {
   const std::lock_guard lock(mutex_);
   if (connections_.size() >= config_.num_connections_max) return;
   const size_t num_before = connections_.size();
@@ -110,7 +110,7 @@ void PageServer::reap(bool all) {
       const auto at = it++;
       // A caller that sends its greeting byte by byte would hold a thread without end.
       if (!at->is_greeted && SteadyClock().now() - at->begun > config_.silence_max)
-        at->stream->shutdown();
+        at->stream->interrupt();
       if (all || at->is_done) gone.splice(gone.end(), connections_, at);
     }
   }
@@ -140,7 +140,7 @@ void PageServer::serve(Connection& connection) {
     stats_.num_bytes += num_bytes;
     if (status.ok()) stats_.seconds += to_seconds(clock.now() - start);
   }
-  connection.stream->shutdown();
+  connection.stream->interrupt();
   connection.is_done = true;
 }
 

@@ -15,7 +15,7 @@
 #include <utility>
 
 #include "base/clock.h"
-#include "net/tcp_stream.h"
+#include "net/tcp_listener.h"
 #include "transfer/frame_stream.h"
 #include "transfer/room.h"
 
@@ -53,8 +53,8 @@ class PageServer {
 
  private:
   struct Connection {
-    explicit Connection(std::unique_ptr<net::TcpStream> s) : stream(std::move(s)) {}
-    const std::unique_ptr<net::TcpStream> stream;
+    explicit Connection(std::unique_ptr<net::ByteStream> s) : stream(std::move(s)) {}
+    const std::unique_ptr<net::ByteStream> stream;
     const TimePoint begun = SteadyClock().now();
     std::atomic<bool> is_greeted = false, is_done = false;
     std::thread thread;
@@ -63,7 +63,7 @@ class PageServer {
   PageServer(const PageServerConfig& config, RoomTable& rooms,
              std::unique_ptr<net::TcpListener> listener);
   void run();
-  void add(std::unique_ptr<net::TcpStream> stream);
+  void add(std::unique_ptr<net::ByteStream> stream);
   void reap(bool all);
   void serve(Connection& connection);
   Status transfer(FrameStream& frames, std::atomic<bool>& is_greeted, int64_t& num_bytes);

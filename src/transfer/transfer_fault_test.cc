@@ -18,6 +18,13 @@ namespace {
 
 enum class Fault { kNone, kCut, kFlip, kStall };
 
+// Null where nothing answers.
+std::unique_ptr<net::ByteStream> connect(int port) {
+  auto stream = std::make_unique<net::ByteStream>();
+  const Status status = stream->connect({.host = "127.0.0.1", .port = port});
+  return status.ok() ? std::move(stream) : nullptr;
+}
+
 // Passes bytes between a decode server and a prefill server; behind `at` bytes of one direction it
 // cuts both connections, flips a bit, or passes on nothing more.
 class Relay {
@@ -40,7 +47,7 @@ class Relay {
       is_stopped_ = true;
       listener_->shutdown();
       for (const auto& side : sides_)
-        if (side != nullptr) side->shutdown();
+        if (side != nullptr) side->interrupt();
     }
     if (thread_.joinable()) thread_.join();
   }
@@ -48,32 +55,32 @@ class Relay {
  private:
   void run() {
     auto decode = listener_->accept(std::chrono::seconds(60));
-    auto prefill = net::TcpStream::connect("127.0.0.1", server_port_, std::chrono::seconds(60));
-    if (decode == nullptr || !prefill) return;
+    auto prefill = connect(server_port_);
+    if (decode == nullptr || prefill == nullptr) return;
     {
       const std::lock_guard lock(mutex_);
       sides_[0] = std::move(decode);
-      sides_[1] = *std::move(prefill);
+      sides_[1] = std::move(prefill);
       if (is_stopped_) return;
     }
     std::thread back([this] { pass(*sides_[1], *sides_[0], true); });
     pass(*sides_[0], *sides_[1], false);
     back.join();
   }
-  void pass(net::TcpStream& from, net::TcpStream& to, bool to_decode) {
+  void pass(net::ByteStream& from, net::ByteStream& to, bool to_decode) {
     std::string& passed = passed_[to_decode ? 1 : 0];
-    std::byte byte{};
-    while (from.read({&byte, 1}, std::chrono::seconds(60)).ok()) {
+    char byte = 0;
+    while (from.read_exactly({&byte, 1}, std::chrono::seconds(60)).ok()) {
       const bool is_here =
           fault_ != Fault::kNone && to_decode == to_decode_ && passed.size() >= at_;
       if (is_here && fault_ == Fault::kCut) break;
-      if (is_here && fault_ == Fault::kFlip && passed.size() == at_) byte ^= std::byte{4};
-      passed += static_cast<char>(byte);
+      if (is_here && fault_ == Fault::kFlip && passed.size() == at_) byte ^= 4;
+      passed += byte;
       if (is_here && fault_ == Fault::kStall) continue;
-      if (!to.write({&byte, 1}, std::chrono::seconds(60)).ok()) break;
+      if (!to.write_all({&byte, 1}, std::chrono::seconds(60)).ok()) break;
     }
-    from.shutdown();
-    to.shutdown();
+    from.interrupt();
+    to.interrupt();
   }
 
   const int server_port_;
@@ -82,7 +89,7 @@ class Relay {
   const Fault fault_;
   std::unique_ptr<net::TcpListener> listener_;
   std::mutex mutex_;
-  std::unique_ptr<net::TcpStream> sides_[2];
+  std::unique_ptr<net::ByteStream> sides_[2];
   bool is_stopped_ = false;
   std::string passed_[2];
   std::thread thread_;
@@ -189,10 +196,9 @@ TEST_F(TransferFaults, MutatedGreetingsAreRefused) {
   const TestPrompt prompt{.num_tokens = 9};
   for (int i = 0; i < num_rounds; ++i) {
     SCOPED_TRACE(i);
-    auto stream =
-        net::TcpStream::connect("127.0.0.1", impatient_.server->port(), std::chrono::seconds(60));
-    ASSERT_TRUE(stream);
-    FrameStream frames(**stream, std::chrono::seconds(60));
+    const auto stream = connect(impatient_.server->port());
+    ASSERT_NE(stream, nullptr);
+    FrameStream frames(*stream, std::chrono::seconds(60));
     const auto challenge = frames.receive(kControlBytesMax);
     ASSERT_TRUE(challenge && challenge->type == FrameType::kChallenge);
     const Nonce nonce = decode_challenge(challenge->payload)->nonce;
@@ -207,7 +213,7 @@ TEST_F(TransferFaults, MutatedGreetingsAreRefused) {
     append_big_endian(frame, rng.below(4) == 0 ? rng() : body.size(), 4);
     frame += static_cast<char>(rng.below(4) == 0 ? rng.below(256) : 2);
     frame += body;
-    (void)(*stream)->write(std::as_bytes(std::span(frame)), std::chrono::seconds(60));
+    (void)stream->write_all(frame, std::chrono::seconds(60));
     if (rng.below(2) == 0) (void)frames.receive(kControlBytesMax);
   }
   expect_healthy();

@@ -170,5 +170,14 @@ TEST(Transfer, CancelEndsAFetchThatWaits) {
   EXPECT_EQ(fetched.error().code(), StatusCode::kAborted);
 }
 
+TEST(Transfer, ACancelledFetchDoesNotConnect) {
+  TestServer server;
+  PageFetch fetch({.host = "127.0.0.1", .port = server.server->port(), .token = "token"},
+                  TestPrompt{.num_tokens = 4}.hello());
+  fetch.cancel();
+  EXPECT_EQ(fetch.run([](auto, auto) { return true; }).error().code(), StatusCode::kAborted);
+  EXPECT_EQ(server.server->num_connections(), 0u);
+}
+
 }  // namespace
 }  // namespace espalier::transfer
