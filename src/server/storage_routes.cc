@@ -24,6 +24,7 @@ using Action = StorageRequest::Action;
 struct AttachBody {
   std::string backend;
   std::string config;  // JSON in text, as SGLang has it
+  std::string prefetch_policy, write_policy;
 };
 
 const Fields<AttachBody>& attach_fields() {
@@ -33,8 +34,12 @@ const Fields<AttachBody>& attach_fields() {
                         "of redis: an object as --hicache-storage-backend-extra-config takes it, "
                         "in text",
                         &AttachBody::config),
-      ignored<AttachBody>("hicache_storage_prefetch_policy"),
-      ignored<AttachBody>("hicache_write_policy"),
+      field<AttachBody>("hicache_storage_prefetch_policy",
+                        "as the server was started with; another one is refused",
+                        &AttachBody::prefetch_policy),
+      field<AttachBody>("hicache_write_policy",
+                        "as the server was started with; another one is refused",
+                        &AttachBody::write_policy),
   };
   return fields;
 }
@@ -54,6 +59,21 @@ HttpResponse report_of(const std::vector<StorageReport>& reports) {
   }
   w.end_array().end_object();
   return HttpResponse::json(200, std::move(out));
+}
+
+// `name` is of a setting that stays as it was at the start.
+Status check_unchanged(std::string_view name, std::string_view wanted, std::string_view present) {
+  if (wanted.empty() || wanted == present) return {};
+  return invalid_argument(
+      "{} is '{}', but this server has '{}': it is chosen at the start; leave the field out, or "
+      "start the server with another policy",
+      name, wanted, present);
+}
+
+Status check_policies(const AttachBody& body, const TierSettings& settings) {
+  ESP_RETURN_IF_ERROR(check_unchanged("hicache_storage_prefetch_policy", body.prefetch_policy,
+                                      settings.hicache_storage_prefetch_policy));
+  return check_unchanged("hicache_write_policy", body.write_policy, settings.hicache_write_policy);
 }
 
 // Attaching and detaching block, so they run on a worker.
@@ -77,6 +97,8 @@ void handle_attach(const ContextPtr& context, HttpRequest&& request, ResponsePtr
   if (!value) return response->send(malformed_response(value.error()));
   if (const Status read = read_fields(attach_fields(), *value, "", body); !read.ok())
     return response->send(malformed_response(read));
+  if (const Status same = check_policies(body, context->engine.config().tiers); !same.ok())
+    return response->send(malformed_response(same));
   StorageRequest wanted{.action = Action::kAttach,
                         .backend = body.backend,
                         .redis = context->engine.config().tiers.redis};

@@ -128,7 +128,9 @@ def check_attach(redis, expected):
         assert status == 200 and "user and password" in shown["attached"][0]["problem"], (status, shown)
         assert ask(server, prompts()[8])[0] == expected[8]
         for bad in ({**body, "hicache_storage_backend": "s3"},
-                    {**body, "hicache_storage_backend_extra_config_json": "@/etc/passwd"}):
+                    {**body, "hicache_storage_backend_extra_config_json": "@/etc/passwd"},
+                    {**body, "hicache_write_policy": "write_back"},
+                    {**body, "hicache_storage_prefetch_policy": "best_effort"}):
             assert storage(server, "PUT", bad)[0] == 400
     with Server(*tier("--hicache-size", "0.001"), "--admin-api-key", "admin") as server:
         assert storage(server)[0] in (401, 403)

@@ -71,9 +71,9 @@ class KvLoader {
 
   // The sequence begins to wait for its turn, so what it may load can be found out and brought
   // nearer; `pages` is empty. num_available() or forget() ends that.
-  virtual void prefetch(const LoadRequest& /*request*/) {}
+  virtual void prefetch(const LoadRequest& request) = 0;
   // The sequence is gone before it was admitted.
-  virtual void forget(SequenceId /*id*/) {}
+  virtual void forget(SequenceId id) = 0;
 
   // How many leading tokens of the request are available, the cached ones included; no more than
   // num_cached: nothing is loaded.

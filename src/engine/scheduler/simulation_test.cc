@@ -98,6 +98,8 @@ class FakeLoader final : public KvLoader {
   FakeLoader(uint64_t seed, FakeExecutor& executor, int32_t page_size)
       : rng_(seed), executor_(executor), page_size_(page_size) {}
 
+  void prefetch(const LoadRequest&) override {}
+  void forget(SequenceId) override {}
   int32_t num_available(const LoadRequest& request) override {
     return static_cast<int32_t>(rng_.below(request.tokens.size() + 1));
   }

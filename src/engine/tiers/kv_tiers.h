@@ -136,7 +136,8 @@ class KvTiers final : public KvLoader, public PageObserver {
   AttachedPageStore& storage() { return storage_; }
   AttachedPageStore& remote() { return remote_; }
   const OpenStorage& open_storage() const { return parts_.open_storage; }
-  KvTiersStats stats() const;  // thread-safe
+  std::mutex& storage_mutex() { return storage_mutex_; }  // held while storage is chosen
+  KvTiersStats stats() const;                             // thread-safe
 
  private:
   // What is known of a page of the device that the cache has.
@@ -187,6 +188,7 @@ class KvTiers final : public KvLoader, public PageObserver {
   std::vector<PageId> to_save_;                       // scratch
   std::vector<PageName> save_names_;                  // scratch
   std::vector<uint64_t> ended_;                       // scratch
+  std::mutex storage_mutex_;
   mutable std::mutex stats_mutex_;
   KvTiersStats stats_;
   SaveQueue saves_;        // its thread uses the stores

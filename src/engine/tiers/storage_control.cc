@@ -1,5 +1,6 @@
 #include "engine/tiers/storage_control.h"
 
+#include <mutex>
 #include <utility>
 
 #include "engine/tiers/kv_tiers.h"
@@ -48,6 +49,7 @@ Result<std::vector<StorageReport>> control_storage(KvTiers* tiers, const TierSet
   if (tiers == nullptr)
     return fail(error(StatusCode::kFailedPrecondition,
                       "there are no tiers: start with --enable-hierarchical-cache"));
+  const std::lock_guard lock(tiers->storage_mutex());
   const Place places[] = {{"file", tiers->storage()}, {"redis", tiers->remote()}};
   bool is_known = request.backend.empty() && request.action != Action::kAttach;
   std::vector<StorageReport> reports;
