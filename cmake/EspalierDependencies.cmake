@@ -23,6 +23,7 @@ find_package(tomlplusplus REQUIRED)
 find_package(SQLite3 REQUIRED)  # what the server keeps of files and batches
 pkg_check_modules(liburing IMPORTED_TARGET liburing)  # direct I/O of the disk tier; without it threads read and write
 find_path(ZMQ_INCLUDE_DIR zmq.h DOC "ZeroMQ's header")  # events of caches over ZeroMQ; the header: libzmq is loaded when they are published or read
+find_path(NGHTTP2_INCLUDE_DIR nghttp2/nghttp2.h DOC "nghttp2's header")  # the router as Envoy's endpoint picker; the header: libnghttp2 is loaded when it is asked for
 find_path(XXHASH_INCLUDE_DIR xxhash.h REQUIRED)  # used header-only (XXH_INLINE_ALL)
 # PNG plots of benchmarks, run as a program: librsvg's rsvg-convert (librsvg2-bin), which
 # `espalier_bench workloads --plots` asks for when it is not there.

@@ -47,31 +47,47 @@ Result<HttpResponse> parse_head(std::string_view head) {
   return response;
 }
 
-// Splits a stream of bytes into server-sent events and hands their data over.
-class SseParser {
+// Whole lines of a stream of bytes. `take` returns false to read no more.
+class LineSplitter {
  public:
-  explicit SseParser(const HttpClient::EventCallback* on_event) : on_event_(on_event) {}
-
-  bool push(std::string_view bytes) {
+  template <typename Take>
+  Status push(std::string_view bytes, size_t line_bytes_max, bool& go_on, const Take& take) {
     pending_.append(bytes);
     size_t begin = 0;
-    for (size_t end; (end = pending_.find('\n', begin)) != std::string::npos; begin = end + 1) {
+    for (size_t end; go_on && (end = pending_.find('\n', begin)) != std::string::npos;
+         begin = end + 1) {
       std::string_view line = std::string_view(pending_).substr(begin, end - begin);
       if (line.ends_with('\r')) line.remove_suffix(1);
-      if (!take_line(line)) return false;
+      go_on = take(line);
     }
     pending_.erase(0, begin);
-    return true;
+    if (pending_.size() <= line_bytes_max) return {};
+    return error(StatusCode::kResourceExhausted, "a line of the answer has more than {} bytes",
+                 line_bytes_max);
   }
 
  private:
+  std::string pending_;
+};
+
+// How the body of an answer of 200 is handed over while it comes.
+struct LineReader {
+  HttpClient::LineCallback take;
+  std::string_view type;  // of the content of such answers; "": any
+};
+
+// Joins lines to server-sent events and hands their data over.
+class SseParser {
+ public:
+  explicit SseParser(const HttpClient::EventCallback& on_event) : on_event_(on_event) {}
+
   bool take_line(std::string_view line) {
     if (line.empty()) {
       if (!has_data_) return true;
       has_data_ = false;
       const std::string data = std::move(data_);
       data_.clear();
-      return (*on_event_)(data);
+      return on_event_(data);
     }
     if (!line.starts_with("data:")) return true;  // comments and other fields
     line.remove_prefix(5);
@@ -82,8 +98,9 @@ class SseParser {
     return true;
   }
 
-  const HttpClient::EventCallback* on_event_;  // null: never pushed to
-  std::string pending_, data_;
+ private:
+  const HttpClient::EventCallback& on_event_;
+  std::string data_;
   bool has_data_ = false;
 };
 
@@ -139,8 +156,8 @@ struct HttpClient::Impl {
                     const Headers& headers) const;
   Result<HttpResponse> exchange(std::string_view method, std::string_view path,
                                 std::string_view body, const Headers& headers,
-                                const EventCallback* on_event);
-  Result<HttpResponse> read_answer(bool is_head, const EventCallback* on_event, bool& any_byte);
+                                const LineReader* lines);
+  Result<HttpResponse> read_answer(bool is_head, const LineReader* lines, bool& any_byte);
   // Hands the body's bytes to `sink` as they come; false from it ends the reading.
   using Sink = std::function<bool(std::string_view)>;
   Status read_sized(size_t size, const Sink& sink);
@@ -176,7 +193,7 @@ std::string HttpClient::Impl::build(std::string_view method, std::string_view pa
 
 Result<HttpResponse> HttpClient::Impl::exchange(std::string_view method, std::string_view path,
                                                 std::string_view body, const Headers& headers,
-                                                const EventCallback* on_event) {
+                                                const LineReader* lines) {
   const std::string message = build(method, path, body, headers);
   stream.set_deadline(config.total_timeout > Duration::zero()
                           ? std::chrono::steady_clock::now() + config.total_timeout
@@ -189,7 +206,7 @@ Result<HttpResponse> HttpClient::Impl::exchange(std::string_view method, std::st
     bool any_byte = false;
     const Status sent = stream.write_all(message, config.read_timeout);
     // Even when sending broke, the server may have said why (413).
-    auto answer = read_answer(method == "HEAD", on_event, any_byte);
+    auto answer = read_answer(method == "HEAD", lines, any_byte);
     if (answer) return answer;
     stream.close();
     if (stream.interrupted())
@@ -199,7 +216,7 @@ Result<HttpResponse> HttpClient::Impl::exchange(std::string_view method, std::st
   }
 }
 
-Result<HttpResponse> HttpClient::Impl::read_answer(bool is_head, const EventCallback* on_event,
+Result<HttpResponse> HttpClient::Impl::read_answer(bool is_head, const LineReader* lines,
                                                    bool& any_byte) {
   HttpResponse response;
   do {  // 1xx answers stand before the real one
@@ -213,16 +230,16 @@ Result<HttpResponse> HttpClient::Impl::read_answer(bool is_head, const EventCall
     stream.consume(end + 4);
   } while (response.status < 200);
 
-  const bool is_events =
-      on_event != nullptr && response.status == 200 &&
-      contains_word(find_header(response.headers, "Content-Type"), "text/event-stream");
-  SseParser events(on_event);
-  bool stopped = false;
+  const bool is_lines = lines != nullptr && response.status == 200 &&
+                        (lines->type.empty() ||
+                         contains_word(find_header(response.headers, "Content-Type"), lines->type));
+  LineSplitter splitter;
+  bool go_on = true;
   Status too_large;
   const Sink sink = [&](std::string_view bytes) {
-    if (is_events) {
-      stopped = !events.push(bytes);
-      return !stopped;
+    if (is_lines) {
+      too_large = splitter.push(bytes, config.max_body_bytes, go_on, lines->take);
+      return go_on && too_large.ok();
     }
     if (response.body.size() + bytes.size() > config.max_body_bytes) {
       too_large = error(StatusCode::kResourceExhausted, "the answer is larger than {} bytes",
@@ -247,7 +264,7 @@ Result<HttpResponse> HttpClient::Impl::read_answer(bool is_head, const EventCall
     ESP_RETURN_IF_ERROR(read_to_end(sink));
   }
   ESP_RETURN_IF_ERROR(too_large);
-  if (close_after || stopped) stream.close();
+  if (close_after || !go_on) stream.close();
   return response;
 }
 
@@ -337,7 +354,16 @@ Result<HttpResponse> HttpClient::post(std::string_view path, std::string_view js
 Result<HttpResponse> HttpClient::post_stream(std::string_view path, std::string_view json_body,
                                              const EventCallback& on_event,
                                              const Headers& headers) {
-  return impl_->exchange("POST", path, json_body, headers, &on_event);
+  SseParser events(on_event);
+  const LineReader lines{[&](std::string_view line) { return events.take_line(line); },
+                         "text/event-stream"};
+  return impl_->exchange("POST", path, json_body, headers, &lines);
+}
+
+Result<HttpResponse> HttpClient::get_lines(std::string_view path, const LineCallback& on_line,
+                                           const Headers& headers) {
+  const LineReader lines{on_line, ""};
+  return impl_->exchange("GET", path, {}, headers, &lines);
 }
 
 void HttpClient::close() { impl_->stream.close(); }

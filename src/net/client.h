@@ -57,6 +57,13 @@ class HttpClient {
   Result<HttpResponse> post_stream(std::string_view path, std::string_view json_body,
                                    const EventCallback& on_event, const Headers& headers = {});
 
+  // Hands over each line of an answer of 200 as it arrives, without its end; another answer is
+  // whole. False from the callback closes the connection and ends the call. A last line without an
+  // end is no line: the server was cut off in it.
+  using LineCallback = std::function<bool(std::string_view line)>;
+  Result<HttpResponse> get_lines(std::string_view path, const LineCallback& on_line,
+                                 const Headers& headers = {});
+
   void close();  // the next request connects anew
 
   // From any thread: the request in progress, and every one until resume(), fails with kAborted.

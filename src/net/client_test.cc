@@ -49,6 +49,42 @@ class CannedServer {
   std::thread thread_;
 };
 
+TEST(HttpClientTest, HandsOverLines) {
+  const std::string lines = "one\ntwo\r\n\nfour\ncut";
+  const std::string head = "HTTP/1.1 200 OK\r\nConnection: close\r\n";
+  CannedServer server(
+      {head + "\r\n" + lines,
+       head + "Transfer-Encoding: chunked\r\n\r\n2\r\non\r\n4\r\ne\ntw\r\n2\r\no\n\r\n0\r\n\r\n",
+       head + "\r\n" + lines, "HTTP/1.1 410 Gone\r\nConnection: close\r\n\r\na\nb",
+       head + "Transfer-Encoding: chunked\r\n\r\n4\r\none\n\r\n"});
+  auto client = HttpClient::create(server.url());
+  ASSERT_TRUE(client);
+  std::vector<std::string> got;
+  size_t wanted = 100;
+  const auto take = [&](std::string_view line) {
+    got.emplace_back(line);
+    return got.size() < wanted;
+  };
+  ASSERT_TRUE(client->get_lines("/", take));
+  EXPECT_EQ(got, (std::vector<std::string>{"one", "two", "", "four"})) << "the last line was cut";
+  got.clear();
+  ASSERT_TRUE(client->get_lines("/", take));
+  EXPECT_EQ(got, (std::vector<std::string>{"one", "two"}));
+  got.clear();
+  wanted = 2;
+  ASSERT_TRUE(client->get_lines("/", take));
+  EXPECT_EQ(got.size(), 2);
+  got.clear();
+  const auto gone = client->get_lines("/", take);
+  ASSERT_TRUE(gone);
+  EXPECT_EQ(gone->status, 410);
+  EXPECT_EQ(gone->body, "a\nb");
+  EXPECT_TRUE(got.empty());
+  const auto cut = client->get_lines("/", take);
+  EXPECT_FALSE(cut) << "the server left in the middle";
+  EXPECT_EQ(got, std::vector<std::string>{"one"});
+}
+
 TEST(Url, Parses) {
   struct Case {
     const char *text, *host;

@@ -1,15 +1,11 @@
 #include "net/http_server.h"
 
-#include <sys/socket.h>
-#include <unistd.h>
-
 #include <boost/asio/ip/tcp.hpp>
-#include <boost/asio/steady_timer.hpp>
 #include <vector>
 
 #include "base/check.h"
 #include "base/log.h"
-#include "base/memory_reserve.h"
+#include "net/acceptor.h"
 #include "net/connection.h"
 #include "net/io_thread.h"
 
@@ -19,66 +15,17 @@ namespace asio = boost::asio;
 using asio::ip::tcp;
 using boost::system::error_code;
 
-namespace {
-
-Status listen(tcp::acceptor& acceptor, BoundAddress address) {
-  const std::string where = fmt::format("{}:{}", address.host(), address.port());
-  ESP_ASSIGN_OR_RETURN(const int fd, std::move(address).listen());
-  sockaddr_storage bound{};
-  socklen_t size = sizeof bound;
-  error_code ec;
-  const bool known = ::getsockname(fd, reinterpret_cast<sockaddr*>(&bound), &size) == 0;
-  acceptor.assign(known && bound.ss_family == AF_INET6 ? tcp::v6() : tcp::v4(), fd, ec);
-  if (!ec) return {};
-  ::close(fd);
-  return invalid_argument("cannot listen on {}: {}", where, ec.message());
-}
-
-}  // namespace
-
 struct HttpServer::Impl {
   std::shared_ptr<ServerShared> shared = std::make_shared<ServerShared>();
   std::vector<std::shared_ptr<IoThread>> threads;
-  std::unique_ptr<tcp::acceptor> acceptor;  // on threads[0]
-  size_t next_thread = 0;
+  std::unique_ptr<Acceptor> acceptor;
   int port = 0;
   std::mutex stop_mutex;
   bool stopped = false;
 
-  void accept_next();
-  void take_or_close(tcp::socket socket, const std::shared_ptr<IoThread>& io);
   void take(tcp::socket socket, const std::shared_ptr<IoThread>& io);
   void refuse(tcp::socket socket);
 };
-
-void HttpServer::Impl::accept_next() {
-  if (shared->stopping) return;
-  const std::shared_ptr<IoThread>& io = threads[next_thread++ % threads.size()];
-  acceptor->async_accept(io->context(), [this, io](error_code ec, tcp::socket socket) {
-    if (!ec) {
-      take_or_close(std::move(socket), io);
-    } else if (ec == asio::error::operation_aborted || shared->stopping) {
-      return;
-    } else if (ec == asio::error::no_descriptors || ec == asio::error::no_memory ||
-               ec == asio::error::no_buffer_space ||
-               ec == error_code(ENFILE, boost::system::system_category())) {
-      log_warning("accept failed why=\"{}\" retry_ms=100", ec.message());
-      threads[0]->post_after(std::chrono::milliseconds(100), [this] { accept_next(); });
-      return;
-    }
-    accept_next();
-  });
-}
-
-// Accepting goes on where memory ends: this client finds its connection closed.
-void HttpServer::Impl::take_or_close(tcp::socket socket, const std::shared_ptr<IoThread>& io) {
-  try {
-    take(std::move(socket), io);
-  } catch (const std::bad_alloc&) {
-    const MemoryReserveScope reserve;
-    log_error("a connection was closed: no memory for it");
-  }
-}
 
 void HttpServer::Impl::take(tcp::socket socket, const std::shared_ptr<IoThread>& io) {
   std::unique_lock lock(shared->mutex);
@@ -140,13 +87,16 @@ Result<std::unique_ptr<HttpServer>> HttpServer::start(HttpServerConfig config, R
   for (int i = 0; i < impl->shared->config.num_threads; ++i) {
     impl->threads.push_back(std::make_shared<IoThread>());
   }
-  impl->acceptor = std::make_unique<tcp::acceptor>(impl->threads[0]->context());
   impl->port = address.port();
-  ESP_RETURN_IF_ERROR(listen(*impl->acceptor, std::move(address)));
+  ESP_ASSIGN_OR_RETURN(impl->acceptor,
+                       Acceptor::listen(std::move(address), impl->threads,
+                                        [raw = impl.get()](tcp::socket socket, const auto& io) {
+                                          raw->take(std::move(socket), io);
+                                        }));
   for (size_t i = 0; i < impl->threads.size(); ++i) {
     impl->threads[i]->start(fmt::format("esp-io-{}", i));
   }
-  impl->threads[0]->post([raw = impl.get()] { raw->accept_next(); });
+  impl->acceptor->start();
   return std::unique_ptr<HttpServer>(new HttpServer(std::move(impl)));
 }
 
@@ -179,10 +129,7 @@ void HttpServer::stop(Duration timeout) {
   for (const auto& io : impl_->threads) ESP_CHECK(!io->in_thread(), "stop() on an I/O thread");
   ServerShared& shared = *impl_->shared;
   shared.stopping = true;
-  impl_->threads[0]->post([this] {
-    error_code ignored;
-    impl_->acceptor->close(ignored);
-  });
+  impl_->acceptor->stop();
   for (const auto& io : impl_->threads) {
     io->post([io] {
       for (const auto& connection : io->connections()) connection->begin_shutdown();

@@ -35,11 +35,14 @@ int give_password(char* to, int size, int /*writing*/, void* password) {
   return static_cast<int>(text.size());
 }
 
+// `wanted`: a text, of which the protocol is a length and a name.
 int choose_protocol(SSL* /*ssl*/, const unsigned char** chosen, unsigned char* length,
-                    const unsigned char* offered, unsigned int offered_length, void* /*unused*/) {
-  static constexpr unsigned char kHttp11[] = "\x08http/1.1";
-  const int found = SSL_select_next_proto(const_cast<unsigned char**>(chosen), length, kHttp11,
-                                          sizeof kHttp11 - 1, offered, offered_length);
+                    const unsigned char* offered, unsigned int offered_length, void* wanted) {
+  const auto* const name = static_cast<const std::string_view*>(wanted);
+  const int found =
+      SSL_select_next_proto(const_cast<unsigned char**>(chosen), length,
+                            reinterpret_cast<const unsigned char*>(name->data()),
+                            static_cast<unsigned int>(name->size()), offered, offered_length);
   return found == OPENSSL_NPN_NEGOTIATED ? SSL_TLSEXT_ERR_OK : SSL_TLSEXT_ERR_ALERT_FATAL;
 }
 
@@ -108,7 +111,8 @@ Result<std::shared_ptr<const TlsContext>> TlsContext::for_client(const ClientTls
   return std::shared_ptr<const TlsContext>(new TlsContext(std::move(impl)));
 }
 
-Result<std::shared_ptr<const TlsContext>> TlsContext::for_server(const TlsFiles& files) {
+Result<std::shared_ptr<const TlsContext>> TlsContext::for_server(const TlsFiles& files,
+                                                                 TlsProtocol protocol) {
   ERR_clear_error();
   auto impl = std::make_unique<Impl>();
   SSL_CTX* const context = impl->context = SSL_CTX_new(TLS_server_method());
@@ -119,7 +123,9 @@ Result<std::shared_ptr<const TlsContext>> TlsContext::for_server(const TlsFiles&
   SSL_CTX_set_session_cache_mode(context, SSL_SESS_CACHE_OFF);  // clients resume with tickets
   static constexpr unsigned char kSessions[] = "espalier";
   SSL_CTX_set_session_id_context(context, kSessions, sizeof kSessions - 1);
-  SSL_CTX_set_alpn_select_cb(context, choose_protocol, nullptr);
+  static constinit std::string_view http11 = "\x08http/1.1", http2 = "\x02h2";
+  SSL_CTX_set_alpn_select_cb(context, choose_protocol,
+                             protocol == TlsProtocol::kHttp2 ? &http2 : &http11);
   ESP_RETURN_IF_ERROR(load_identity(context, files));
   if (!files.client_ca.empty())
     ESP_RETURN_IF_ERROR(require_client_certificates(context, files.client_ca));
@@ -240,12 +246,12 @@ void Tls::end() {
   ERR_clear_error();
 }
 
-Result<std::shared_ptr<const TlsContext>> read_tls(const TlsFiles& files) {
+Result<std::shared_ptr<const TlsContext>> read_tls(const TlsFiles& files, TlsProtocol protocol) {
   if (files.certificate.empty()) {
     if (files.key.empty() && files.key_password.empty() && files.client_ca.empty()) return nullptr;
     return fail(invalid_argument("--ssl-keyfile and --ssl-ca-certs need --ssl-certfile"));
   }
-  auto read = TlsContext::for_server(files);
+  auto read = TlsContext::for_server(files, protocol);
   if (!read) return fail(read.error().with_context("--ssl-certfile, --ssl-keyfile"));
   return read;
 }

@@ -18,9 +18,9 @@ class TlsContext {
  public:
   // kInvalidArgument names the file that cannot be used.
   static Result<std::shared_ptr<const TlsContext>> for_client(const ClientTlsFiles& files);
-  // kInvalidArgument names the file that cannot be used. Clients that offer protocols (ALPN) must
-  // offer http/1.1.
-  static Result<std::shared_ptr<const TlsContext>> for_server(const TlsFiles& files);
+  // kInvalidArgument names the file that cannot be used.
+  static Result<std::shared_ptr<const TlsContext>> for_server(
+      const TlsFiles& files, TlsProtocol protocol = TlsProtocol::kHttp11);
   ~TlsContext();
 
  private:

@@ -263,7 +263,8 @@ def dependencies(tree):
                 "CURL": "libcurl4-openssl-dev", "LIBEDIT": "libedit-dev", "SQLite3": "libsqlite3-dev",
                 "tomlplusplus": "libtomlplusplus-dev", "xxhash.h": "libxxhash-dev",
                 "numa.h": "libnuma-dev", "JPEG": "libjpeg62-turbo-dev", "PNG": "libpng-dev",
-                "GIF": "libgif-dev", "webp": "libwebp-dev", "liburing": "liburing-dev", "zmq.h": "libzmq3-dev"}
+                "GIF": "libgif-dev", "webp": "libwebp-dev", "liburing": "liburing-dev", "zmq.h": "libzmq3-dev",
+                "nghttp2/nghttp2.h": "libnghttp2-dev"}
     setup = tree.text("tools/setup")
     text = re.sub(r"#.*", "", tree.text("cmake/EspalierDependencies.cmake"))
     wanted = re.findall(r"find_package\((\S+)", text) + re.findall(r"pkg_check_modules\((\S+)", text)
