@@ -54,6 +54,8 @@ int run_route(const std::vector<std::string>& args) {
     return report(server.error(), usage ? kExitUsage : kExitFailure);
   }
   signals.begin_serving();
+  if (const int port = (*server)->ext_proc_port(); port != 0)
+    log_info("endpoint picker ready address={}:{}", url_host(router.host), port);
   log_info("ready url={}://{}:{} policy={}", is_https ? "https" : "http", url_host(router.host),
            (*server)->port(), router.policy.name);
   signals.on_reload([&] {

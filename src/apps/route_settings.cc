@@ -116,6 +116,18 @@ void add_request_rows(SettingTable& table, router::ProxyConfig& proxy) {
                "prompts of different API keys are not taken for shared");
 }
 
+void add_ext_proc_rows(SettingTable& table, router::ExtProcConfig& ext_proc) {
+  table.group("Envoy");
+  table
+      .integer("ext-proc", ext_proc.port, -1, 65535,
+               "port on which Envoy asks which worker gets a request, by its filter ext_proc "
+               "(gRPC), as the endpoint picker of a gateway; 0: any that is free")
+      .default_text = "there is none";
+  table.integer("ext-proc-fallbacks", ext_proc.fallbacks, 0, 16,
+                "ext-proc: other workers that are named behind the picked one, for Envoy's retries "
+                "(load balancing policy override_host)");
+}
+
 void add_kv_event_rows(SettingTable& table, RouteConfig& config) {
   router::KvFeedConfig& feed = config.router.kv_feed;
   table.toggle("kv-events", feed.enabled,
@@ -182,6 +194,7 @@ void add_route_settings(SettingTable& table, RouteConfig& config) {
   add_policy_option_rows(table, config.router.policy, config.max_tree_size);
   add_kv_event_rows(table, config);
   add_request_rows(table, config.router.proxy);
+  add_ext_proc_rows(table, config.router.ext_proc);
 }
 
 std::string route_settings_markdown() {

@@ -6,6 +6,7 @@
 #include "net/http.h"
 #include "net/router.h"
 #include "router/dispatcher.h"
+#include "router/ext_proc.h"
 #include "router/kv_feed.h"
 #include "router/proxy.h"
 #include "router/worker_sources.h"
@@ -18,8 +19,9 @@ struct AdminContext {
   Dispatcher& dispatcher;
   WorkerSources& sources;
   Proxy& proxy;
-  const KvFeed* kv_feed = nullptr;   // null: no events of caches are read
-  const Tenants* tenants = nullptr;  // null: keys have no names
+  const KvFeed* kv_feed = nullptr;    // null: no events of caches are read
+  const Tenants* tenants = nullptr;   // null: keys have no names
+  const ExtProc* ext_proc = nullptr;  // null: Envoy does not ask for workers
 };
 
 // `admin`: admits administrators alone; `client`: everyone with a key.

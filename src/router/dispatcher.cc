@@ -13,6 +13,11 @@ std::string worker_url(const std::string& host, int port, bool is_https) {
   return fmt::format("{}://{}:{}", is_https ? "https" : "http", v6 ? "[" + host + "]" : host, port);
 }
 
+std::string endpoint_text(const net::Endpoint& endpoint) {
+  const bool v6 = endpoint.address.find(':') != std::string::npos;
+  return fmt::format("{}{}{}:{}", v6 ? "[" : "", endpoint.address, v6 ? "]" : "", endpoint.port);
+}
+
 Result<std::string> normal_worker_url(std::string_view text) {
   const Result<net::Url> url = net::Url::parse(text);
   if (!url) return fail(url.error().with_context(fmt::format("worker '{}'", text)));
@@ -32,6 +37,7 @@ Lease& Lease::operator=(Lease&& other) noexcept {
   num_blocks_shared_ = other.num_blocks_shared_;
   endpoint_ = std::move(other.endpoint_);
   bootstrap_port_ = other.bootstrap_port_;
+  fallbacks_ = std::move(other.fallbacks_);
   return *this;
 }
 
@@ -60,6 +66,7 @@ Result<Lease> Dispatcher::assign(const RoutedRequest& request, std::span<const W
   table_.candidates(role, request.model, tried, candidates_);
   if (candidates_.empty() && !tried.empty())
     table_.candidates(role, request.model, {}, candidates_);
+  if (request.endpoints) keep_endpoints(*request.endpoints);
   if (candidates_.empty())
     return fail(error(StatusCode::kUnavailable,
                       "no {} can take the request now: each of {} is starting, draining, broken, "
@@ -84,7 +91,26 @@ Result<Lease> Dispatcher::assign(const RoutedRequest& request, std::span<const W
   lease.num_blocks_shared_ = choice.num_blocks_shared;
   lease.endpoint_ = worker.endpoint;
   lease.bootstrap_port_ = worker.bootstrap_port;
+  if (request.num_fallbacks > 0)
+    lease.fallbacks_ = least_loaded_beside(choice.slot, request.num_fallbacks);
   return lease;
+}
+
+void Dispatcher::keep_endpoints(const std::vector<std::string>& endpoints) {
+  std::erase_if(candidates_, [&](const Candidate& candidate) {
+    return std::ranges::find(endpoints, endpoint_text(table_.worker(candidate.slot)->endpoint)) ==
+           endpoints.end();
+  });
+}
+
+std::vector<net::Endpoint> Dispatcher::least_loaded_beside(WorkerSlot slot, int count) {
+  std::erase_if(candidates_, [&](const Candidate& candidate) { return candidate.slot == slot; });
+  const size_t n = std::min(candidates_.size(), static_cast<size_t>(count));
+  std::ranges::partial_sort(candidates_, candidates_.begin() + static_cast<std::ptrdiff_t>(n), {},
+                            &Candidate::load);
+  std::vector<net::Endpoint> out;
+  for (size_t i = 0; i < n; ++i) out.push_back(table_.worker(candidates_[i].slot)->endpoint);
+  return out;
 }
 
 void Dispatcher::end(WorkerSlot slot, int64_t num_tokens, WorkerOutcome outcome) {

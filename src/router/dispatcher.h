@@ -28,7 +28,13 @@ struct RoutedRequest {
   PrefixKey key;            // of the prompt
   PromptTokens tokens;      // likewise, where they are known
   int64_t num_tokens = 0;   // of the prompt, about
+  // Of an endpoint picker: "IP:PORT" of those that alone may be chosen (nothing: any), and how many
+  // others are named beside the one that is.
+  std::optional<std::vector<std::string>> endpoints;
+  int num_fallbacks = 0;
 };
+
+std::string endpoint_text(const net::Endpoint& endpoint);  // "10.0.0.1:30000", "[::1]:30000"
 
 class Dispatcher;
 
@@ -47,6 +53,8 @@ class Lease {
   const net::Endpoint& endpoint() const { return endpoint_; }
   int bootstrap_port() const { return bootstrap_port_; }  // of a prefill worker, else 0
   uint32_t num_blocks_shared() const { return num_blocks_shared_; }
+  // The least loaded of the other workers that could have got it, as many as were asked for.
+  const std::vector<net::Endpoint>& fallbacks() const { return fallbacks_; }
   void end(WorkerOutcome outcome);  // once; later calls do nothing
 
  private:
@@ -58,6 +66,7 @@ class Lease {
   uint32_t num_blocks_shared_ = 0;
   net::Endpoint endpoint_;
   int bootstrap_port_ = 0;
+  std::vector<net::Endpoint> fallbacks_;
 };
 
 // A worker as /workers and /metrics show it.
@@ -130,6 +139,9 @@ class Dispatcher {
   void end(WorkerSlot slot, int64_t num_tokens, WorkerOutcome outcome);
   void forget_removed();  // REQUIRES the lock
   const Worker* find(WorkerSlot slot, uint64_t generation) const;
+  // Of candidates_. REQUIRES the lock, as the next.
+  void keep_endpoints(const std::vector<std::string>& endpoints);
+  std::vector<net::Endpoint> least_loaded_beside(WorkerSlot slot, int count);
 
   const std::string policy_name_;
   const Clock& clock_;

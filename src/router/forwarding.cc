@@ -32,11 +32,6 @@ bool is_own(std::string_view name) {
   });
 }
 
-// Workers take a router's word for these, so a client's never pass.
-bool states_tenant(std::string_view name) {
-  return iequals(name.substr(0, kTenantHeader.size()), kTenantHeader);
-}
-
 std::string new_request_id() {
   thread_local Rng rng(std::random_device{}() | uint64_t{std::random_device{}()} << 32);
   return fmt::format("{:016x}{:016x}", rng(), rng());
@@ -83,8 +78,14 @@ PromptTokens tokens_of(const PassedRoute& route, const net::HttpRequest& request
   return out;
 }
 
-RoutedCost facts_of(const PassedRoute& route, const net::HttpRequest& request,
-                    const ProxyConfig& config) {
+}  // namespace
+
+bool states_tenant(std::string_view name) {
+  return iequals(name.substr(0, kTenantHeader.size()), kTenantHeader);
+}
+
+RoutedCost routed_cost(const PassedRoute& route, const net::HttpRequest& request,
+                       const ProxyConfig& config) {
   RequestFacts facts = read_facts(request.body, route.prompt_fields);
   const RequestCost cost = request_cost(facts);
   if (const std::string* const session = request.header("X-Session-Id"); session != nullptr)
@@ -95,8 +96,6 @@ RoutedCost facts_of(const PassedRoute& route, const net::HttpRequest& request,
   if (!config.tenant_isolation) out.tokens = std::move(tokens);
   return {std::move(out), cost};
 }
-
-}  // namespace
 
 net::UpstreamRequest worker_request(const net::HttpRequest& request, std::string_view request_id,
                                     const std::string& worker_api_key, bool passes_client_key) {
@@ -139,7 +138,7 @@ Forwarding::Forwarding(Proxy& proxy, const PassedRoute& route, net::HttpRequest&
       request_id_(request_id_of(request_)),
       to_worker_(worker_request(request_, request_id_, proxy.config_.worker_api_key,
                                 proxy.config_.tenants == nullptr)),
-      routed_(facts_of(route, request_, proxy.config_)),
+      routed_(routed_cost(route, request_, proxy.config_)),
       tenant_(tenant_of(proxy.config_.tenants, request_), routed_.cost, route.computes),
       plan_(proxy.config_.max_retries, proxy.budget_),
       backoff_(proxy.config_.retry_backoff) {

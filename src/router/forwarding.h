@@ -22,11 +22,16 @@ net::UpstreamRequest worker_request(const net::HttpRequest& request, std::string
 // The head of the answer to the client: the worker's without what the server adds itself.
 net::Headers client_headers(const net::Headers& headers, std::string_view request_id);
 
+// Workers take a router's word for these headers, so a client's never pass.
+bool states_tenant(std::string_view name);
+
 // What a request's body says of it.
 struct RoutedCost {
   RoutedRequest request;
   RequestCost cost;
 };
+RoutedCost routed_cost(const PassedRoute& route, const net::HttpRequest& request,
+                       const ProxyConfig& config);
 
 // Belongs to the I/O thread of its client's connection. Alive as long as a call or a callback of
 // the connection holds it.

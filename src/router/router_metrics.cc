@@ -118,6 +118,16 @@ std::string metrics_text(const AdminContext& context) {
     text.one("kv_event_malformed_total", "counter", "messages that are no batches of events",
              feed.num_malformed);
   }
+  if (context.ext_proc != nullptr) {
+    const ExtProcStats picker = context.ext_proc->stats();
+    text.one("ext_proc_requests_total", "counter", "requests that Envoy asked a worker for",
+             picker.requests);
+    text.one("ext_proc_picks_total", "counter", "of those, requests that got one", picker.picks);
+    text.one("ext_proc_refused_total", "counter", "of those, requests that got an error",
+             picker.refused);
+    text.one("ext_proc_requests_in_flight", "gauge", "requests that Envoy has under way",
+             picker.calls_open);
+  }
   if (context.tenants != nullptr) {
     const auto tenants = context.tenants->all();
     for (const TenantMetric& metric : kTenantMetrics) {

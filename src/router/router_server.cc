@@ -90,22 +90,53 @@ struct RouterServer::Impl {
   std::unique_ptr<WorkerSources> sources;
   std::unique_ptr<HealthChecker> health;
   std::unique_ptr<KvFeed> kv_feed;          // null without --kv-events
+  std::unique_ptr<ExtProc> ext_proc;        // null without --ext-proc
   std::unique_ptr<net::HttpServer> server;  // last: it is stopped first
 
   Status add_routes(net::Router& router);
+  Status start_ext_proc(std::shared_ptr<MemoryAccount> bodies);
+  std::vector<std::string> client_keys() const;
 };
+
+std::vector<std::string> RouterServer::Impl::client_keys() const {
+  std::vector<std::string> keys = {config.api_key};
+  if (tenants != nullptr)  // as a server's opens everything
+    keys.push_back(config.admin_api_key.empty() ? config.api_key : config.admin_api_key);
+  return keys;
+}
+
+Status RouterServer::Impl::start_ext_proc(std::shared_ptr<MemoryAccount> bodies) {
+  ExtProcConfig picker = config.ext_proc;
+  if (picker.port < 0) return {};
+  if (config.proxy.pairs)
+    return invalid_argument(
+        "--ext-proc picks one worker for a request, so it does not go with --prefill: let clients "
+        "speak to the router itself");
+  picker.num_threads = config.io_threads;
+  picker.max_body_bytes = config.max_body_bytes;
+  picker.bodies = std::move(bodies);
+  ESP_ASSIGN_OR_RETURN(picker.tls, net::read_tls(config.tls, net::TlsProtocol::kHttp2));
+  picker.admission = [this](ErrorStyle errors) {
+    return admission(client_keys(), tenants.get(), false, errors);
+  };
+  auto address = net::BoundAddress::bind(config.host, picker.port);
+  if (!address) return address.error().with_context("--ext-proc");
+  auto started = ExtProc::start(std::move(picker), config.proxy, *dispatcher, std::move(*address));
+  if (!started) return started.error().with_context("--ext-proc");
+  ext_proc = std::move(*started);
+  return {};
+}
 
 Status RouterServer::Impl::add_routes(net::Router& router) {
   const std::string& admin_key =
       config.admin_api_key.empty() ? config.api_key : config.admin_api_key;
   const Tenants* const keys = tenants.get();
-  std::vector<std::string> client_keys = {config.api_key};
-  if (keys != nullptr) client_keys.push_back(admin_key);  // as a server's opens everything
-  ESP_RETURN_IF_ERROR(add_admin_routes(router, {*dispatcher, *sources, *proxy, kv_feed.get(), keys},
-                                       admission({admin_key}, keys, true, ErrorStyle::kOpenAi),
-                                       admission(client_keys, keys, false, ErrorStyle::kOpenAi)));
+  ESP_RETURN_IF_ERROR(
+      add_admin_routes(router, {*dispatcher, *sources, *proxy, kv_feed.get(), keys, ext_proc.get()},
+                       admission({admin_key}, keys, true, ErrorStyle::kOpenAi),
+                       admission(client_keys(), keys, false, ErrorStyle::kOpenAi)));
   for (const PassedRoute& route : passed_routes()) {
-    const net::Admission admit = admission(client_keys, keys, false, route.errors);
+    const net::Admission admit = admission(client_keys(), keys, false, route.errors);
     ESP_RETURN_IF_ERROR(router.add(
         route.method, route.pattern,
         [this, &route, admit](net::HttpRequest&& request, net::ResponsePtr response) {
@@ -142,9 +173,10 @@ Result<std::unique_ptr<RouterServer>> RouterServer::start(RouterConfig config) {
     impl->kv_feed = std::move(*feed);
   }
   ESP_ASSIGN_OR_RETURN(impl->sources, WorkerSources::start(c.sources, *impl->dispatcher));
+  net::HttpServerConfig http = server_config(c);
+  ESP_RETURN_IF_ERROR(impl->start_ext_proc(http.bodies));
   net::Router router;
   ESP_RETURN_IF_ERROR(impl->add_routes(router));
-  net::HttpServerConfig http = server_config(c);
   ESP_ASSIGN_OR_RETURN(http.tls, net::read_tls(c.tls));
   ESP_ASSIGN_OR_RETURN(
       impl->server, net::HttpServer::start(std::move(http), std::move(router), std::move(address)));
@@ -160,6 +192,7 @@ Dispatcher& RouterServer::dispatcher() { return *impl_->dispatcher; }
 
 Status RouterServer::reload() {
   ESP_ASSIGN_OR_RETURN(auto tls, net::read_tls(impl_->config.tls));
+  ESP_ASSIGN_OR_RETURN(auto picker_tls, net::read_tls(impl_->config.tls, net::TlsProtocol::kHttp2));
   if (Tenants* const tenants = impl_->tenants.get()) {
     ESP_RETURN_IF_ERROR(tenants->reload().with_context("--api-keys-file"));
     log_info("the keys of {} were read again: {} tenants", impl_->config.api_keys_file,
@@ -167,10 +200,19 @@ Status RouterServer::reload() {
   }
   if (tls == nullptr) return {};
   impl_->server->set_tls(std::move(tls));
+  if (impl_->ext_proc != nullptr) impl_->ext_proc->set_tls(std::move(picker_tls));
   log_info("the certificate {} was read again", impl_->config.tls.certificate);
   return {};
 }
 
-void RouterServer::stop(Duration timeout) { impl_->server->stop(timeout); }
+int RouterServer::ext_proc_port() const {
+  return impl_->ext_proc == nullptr ? 0 : impl_->ext_proc->port();
+}
+
+void RouterServer::stop(Duration timeout) {
+  const TimePoint deadline = std::chrono::steady_clock::now() + timeout;
+  if (impl_->ext_proc != nullptr) impl_->ext_proc->stop(timeout);
+  impl_->server->stop(std::max(Duration::zero(), deadline - std::chrono::steady_clock::now()));
+}
 
 }  // namespace espalier::router

@@ -12,6 +12,7 @@
 #include "base/status.h"
 #include "net/client_tls.h"
 #include "net/tls_files.h"
+#include "router/ext_proc.h"
 #include "router/health.h"
 #include "router/kv_feed.h"
 #include "router/policy.h"
@@ -39,6 +40,7 @@ struct RouterConfig {
   net::ClientTlsFiles worker_tls;  // of workers whose urls are https
   KvFeedConfig kv_feed;
   ProxyConfig proxy;
+  ExtProcConfig ext_proc;  // its port and fallbacks; the rest is filled in
 };
 
 // Thread-safe.
@@ -49,6 +51,7 @@ class RouterServer {
   ~RouterServer();
 
   int port() const;
+  int ext_proc_port() const;  // of the endpoint picker; 0: there is none
   Dispatcher& dispatcher();
   // Reads the certificate and the file of keys again; open connections keep their certificate.
   // After an error all is as before.

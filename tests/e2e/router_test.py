@@ -183,6 +183,7 @@ class RouterTest(unittest.TestCase):
                            (["--worker", "http://a:1/v1"], "without a path"),
                            (["--worker-file", "/no/such/file"], "/no/such/file"),
                            (["--cache-threshold", "2"], "cache-threshold"),
+                           (["--ext-proc", "0", "--prefill", "http://127.0.0.1:1"], "--prefill"),
                            (["--polcy", "random"], "--policy")):
             ended = harness.run("route", "--port", "0", *args)
             self.assertEqual(ended.returncode, 2, ended.stderr)
