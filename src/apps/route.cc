@@ -29,7 +29,8 @@ int run_route(const std::vector<std::string>& args) {
   if (const auto exit_code = parse_command_line(command, table, elsewhere, args)) return *exit_code;
   if (const Result<LogLevel> level = parse_log_level(config.log_level)) set_log_level(*level);
   router::RouterConfig& router = config.router;
-  if (router.sources.urls.empty() && router.sources.file.empty() && router.sources.dns.empty())
+  if (router.sources.urls.empty() && router.sources.file.empty() && router.sources.dns.empty() &&
+      !router.sources.kubernetes.enabled)
     log_warning(
         "there is no worker yet: POST /workers adds one (or --worker, --worker-file, "
         "--worker-dns)");

@@ -44,6 +44,26 @@ void add_address_rows(SettingTable& table, RouteConfig& config) {
                });
 }
 
+void add_kubernetes_rows(SettingTable& table, router::KubernetesConfig& kubernetes) {
+  table.toggle("service-discovery", kubernetes.enabled,
+               "workers are pods of a Kubernetes cluster, found by their labels");
+  Setting& selector = table.list("selector", kubernetes.selector, "KEY=VALUE",
+                                 "service-discovery: a label of the pods; all that are given hold");
+  selector.takes_several = true;
+  table.integer("service-discovery-port", kubernetes.port, 1, 65535,
+                "service-discovery: of each worker");
+  table
+      .text("service-discovery-namespace", kubernetes.name_space, "NAME",
+            "service-discovery: of the pods")
+      .default_text = "all";
+  table
+      .text("service-discovery-api", kubernetes.api, "URL",
+            "service-discovery: of the API server, as kubectl proxy serves it")
+      .default_text = "of the pod's cluster";
+  table.path("service-discovery-credentials", kubernetes.credentials,
+             "service-discovery: folder with the files token and ca.crt");
+}
+
 void add_worker_rows(SettingTable& table, router::RouterConfig& router) {
   table.group("Workers");
   Setting& urls =
@@ -64,6 +84,7 @@ void add_worker_rows(SettingTable& table, router::RouterConfig& router) {
   table.list("worker-dns", router.sources.dns, "HOST:PORT",
              "every address of the host is a worker; it is looked up again and again");
   table.seconds("worker-dns-interval", router.sources.dns_poll, "between two look-ups");
+  add_kubernetes_rows(table, router.sources.kubernetes);
   table.text("worker-api-key", router.proxy.worker_api_key, "KEY",
              "sent to workers in place of the client's key; with api-keys-file clients' keys are "
              "never passed on");

@@ -99,10 +99,17 @@ Result<std::unique_ptr<WorkerSources>> WorkerSources::start(SourcesConfig config
           "--worker-file",
           name));
   out->thread_ = std::thread([raw = out.get()] { raw->run(); });
+  if (out->config_.kubernetes.enabled) {
+    ESP_ASSIGN_OR_RETURN(out->pods_,
+                         PodWatcher::start(out->config_.kubernetes, [raw = out.get()](auto urls) {
+                           raw->post([raw, urls = std::move(urls)] { raw->follow("pods", urls); });
+                         }));
+  }
   return out;
 }
 
 WorkerSources::~WorkerSources() {
+  pods_.reset();
   {
     std::lock_guard lock(mutex_);
     stopping_ = true;
@@ -204,8 +211,12 @@ void WorkerSources::add_pending() {
 }
 
 void WorkerSources::add(std::string url, std::function<void(const Status&)> done) {
+  post([this, url = std::move(url), done = std::move(done)] { done(add_now(url)); });
+}
+
+void WorkerSources::post(std::function<void()> task) {
   std::lock_guard lock(mutex_);
-  tasks_.push_back([this, url = std::move(url), done = std::move(done)] { done(add_now(url)); });
+  tasks_.push_back(std::move(task));
   changed_.notify_all();
 }
 

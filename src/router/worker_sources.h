@@ -1,5 +1,5 @@
-// Where a router's workers come from: the command line and its API, a file that may change, and
-// names whose addresses may change.
+// Where a router's workers come from: the command line and its API, a file that may change, names
+// whose addresses may change, and the pods of a cluster.
 #pragma once
 
 #include <condition_variable>
@@ -16,6 +16,7 @@
 #include "base/clock.h"
 #include "base/status.h"
 #include "router/dispatcher.h"
+#include "router/kubernetes.h"
 
 namespace espalier::router {
 
@@ -29,6 +30,7 @@ struct SourcesConfig {
   // leaves when its requests have ended.
   std::filesystem::path file;
   std::vector<std::string> dns;  // "HOST:PORT": each address of the host is a worker
+  KubernetesConfig kubernetes;
   Duration poll = std::chrono::seconds(1), dns_poll = std::chrono::seconds(5);
 };
 
@@ -60,6 +62,7 @@ class WorkerSources {
   void poll_file();
   void poll_dns();
   void follow(const std::string& source, const std::set<std::string>& urls);
+  void post(std::function<void()> task);
   Status add_first(const std::string& url);
   Status add_now(const std::string& url);
   void add_pending();
@@ -75,7 +78,8 @@ class WorkerSources {
   std::condition_variable changed_;
   std::deque<std::function<void()>> tasks_;
   bool stopping_ = false;
-  std::thread thread_;  // uses all but the last; starts when all is set
+  std::thread thread_;                // uses all but the next; starts when all is set
+  std::unique_ptr<PodWatcher> pods_;  // null without service discovery
 };
 
 }  // namespace espalier::router

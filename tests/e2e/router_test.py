@@ -1,7 +1,9 @@
 """`espalier route` before real servers of the shipped model: streams equal to direct ones, hits of
 cache_aware beside round_robin, workers that die, stall, come and go."""
+import http.server
 import json
 import os
+import queue
 import re
 import signal
 import tempfile
@@ -10,6 +12,38 @@ import time
 import unittest
 
 import harness
+
+
+class PodsApi(http.server.BaseHTTPRequestHandler):
+    """Lists one pod, and its events as `events` gets them, as the API of a cluster does."""
+    protocol_version = "HTTP/1.1"
+    events, asked = queue.Queue(), []
+
+    @staticmethod
+    def pod(version):
+        return {"kind": "Pod", "metadata": {"uid": "u1", "name": "worker-0", "resourceVersion": str(version)},
+                "status": {"phase": "Running", "podIP": "127.0.0.1", "conditions": [{"type": "Ready", "status": "True"}]}}
+
+    def do_GET(self):
+        self.asked.append((self.path, self.headers["Authorization"]))
+        self.send_response(200)
+        self.send_header("Content-Type", "application/json")
+        if "watch=true" not in self.path:
+            body = json.dumps({"kind": "PodList", "metadata": {"resourceVersion": "7"}, "items": []}).encode()
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+            return
+        self.send_header("Connection", "close")
+        self.end_headers()
+        while (event := self.events.get()) is not None:
+            self.wfile.write(json.dumps(event).encode() + b"\n")
+            self.wfile.flush()
+        self.close_connection = True
+
+    def log_message(self, *_):
+        pass
+
 
 # Fast checks, so that the tests need not wait; a worker that computes answers them all the same.
 CHECKS = ["--health-check-interval-secs", "0.2", "--health-check-timeout-secs", "1", "--slow-start", "0"]
@@ -178,11 +212,39 @@ class RouterTest(unittest.TestCase):
                     f.write(f"{url(two)}\n")
                 harness.wait_until(lambda: other.healthy() == 2, "the line that was added")
 
+    def test_pods_of_a_cluster(self):
+        api = http.server.ThreadingHTTPServer(("127.0.0.1", 0), PodsApi)
+        threading.Thread(target=api.serve_forever, daemon=True).start()
+        with tempfile.TemporaryDirectory() as folder:
+            with open(os.path.join(folder, "token"), "w", encoding="utf-8") as f:
+                f.write("secret\n")
+            with Router([], "--service-discovery", "--selector", "app=worker", "tier=gpu",
+                        "--service-discovery-port", str(self.fleet[0].port), "--service-discovery-namespace", "llm",
+                        "--service-discovery-api", f"http://127.0.0.1:{api.server_port}",
+                        "--service-discovery-credentials", folder) as router:
+                PodsApi.events.put({"type": "ADDED", "object": PodsApi.pod(8)})
+                harness.wait_until(lambda: router.healthy() == 1, "the pod is a worker")
+                router.post("/generate", {"text": "One", "sampling_params": {"max_new_tokens": 1}})
+                PodsApi.events.put({"type": "DELETED", "object": PodsApi.pod(9)})
+                harness.wait_until(lambda: not router.workers(), "the pod that was deleted is none")
+                PodsApi.events.put(None)
+                harness.wait_until(lambda: len(PodsApi.asked) > 2, "it watches again")
+                PodsApi.events.put(None)
+            api.shutdown()
+            api.server_close()
+        first, second, third = PodsApi.asked[:3]
+        self.assertIn("/api/v1/namespaces/llm/pods?labelSelector=app%3Dworker%2Ctier%3Dgpu", first[0])
+        self.assertIn("resourceVersion=7&", second[0])
+        self.assertIn("resourceVersion=9&", third[0])
+        self.assertEqual({token for _, token in PodsApi.asked}, {"Bearer secret"})
+
     def test_command_line(self):
         for args, said in ((["--policy", "best"], "cache_aware"),
                            (["--worker", "http://a:1/v1"], "without a path"),
                            (["--worker-file", "/no/such/file"], "/no/such/file"),
                            (["--cache-threshold", "2"], "cache-threshold"),
+                           (["--service-discovery"], "--selector KEY=VALUE"),
+                           (["--service-discovery", "--selector", "app"], "--selector app"),
                            (["--ext-proc", "0", "--prefill", "http://127.0.0.1:1"], "--prefill"),
                            (["--polcy", "random"], "--policy")):
             ended = harness.run("route", "--port", "0", *args)
