@@ -289,15 +289,17 @@ TEST_F(TlsServerTest, ANewIdentityIsForNewConnectionsUnderLoad) {
   start();
   const Identity next("IP:127.0.0.1");
   std::atomic<bool> done{false};
-  std::atomic<int> num_failed{0}, num_answered{0};
+  std::atomic<int> num_failed{0}, num_answered{0}, num_connected{0};
   std::vector<std::thread> clients;
   for (int i = 0; i < 4; ++i) {
     clients.emplace_back([&] {
       HttpClient c = client(identity_);
+      if (!c.get("/hello")) ++num_failed;
+      ++num_connected;
       while (!done) ++(c.get("/hello") ? num_answered : num_failed);
     });
   }
-  while (num_answered < 100) std::this_thread::yield();
+  while (num_connected < 4 || num_answered < 100) std::this_thread::yield();
   server_->set_tls(read(files(next)));
   const int before = num_answered;
   EXPECT_EQ(client(next).get("/hello")->body, "hello\n");
