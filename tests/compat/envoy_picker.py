@@ -2,6 +2,7 @@
 """`espalier route --ext-proc` as the endpoint picker of a real Envoy, by the files of deploy/envoy/:
 answers and streams equal to a worker's own, choices that follow the caches, limits, workers and
 routers that die."""
+import ctypes.util
 import json
 import pathlib
 import re
@@ -16,6 +17,7 @@ import unittest
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent / "e2e"))
 import harness  # noqa: E402
+import kv_events_test  # noqa: E402
 import router_test  # noqa: E402
 from router_test import GREEDY, WORKER, cached_tokens, user  # noqa: E402
 
@@ -128,6 +130,26 @@ class EnvoyPickerTest(unittest.TestCase):
             picker = hits("second", envoy)
         print(f"multi-turn on 3 workers: hit rate {proxy:.3f} by the proxy, {picker:.3f} by Envoy and the picker")
         self.assertGreater(picker, 0.95 * proxy)
+
+    @unittest.skipUnless(ctypes.util.find_library("zmq"), "libzmq is not installed")
+    def test_events_of_caches_decide(self):
+        fleet = [harness.Server(*kv_events_test.WORKER) for _ in range(2)]
+        try:
+            # Not by the router; pages have 16 tokens.
+            blocks = sum(kv_events_test.generate(worker, kv_events_test.prompt(talk))["meta_info"]["prompt_tokens"] // 16
+                         for worker, talk in zip(fleet, (1, 2)))
+            with Picker(fleet, *kv_events_test.EXACT) as router:
+                harness.wait_until(lambda: router.metric("espalier:router_kv_event_workers") == 2, "events are read")
+                harness.wait_until(lambda: router.metric("espalier:router_cached_blocks") >= blocks, "both caches are known")
+                with Envoy("any_workers.yaml", router.picker_port) as envoy:
+                    for _ in range(3):
+                        for talk in (1, 2):
+                            answer = kv_events_test.generate(envoy, kv_events_test.prompt(talk))
+                            self.assertGreater(kv_events_test.cached_of(answer), 100, talk)
+        finally:
+            for worker in fleet:
+                worker.stop()
+                worker.__exit__()
 
     def test_keys_and_limits(self):
         keys = [{"name": "small", "key": "k-small", "requests_per_minute": 2, "tokens_per_minute": 100000}]
