@@ -13,6 +13,7 @@
 #include "engine/config.h"
 #include "engine/startup/device.h"
 #include "engine/text_io/open_tokenizer.h"
+#include "models/families/family.h"
 #include "models/model.h"
 #include "models/model_plan.h"
 #include "text/template/chat_template.h"
@@ -40,6 +41,7 @@ struct Inspection {
   size_t template_bytes = 0;
   std::optional<program::Report> program;  // where it was asked for
   std::vector<RankShare> ranks;            // where several ranks have the model
+  std::optional<DecoderSpec> encoder;      // of pictures, where the model reads them
 
   int64_t kv_bytes_per_token() const { return info.kv_bytes_per_token(kv_type); }
   // With every request at its full context.
@@ -101,6 +103,8 @@ Result<Inspection> inspect(const AppConfig& app, int64_t batch, const ProgramReq
   ESP_ASSIGN_OR_RETURN(out.kv_type, resolve_kv_type(out.plan, out.info));
   out.batch = batch > 0 ? batch : out.plan.schedule.max_running_requests;
   ESP_ASSIGN_OR_RETURN(out.ranks, share_among_ranks(load, config.compute.tp_size));
+  ESP_ASSIGN_OR_RETURN(const JsonObject fields, read_changed_config(load));
+  ESP_ASSIGN_OR_RETURN(out.encoder, make_encoder_spec(fields));
   inspect_text(config, out);
   if (program.wanted()) {
     const int64_t kv_bytes = out.kv_type == KvType::kFloat32 ? 4 : 2;
@@ -127,6 +131,14 @@ std::string makes(const ModelInfo& info) {
                      info.pooled->normalize ? ", of length 1" : "");
 }
 
+std::string encoder_text(const DecoderSpec& encoder, int32_t num_rows) {
+  const std::string rows = num_rows > 0 ? fmt::format("{} tokens a picture", num_rows)
+                                        : "tokens of a picture by its size";
+  return fmt::format("{}: {} layers of {}, {:.2f} M parameters, {}", encoder.model_type,
+                     encoder.layers.size(), encoder.hidden_size,
+                     static_cast<double>(encoder.num_parameters()) / 1e6, rows);
+}
+
 void print_table(const Inspection& it) {
   const auto row = [](std::string_view name, const std::string& value) {
     fmt::print("{:<28}{}\n", name, value);
@@ -136,6 +148,7 @@ void print_table(const Inspection& it) {
   row("architecture", fmt::format("{} ({})", it.info.architecture, it.info.model_type));
   row("makes", makes(it.info));
   row("parameters", fmt::format("{:.2f} M", static_cast<double>(it.info.num_parameters) / 1e6));
+  if (it.encoder) row("reads pictures", encoder_text(*it.encoder, it.info.images->num_rows));
   row("weights as stored", it.types.empty() ? "none" : bytes(it.stored_bytes));
   for (const auto& [type, share] : it.types) {
     row("  " + type, fmt::format("{} in {} tensors, {:.2f} M elements", bytes(share.bytes),
@@ -239,6 +252,13 @@ void print_json(const Inspection& it) {
                              {"chunked_prefill_size", it.plan.schedule.chunked_prefill_size},
                              {"page_size", it.plan.cache.page_size},
                              {"num_threads", it.plan.compute.num_threads}};
+  if (it.encoder) {
+    out["image_encoder"] = {{"model_type", it.encoder->model_type},
+                            {"num_layers", it.encoder->layers.size()},
+                            {"hidden_size", it.encoder->hidden_size},
+                            {"num_parameters", it.encoder->num_parameters()},
+                            {"tokens_per_image", it.info.images->num_rows}};
+  }
   if (!it.ranks.empty()) out["ranks"] = ranks_json(it.ranks);
   if (it.program) out["program"] = program_json(*it.program);
   fmt::print("{}\n", boost::json::serialize(out));

@@ -252,6 +252,27 @@ Result<std::vector<int64_t>> JsonObject::integers(std::string_view field) const 
   return list;
 }
 
+Result<std::vector<std::pair<int32_t, int32_t>>> JsonObject::pairs(std::string_view field) const {
+  ESP_ASSIGN_OR_RETURN(const json::value* value, find(field));
+  std::vector<std::pair<int32_t, int32_t>> list;
+  const auto side = [](const json::value& item) {
+    const std::optional<int64_t> number = as_integer(item);
+    const bool good = number && *number > 0 && *number <= std::numeric_limits<int32_t>::max();
+    return good ? static_cast<int32_t>(*number) : 0;
+  };
+  const json::array* array = value->if_array();
+  bool good = array != nullptr;
+  for (size_t i = 0; good && i < array->size(); ++i) {
+    const json::array* pair = (*array)[i].if_array();
+    good = pair != nullptr && pair->size() == 2;
+    if (!good) break;
+    list.emplace_back(side((*pair)[0]), side((*pair)[1]));
+    good = list.back().first > 0 && list.back().second > 0;
+  }
+  if (!good) return fail(field_error(field, "must be a list of pairs of positive integers"));
+  return list;
+}
+
 Result<std::vector<double>> JsonObject::numbers(std::string_view field) const {
   ESP_ASSIGN_OR_RETURN(const json::value* value, find(field));
   std::vector<double> list;

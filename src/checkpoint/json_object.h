@@ -43,6 +43,8 @@ class JsonObject {
   Result<std::vector<int64_t>> integers(std::string_view field) const;
   Result<std::vector<double>> numbers(std::string_view field) const;  // finite
   Result<std::vector<std::string>> strings(std::string_view field) const;
+  // A list of pairs of positive integers below 2^31.
+  Result<std::vector<std::pair<int32_t, int32_t>>> pairs(std::string_view field) const;
   Result<std::vector<JsonObject>> objects(std::string_view field) const;  // a list of them
 
   // The same with a value for a field that is absent; a field of the wrong type still fails.

@@ -119,6 +119,7 @@ EngineImpl::EngineImpl(const EngineConfig& config, Parts parts, CacheParts cache
         ImagePoolConfig{.num_threads = config_.images.image_threads,
                         .num_waiting_max = static_cast<size_t>(2 * max_samples(config)),
                         .row_bytes_max = config_.images.image_cache_bytes,
+                        .num_rows_max = loop_->max_sequence_tokens(),
                         .limits = {.bytes_max = config_.images.max_image_bytes,
                                    .pixels_max = config_.images.max_image_pixels}});
   if (!parts_.tokenizer) return;
@@ -219,6 +220,8 @@ Status check_inputs(const GenerateRequest& request, const ModelInfo& info, const
   if (request.session)
     return error(StatusCode::kUnimplemented,
                  "a request of a session takes no pictures yet: send the whole prompt without one");
+  if (info.images->num_rows == 0 && request.return_logprob && request.logprob_start_len >= 0)
+    return rows_depend_on_sizes();
   if (std::ssize(request.images) > c.images.max_images_per_request)
     return invalid_argument(
         "the request has {} pictures, and at most {} are taken (--max-images-per-request)",

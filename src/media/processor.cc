@@ -1,6 +1,7 @@
 #include "media/processor.h"
 
 #include <algorithm>
+#include <cmath>
 
 #include "base/check.h"
 
@@ -14,7 +15,35 @@ struct LongSize {
   int64_t width = 0, height = 0;
 };
 
+// Half of an odd number goes to the even neighbour, as Python rounds.
+int64_t rounded_to(double side, int64_t multiple) {
+  return std::llrint(side / static_cast<double>(multiple)) * multiple;
+}
+
+LongSize within_area(const ImageProcessorSpec::Area& area, double width, double height) {
+  const auto multiple = static_cast<double>(area.multiple);
+  const LongSize near{rounded_to(width, area.multiple), rounded_to(height, area.multiple)};
+  const double pixels = width * height;
+  if (near.width * near.height > area.pixels_max) {
+    const double shrink = std::sqrt(pixels / static_cast<double>(area.pixels_max));
+    const auto side = [&](double of) {
+      return std::max(int64_t{area.multiple},
+                      static_cast<int64_t>(std::floor(of / shrink / multiple)) * area.multiple);
+    };
+    return {side(width), side(height)};
+  }
+  if (near.width * near.height < area.pixels_min) {
+    const double grow = std::sqrt(static_cast<double>(area.pixels_min) / pixels);
+    const auto side = [&](double of) {
+      return static_cast<int64_t>(std::ceil(of * grow / multiple)) * area.multiple;
+    };
+    return {side(width), side(height)};
+  }
+  return near;
+}
+
 LongSize resized(const ImageProcessorSpec& spec, int32_t width, int32_t height) {
+  if (spec.area) return within_area(*spec.area, width, height);
   if (spec.size) return {spec.size->width, spec.size->height};
   if (spec.shortest_edge == 0) return {width, height};
   const int64_t edge = spec.shortest_edge;
@@ -40,7 +69,15 @@ Image crop_to(const Image& image, const Size& size) {
   return out;
 }
 
-PixelValues normalized(const Image& image, const ImageProcessorSpec& spec) {
+}  // namespace
+
+Size ImageProcessorSpec::output_size(int32_t width, int32_t height) const {
+  if (crop) return *crop;
+  const LongSize after = resized(*this, width, height);
+  return {static_cast<int32_t>(after.width), static_cast<int32_t>(after.height)};
+}
+
+PixelValues normalize(const Image& image, const ImageProcessorSpec& spec) {
   PixelValues out{.width = image.width, .height = image.height, .values = {}};
   const size_t plane = image.rgb.size() / 3;
   out.values.resize(image.rgb.size());
@@ -56,15 +93,14 @@ PixelValues normalized(const Image& image, const ImageProcessorSpec& spec) {
   return out;
 }
 
-}  // namespace
-
-Size ImageProcessorSpec::output_size(int32_t width, int32_t height) const {
-  if (crop) return *crop;
-  const LongSize after = resized(*this, width, height);
-  return {static_cast<int32_t>(after.width), static_cast<int32_t>(after.height)};
-}
-
 Result<PixelValues> process_image(const Image& image, const ImageProcessorSpec& spec) {
+  const auto [shorter, longer] = std::minmax(image.width, image.height);
+  if (spec.area && longer > int64_t{kNarrowestShape} * shorter) {
+    return fail(
+        invalid_argument("a picture of {} x {} pixels is too narrow: its longer side may be {} "
+                         "times its shorter one",
+                         image.width, image.height, kNarrowestShape));
+  }
   const LongSize size = resized(spec, image.width, image.height);
   if (std::max(size.width, size.height) > kResizedSideMax) {
     return fail(invalid_argument(
@@ -73,27 +109,7 @@ Result<PixelValues> process_image(const Image& image, const ImageProcessorSpec& 
   }
   const Image fitted = resize(image, static_cast<int32_t>(size.width),
                               static_cast<int32_t>(size.height), spec.filter);
-  return normalized(spec.crop ? crop_to(fitted, *spec.crop) : fitted, spec);
-}
-
-std::vector<float> cut_patches(const PixelValues& pixels, int32_t patch) {
-  ESP_CHECK(patch > 0);
-  const int32_t rows = pixels.height / patch, columns = pixels.width / patch;
-  std::vector<float> out(static_cast<size_t>(rows) * static_cast<size_t>(columns) * 3 *
-                         static_cast<size_t>(patch) * static_cast<size_t>(patch));
-  auto to = out.begin();
-  for (int32_t row = 0; row < rows; ++row) {
-    for (int32_t column = 0; column < columns; ++column) {
-      for (int32_t c = 0; c < 3; ++c) {
-        for (int32_t y = row * patch; y < (row + 1) * patch; ++y) {
-          const int64_t from =
-              (int64_t{c} * pixels.height + y) * pixels.width + int64_t{column} * patch;
-          to = std::copy_n(pixels.values.begin() + from, patch, to);
-        }
-      }
-    }
-  }
-  return out;
+  return normalize(spec.crop ? crop_to(fitted, *spec.crop) : fitted, spec);
 }
 
 }  // namespace espalier

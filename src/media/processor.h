@@ -1,5 +1,5 @@
 // From a picture to the numbers that a vision encoder reads, as the processors of transformers make
-// them: resized, cropped or padded, scaled to [0, 1], normalised by channel, cut into patches.
+// them: resized, cropped or padded, scaled to [0, 1], normalised by channel.
 //
 // Plain values and pure functions, thread-safe. A spec is made from a model's
 // preprocessor_config.json by the models room.
@@ -25,10 +25,20 @@ struct ImageProcessorSpec {
   // becomes exactly `size`, whatever its shape (SigLIP); 0 and none: it is not resized.
   int32_t shortest_edge = 0;
   std::optional<Size> size;
+  // Or both sides become multiples of a number, within bounds of the area and as near to its shape
+  // as they allow (Qwen2-VL).
+  struct Area {
+    int64_t pixels_min = 0, pixels_max = 0;
+    int32_t multiple = 1;  // of pixels
+  };
+  std::optional<Area> area;
   Resample filter = Resample::kBicubic;
   std::optional<Size> crop;  // around the centre; a picture that is smaller gets a black margin
   float rescale = 1.0f / 255;
   std::array<float, 3> mean = {0, 0, 0}, std = {1, 1, 1};  // red, green, blue
+
+  // The picture is read whole, and in tiles of that size from a fitting one of these (tiles.h).
+  std::vector<Size> resolutions;
 
   // Of a picture after resize and crop.
   Size output_size(int32_t width, int32_t height) const;
@@ -41,12 +51,12 @@ struct PixelValues {
 };
 
 // Fails with kInvalidArgument where the picture is so narrow that its longer side would pass
-// kResizedSideMax: its cost must not exceed that of the pictures that limits allow.
+// kResizedSideMax, or kNarrowestShape with an area: its cost must not exceed that of the pictures
+// that limits allow.
 Result<PixelValues> process_image(const Image& image, const ImageProcessorSpec& spec);
 inline constexpr int32_t kResizedSideMax = 16384;
-
-// [height / patch * width / patch, 3 * patch * patch]: patches row by row, each [3, patch, patch]
-// as a convolution's weights lie. What is left at the right and below belongs to no patch.
-std::vector<float> cut_patches(const PixelValues& pixels, int32_t patch);
+inline constexpr int32_t kNarrowestShape = 200;  // the longer side over the shorter one
+// The steps behind the resize: the picture as numbers.
+PixelValues normalize(const Image& image, const ImageProcessorSpec& spec);
 
 }  // namespace espalier

@@ -90,13 +90,17 @@ TEST(Processor, RefusesWhatWouldBecomeTooLong) {
   EXPECT_THAT(pixels.error().message(), HasSubstr("less narrow"));
 }
 
-TEST(Processor, PatchesLieAsTheWeightsOfAConvolution) {
-  PixelValues pixels{.width = 5, .height = 4, .values = {}};  // the fifth column is left over
-  for (int i = 0; i < 60; ++i) pixels.values.push_back(static_cast<float>(i));
-  const std::vector<float> patches = cut_patches(pixels, 2);
-  ASSERT_EQ(patches.size(), 48u);
-  const std::vector<float> second(patches.begin() + 12, patches.begin() + 24);
-  EXPECT_EQ(second, (std::vector<float>{2, 3, 7, 8, 22, 23, 27, 28, 42, 43, 47, 48}));
+TEST(Processor, SidesBecomeMultiplesWithinTheArea) {
+  ImageProcessorSpec spec;
+  spec.area = {.pixels_min = 56 * 56, .pixels_max = 28 * 28 * 1280, .multiple = 28};
+  const auto size = [&](int32_t width, int32_t height) { return spec.output_size(width, height); };
+  using Size = ImageProcessorSpec::Size;
+  EXPECT_EQ(size(1024, 768), (Size{1036, 756}));
+  EXPECT_EQ(size(42, 70), (Size{56, 56}));  // halves go to the even multiple
+  EXPECT_EQ(size(1, 1), (Size{56, 56}));
+  EXPECT_EQ(size(4000, 3000), (Size{1148, 840}));
+  EXPECT_FALSE(process_image({.width = 201, .height = 1, .rgb = std::vector<uint8_t>(603)}, spec));
+  EXPECT_TRUE(process_image({.width = 200, .height = 1, .rgb = std::vector<uint8_t>(600)}, spec));
 }
 
 }  // namespace

@@ -100,6 +100,17 @@ Status validate_layer(const DecoderSpec& spec, size_t index) {
   return Status();
 }
 
+Status validate_sections(const RopeSpec& rope) {
+  int64_t pairs = 0;
+  for (const int32_t section : rope.sections) pairs += section;
+  const bool negative = std::ranges::any_of(rope.sections, [](int32_t n) { return n < 0; });
+  if (rope.sections.size() == 3 && !negative && 2 * pairs == rope.rotary_dim) return Status();
+  return invalid_argument(
+      "mrope_section must have three numbers of pairs that add up to half of the {} rotated "
+      "elements",
+      rope.rotary_dim);
+}
+
 Status validate_rope(const RopeSpec& rope) {
   if (!(rope.theta > 1.0) || !(rope.factor > 0.0) || !(rope.attention_factor > 0.0)) {
     return invalid_argument(
@@ -109,6 +120,7 @@ Status validate_rope(const RopeSpec& rope) {
   }
   const bool stretches =
       rope.scaling != RopeSpec::Scaling::kNone && rope.scaling != RopeSpec::Scaling::kLinear;
+  if (!rope.sections.empty()) ESP_RETURN_IF_ERROR(validate_sections(rope));
   if (stretches && rope.original_max_positions < 1) {
     return invalid_argument("original_max_position_embeddings {} must be positive",
                             rope.original_max_positions);
@@ -205,17 +217,24 @@ int64_t patch_parameters(const PatchesSpec& patches, int64_t hidden) {
 // A picture's rows see each other and nothing else.
 Status validate_patches(const DecoderSpec& spec) {
   const PatchesSpec& patches = *spec.patches;
-  if (patches.patch_size < 1 || patches.channels < 1 || patches.num_patches < 1) {
+  if (patches.patch_size < 1 || patches.channels < 1 || patches.num_patches < 0 ||
+      patches.frames < 1 || patches.merge < 1 || patches.window < 0) {
     return invalid_argument("patch_size {}, num_channels {} or image_size is out of range",
                             patches.patch_size, patches.channels);
   }
-  if (spec.learned_positions != patches.num_rows() || !spec.projector ||
-      spec.projector->layers.empty() || spec.pooling) {
+  const bool any_size = patches.num_patches == 0;  // positions are rotary
+  if (spec.learned_positions != (any_size ? 0 : patches.num_rows()) || !spec.projector ||
+      spec.projector->layers.empty() || spec.pooling ||
+      spec.projector->merge != patches.merge * patches.merge) {
     return invalid_argument("an encoder has a position for each row, and a projector");
   }
+  if ((any_size || patches.merge > 1) && patches.class_token) {
+    return invalid_argument("a class token stands in front of patches of one number alone");
+  }
   for (const LayerSpec& layer : spec.layers) {
-    if (!layer.attention.causal && layer.attention.sliding_window == 0) continue;
-    return invalid_argument("an encoder's attention is neither causal nor in windows");
+    const AttentionSpec& a = layer.attention;
+    if (!a.causal && a.sliding_window == 0 && (!a.windowed || patches.window > 0)) continue;
+    return invalid_argument("an encoder's attention is neither causal nor in sliding windows");
   }
   return Status();
 }
@@ -243,7 +262,10 @@ int64_t DecoderSpec::num_parameters() const {
   const int64_t table = static_cast<int64_t>(vocab_size) * hidden_size;
   int64_t count = tied_embeddings || pooling ? table : 2 * table;
   if (pooling) count += head_parameters(pooling->head, hidden_size);
-  if (projector) count += head_parameters(projector->layers, hidden_size);
+  if (projector) {
+    count += head_parameters(projector->layers, int64_t{projector->merge} * hidden_size);
+  }
+  if (tiles) count += projector->layers.back().outputs;
   if (patches) count += patch_parameters(*patches, hidden_size);
   count += norm_parameters(final_norm, hidden_size) + int64_t{learned_positions} * hidden_size;
   for (const LayerSpec& layer : layers) count += layer_parameters(layer, hidden_size);

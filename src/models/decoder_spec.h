@@ -23,6 +23,7 @@
 #include "kernels/activation/gelu.h"
 #include "kernels/activation/op.h"
 #include "kernels/router/op.h"
+#include "media/processor.h"
 #include "seams/vocab_view.h"
 #include "tensor/dtype.h"
 
@@ -53,6 +54,12 @@ struct RopeSpec {
   // every token of a model whose context length is above original_max_positions, so that a key
   // in the cache is the same whatever follows it.
   std::vector<double> short_factors, long_factors;
+
+  // Positions have three components, time, height and width (M-RoPE, Wang et al. 2024): so many
+  // pairs turn by each, in this order, [3]. Empty: all turn by one position.
+  std::vector<int32_t> sections;
+  // Each section has frequencies of its own, theta ^ (-i / pairs): encoders of pictures.
+  bool axial = false;
 };
 
 // A norm with a weight. A layer without one has no norm in that place.
@@ -96,6 +103,7 @@ struct AttentionSpec {
   int32_t sliding_window = 0;   // tokens that a query sees, itself included; 0: all before it
   float softcap = 0;            // scores become softcap * tanh(score / softcap); 0: none
   bool causal = true;           // false: a query sees all of its picture, and nothing is cached
+  bool windowed = false;        // where not causal: it sees its window alone (PatchesSpec::window)
   bool sinks = false;           // each head has a score that takes part in the softmax, valueless
   std::optional<LatentSpec> latent;
 
@@ -227,25 +235,39 @@ struct PoolingSpec {
 struct PatchesSpec {
   int32_t patch_size = 0;  // pixels along a side
   int32_t channels = 3;
-  int32_t num_patches = 0;       // of a picture
+  int32_t frames = 1;            // that a patch reaches through: a still picture is repeated
+  int32_t num_patches = 0;       // of a picture; 0: as many as its size demands
+  int32_t merge = 1;             // side of the squares of patches that become one row each
+  int32_t window = 0;            // side of windows of attention, in squares; 0: there are none
   bool bias = false;             // of the patch embedding
   bool class_token = false;      // a learned row in front of the patches; no result is made of it
   std::optional<NormSpec> norm;  // of the rows, positions added
 
-  int32_t features() const { return channels * patch_size * patch_size; }
+  int32_t features() const { return channels * frames * patch_size * patch_size; }
   int32_t num_rows() const { return num_patches + (class_token ? 1 : 0); }
 };
 
 // Of a decoder: how a picture stands in a prompt.
 struct ImagesSpec {
   TokenId placeholder = -1;
-  int32_t num_rows = 0;  // that the encoder makes of a picture
+  int32_t num_rows = 0;  // that the encoder makes of a picture; 0: its size decides
+};
+
+// Of an encoder that reads a picture whole and in tiles (LLaVA-NeXT, Liu et al. 2024): the rows of
+// its tiles form one grid, without what pads the picture, and a learned row ends each of its lines.
+struct TilesSpec {
+  std::vector<ImageProcessorSpec::Size> resolutions;  // that pictures are fitted into
+  std::string line_end;                               // the learned row's tensor
+  // Grids of more rows than so many tiles' are reduced to about that (LLaVA-OneVision); 0: none.
+  int32_t tiles_max = 0;
+  bool alone = false;  // pictures beside others in a prompt are read whole only
 };
 
 // Carries an encoder's rows to the decoder's: matrices with an activation between two of them.
 struct ProjectorSpec {
   std::vector<PoolingSpec::HeadLayer> layers;
   kernels::Gelu gelu = kernels::Gelu::kErf;
+  int32_t merge = 1;  // rows that are put side by side before the first matrix
 };
 
 struct DecoderSpec {
@@ -271,6 +293,7 @@ struct DecoderSpec {
   std::optional<PoolingSpec> pooling;         // there is no head over the vocabulary then
   std::optional<PatchesSpec> patches;         // it is an encoder: no vocabulary
   std::optional<ProjectorSpec> projector;     // of an encoder
+  std::optional<TilesSpec> tiles;             // of an encoder
   std::optional<ImagesSpec> images;           // of a decoder beside an encoder
   WeightNames names;
 

@@ -50,6 +50,7 @@ class Loader {
     ESP_RETURN_IF_ERROR(read_.matrix(layout.patch_embedding, out.patch_embedding));
     ESP_RETURN_IF_ERROR(read_.vector(layout.patch_embedding_bias, out.patch_embedding_bias));
     ESP_RETURN_IF_ERROR(read_.vector(layout.class_embedding, out.class_embedding));
+    ESP_RETURN_IF_ERROR(read_.vector(layout.line_end, out.line_end));
     return read_.norm(spec_.patches->norm, layout.embedding_norm, out.embedding_norm);
   }
 
@@ -232,8 +233,8 @@ int64_t DecoderWeights::size_bytes() const {
   return static_cast<int64_t>(embedding.size_bytes() + position_embedding.size_bytes()) +
          bytes_of(quantized_embedding) + bytes_of(head) + bytes_of_all(pooling_head) +
          bytes_of_all(projector) + bytes_of(patch_embedding) + bytes_of(patch_embedding_bias) +
-         bytes_of(class_embedding) + bytes_of(embedding_norm) + bytes_of(final_norm) +
-         bytes_of_all(layers);
+         bytes_of(class_embedding) + bytes_of(line_end) + bytes_of(embedding_norm) +
+         bytes_of(final_norm) + bytes_of_all(layers);
 }
 
 const PackedMatrix& DecoderWeights::matrix(WeightId id) const {
@@ -310,6 +311,8 @@ const float* DecoderWeights::vector(WeightId id) const {
       return or_null(patch_embedding_bias);
     case WeightKind::kClassEmbedding:
       return or_null(class_embedding);
+    case WeightKind::kLineEnd:
+      return or_null(line_end);
     case WeightKind::kQkvBias:
       return or_null(layer(id).qkv_bias);
     case WeightKind::kSinks:

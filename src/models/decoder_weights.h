@@ -87,6 +87,7 @@ struct DecoderWeights {
   kernels::PackedMatrix quantized_embedding;
   kernels::PackedMatrix patch_embedding;  // of an encoder: channels * patch * patch -> hidden
   std::vector<float> patch_embedding_bias, class_embedding;  // [hidden]; empty: none
+  std::vector<float> line_end;                               // [outputs of the projector], or empty
   NormWeights embedding_norm;                                // [hidden]
   Buffer position_embedding;                                 // [learned_positions, hidden]
   std::vector<LayerWeights> layers;

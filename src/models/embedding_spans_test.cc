@@ -24,6 +24,7 @@ using golden::Track;
 struct SeenPrompt {
   std::vector<TokenId> tokens;  // placeholders are keys
   std::vector<EmbeddingSpan> spans;
+  std::vector<RotarySpan> rotary_spans;
   std::vector<float> logits;  // [tokens, vocab], of transformers
   float spread = 0;
 };
@@ -42,11 +43,35 @@ std::vector<T> values(const SafetensorsFile& file, const std::string& name) {
 
 std::shared_ptr<const EncodedRows> encode(ImageEncoder& encoder, const Image& image) {
   auto rows = std::make_shared<EncodedRows>();
-  rows->num_rows = encoder.info().num_rows;
+  const PreparedImage prepared = encoder.prepare(image).value();
+  rows->num_rows = prepared.num_rows;
   rows->width = encoder.info().width;
+  rows->grid_columns = prepared.grid_columns;
   rows->values.resize(static_cast<size_t>(rows->num_rows * rows->width));
-  encoder.encode(encoder.prepare(image).value(), rows->values);
+  EXPECT_TRUE(encoder.encode(prepared, rows->values).ok());
   return rows;
+}
+
+// Where a picture stands, and the text behind it: transformers' get_rope_index, written again.
+std::vector<RotarySpan> rotary_spans(const SeenPrompt& prompt) {
+  std::vector<RotarySpan> out;
+  int32_t position = 0, done = 0;
+  const auto add_text = [&](int32_t end) {
+    if (end > done) out.push_back({.token_begin = done, .count = end - done, .position = position});
+    position += end - done;
+    done = end;
+  };
+  for (const EmbeddingSpan& span : prompt.spans) {
+    if (span.rows->grid_columns == 0) return {};
+    add_text(span.token_begin);
+    const int32_t columns = span.rows->grid_columns;
+    out.push_back(
+        {.token_begin = done, .count = span.count, .position = position, .columns = columns});
+    position += std::max(columns, span.count / columns);
+    done += span.count;
+  }
+  add_text(static_cast<int32_t>(prompt.tokens.size()));
+  return out;
 }
 
 class EmbeddingSpans : public testing::TestWithParam<const char*> {
@@ -71,6 +96,7 @@ class EmbeddingSpans : public testing::TestWithParam<const char*> {
                                .rows = rows});
       at = std::fill_n(at, rows->num_rows, kFirstSpanKey + std::ssize(prompt_.spans));
     }
+    prompt_.rotary_spans = rotary_spans(prompt_);
   }
 
   std::unique_ptr<Model> load(int32_t tp_size = 1) {
@@ -87,8 +113,13 @@ class EmbeddingSpans : public testing::TestWithParam<const char*> {
     Rng rng(5);
     EXPECT_TRUE(model.reserve(512, 2).ok());
     KvMemory kv(model.info(), KvType::kFloat32, 4, 512, rng);
-    Track track{.tokens = prompt.tokens, .pages = {}, .logits = {}, .spans = prompt.spans};
-    Track other{.tokens = std::move(beside), .pages = {}, .logits = {}, .spans = {}};
+    Track track{.tokens = prompt.tokens,
+                .pages = {},
+                .logits = {},
+                .spans = prompt.spans,
+                .rotary_spans = prompt.rotary_spans};
+    Track other{
+        .tokens = std::move(beside), .pages = {}, .logits = {}, .spans = {}, .rotary_spans = {}};
     while (track.done < std::ssize(track.tokens)) {
       const auto left = static_cast<int32_t>(track.tokens.size()) - track.done;
       std::vector<Piece> pieces;
@@ -122,7 +153,9 @@ TEST_P(EmbeddingSpans, LogitsEqualTransformers) {
   const auto model = load();
   ASSERT_TRUE(model->info().images);
   EXPECT_EQ(model->info().images->placeholder, kPlaceholder);
-  EXPECT_EQ(model->info().images->num_rows, 16);
+  const bool any_size = !std::string(GetParam()).starts_with("llava_clip") &&
+                        !std::string(GetParam()).starts_with("llava_siglip");
+  EXPECT_EQ(model->info().images->num_rows, any_size ? 0 : 16);
   EXPECT_EQ(model->info().images->width, 32);
   EXPECT_LT(error(run(*model, prompt_, 1000)), 1e-4f);
 }
@@ -144,7 +177,9 @@ TEST_P(EmbeddingSpans, WrongRowsAreNoticed) {
   const auto model = load();
   SeenPrompt swapped = prompt_;
   std::swap(swapped.spans[0].rows, swapped.spans[1].rows);
-  EXPECT_GT(error(run(*model, swapped, 1000)), 2e-3f);
+  if (swapped.spans[0].count == swapped.spans[1].count) {
+    EXPECT_GT(error(run(*model, swapped, 1000)), 2e-3f);
+  }
   SeenPrompt words = prompt_;
   words.spans.clear();
   std::replace_if(
@@ -159,7 +194,26 @@ TEST_P(EmbeddingSpans, WrongRowsAreNoticed) {
   EXPECT_GT(error(run(*model, shifted, 1000)), 2e-3f);
 }
 
-INSTANTIATE_TEST_SUITE_P(All, EmbeddingSpans, testing::Values("llava_clip", "llava_siglip"),
+class RotarySpans : public EmbeddingSpans {};
+
+TEST_P(RotarySpans, WrongPositionsAreNoticed) {
+  const auto model = load();
+  SeenPrompt changed = prompt_;
+  changed.rotary_spans.clear();
+  EXPECT_GT(error(run(*model, changed, 1000)), 2e-3f);
+  changed = prompt_;
+  ++changed.rotary_spans.back().position;
+  EXPECT_GT(error(run(*model, changed, 1000)), 2e-3f);
+  changed = prompt_;
+  for (RotarySpan& span : changed.rotary_spans) span.columns = span.columns > 0 ? 2 : 0;
+  EXPECT_GT(error(run(*model, changed, 1000)), 2e-3f);
+}
+
+INSTANTIATE_TEST_SUITE_P(All, RotarySpans, testing::Values("qwen2_vl", "qwen2_5_vl"),
+                         [](const auto& tested) { return std::string(tested.param); });
+INSTANTIATE_TEST_SUITE_P(All, EmbeddingSpans,
+                         testing::Values("llava_clip", "llava_siglip", "llava_next",
+                                         "llava_onevision", "qwen2_vl", "qwen2_5_vl"),
                          [](const auto& tested) { return std::string(tested.param); });
 
 }  // namespace

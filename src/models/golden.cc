@@ -64,6 +64,19 @@ void add_spans(ForwardBatch& batch, const Track& track, int32_t count) {
   }
 }
 
+void add_rotary_spans(ForwardBatch& batch, const Track& track, int32_t count) {
+  const int32_t end = track.done + count;
+  for (RotarySpan span : track.rotary_spans) {
+    const int32_t first = std::max(span.token_begin, track.done);
+    const int32_t last = std::min(span.token_begin + span.count, end);
+    if (first >= last) continue;
+    (span.columns == 0 ? span.position : span.first_row) += first - span.token_begin;
+    span.token_begin = batch.num_tokens() + first - track.done;
+    span.count = last - first;
+    batch.rotary_spans.push_back(span);
+  }
+}
+
 }  // namespace
 
 std::vector<std::string> names() {
@@ -161,6 +174,7 @@ void run_step(Model& model, KvMemory& kv, const std::vector<Piece>& pieces) {
       entry.input_logprob_targets.assign(static_cast<size_t>(piece.count - 1), 0);
     }
     add_spans(batch, track, piece.count);
+    add_rotary_spans(batch, track, piece.count);
     for (int32_t i = 0; i < piece.count; ++i) {
       batch.token_ids.push_back(track.tokens.at(static_cast<size_t>(track.done + i)));
       batch.positions.push_back(track.done + i);

@@ -69,7 +69,8 @@ struct Track {
   std::vector<PageId> pages;
   std::map<int32_t, std::vector<float>> logits;  // by position
   AdapterId adapter = kNoAdapter;
-  std::vector<EmbeddingSpan> spans;  // token_begin: in `tokens`
+  std::vector<EmbeddingSpan> spans;      // token_begin: in `tokens`
+  std::vector<RotarySpan> rotary_spans;  // the same
 };
 
 // What a step does with one track.

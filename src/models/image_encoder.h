@@ -10,16 +10,29 @@
 #include "base/status.h"
 #include "media/processor.h"
 #include "models/model.h"
+#include "models/patch_order.h"
+#include "models/tile_rows.h"
 
 namespace espalier {
 
 struct ImageEncoderInfo {
-  int32_t num_rows = 0;  // that a picture becomes
+  int32_t num_rows = 0;  // that a picture becomes; 0: its size decides
   int32_t width = 0;     // of a row: the decoder's hidden size
-  int32_t patch_size = 0;
+  PatchesSpec patches;
+  std::optional<TilesSpec> tiles;
   ImageProcessorSpec processor;
   int64_t num_parameters = 0;
   int64_t weight_bytes = 0;
+};
+
+// A picture as an encoder takes it: one tile, or several that are encoded each by itself.
+struct PreparedImage {
+  std::vector<float> patches;  // [tiles, patches of the grid in PatchOrder's order, features]
+  int32_t num_tiles = 1;
+  PatchGrid grid;            // of a tile
+  TileGrid tiles;            // of the tiles behind the first, which is the whole picture
+  int32_t num_rows = 0;      // that the picture becomes
+  int32_t grid_columns = 0;  // EncodedRows'
 };
 
 class ImageEncoder {
@@ -27,11 +40,19 @@ class ImageEncoder {
   virtual ~ImageEncoder() = default;
   virtual const ImageEncoderInfo& info() const = 0;
 
-  // The patches that encode() takes, [patches, 3 * patch_size * patch_size]. Thread-safe. Fails
-  // with kInvalidArgument where the picture cannot be resized as the model demands.
-  Result<std::vector<float>> prepare(const Image& image) const;
-  // rows: [num_rows, width]. One call at a time, from any thread; beside the decoder's forward().
-  virtual void encode(std::span<const float> patches, std::span<float> rows) = 0;
+  // alone: no other picture stands in the prompt. Thread-safe. Fails with kInvalidArgument where
+  // the picture cannot be resized as the model demands.
+  Result<PreparedImage> prepare(const Image& image, bool alone = true) const;
+  // rows: [image.num_rows, width]. One call at a time, from any thread; beside the decoder's
+  // forward(). Fails with kResourceExhausted where there is no memory for a picture of this size.
+  Status encode(const PreparedImage& image, std::span<float> rows);
+
+ private:
+  // Of one tile; rows: [patches of the grid / merge ^ 2, width].
+  virtual Status encode_tile(std::span<const float> patches, const PatchGrid& grid,
+                             std::span<float> rows) = 0;
+  // What ends each line of tiles, [width]. REQUIRES: info().tiles.
+  virtual std::span<const float> line_end() const = 0;
 };
 
 // The encoder of a folder's model, with its processor; null where the model reads text alone. The

@@ -33,14 +33,18 @@ Result<Size> read_sides(const JsonObject& config, std::string_view field) {
   return size;
 }
 
-// size: {"shortest_edge": n}, {"height": n, "width": m}, or n as the shortest edge.
-Status read_resize(const JsonObject& config, ImageProcessorSpec& spec) {
-  // PIL's numbers: 2 bilinear, 3 bicubic.
+// PIL's numbers: 2 bilinear, 3 bicubic.
+Status read_filter(const JsonObject& config, ImageProcessorSpec& spec) {
   ESP_ASSIGN_OR_RETURN(const int64_t filter, config.integer_or("resample", 3));
   if (filter != 2 && filter != 3) {
     return config.field_error("resample", "is neither 2 (bilinear) nor 3 (bicubic)");
   }
   spec.filter = filter == 2 ? Resample::kBilinear : Resample::kBicubic;
+  return Status();
+}
+
+// size: {"shortest_edge": n}, {"height": n, "width": m}, or n as the shortest edge.
+Status read_resize(const JsonObject& config, ImageProcessorSpec& spec) {
   if (const auto edge = read_side(config, "size")) {
     spec.shortest_edge = *edge;
     return Status();
@@ -85,25 +89,102 @@ Status check_patches(const JsonObject& config, const PatchesSpec& patches,
 
 }  // namespace
 
+// Pictures of any size within bounds of the area, in whole squares of patches. Old files have the
+// bounds by names of their own.
+Status read_area(const JsonObject& config, const PatchesSpec& patches, ImageProcessorSpec& spec) {
+  constexpr int64_t kPixelsMax = int64_t{1} << 31;
+  ImageProcessorSpec::Area area{.pixels_min = 56 * 56, .pixels_max = 28 * 28 * 1280};
+  if (config.has("size")) {
+    ESP_ASSIGN_OR_RETURN(const JsonObject size, config.object("size"));
+    const auto read = [&](const char* field, int64_t& to) -> Status {
+      ESP_ASSIGN_OR_RETURN(to, size.integer_or(field, to, 1, kPixelsMax));
+      return Status();
+    };
+    ESP_RETURN_IF_ERROR(read("shortest_edge", area.pixels_min));
+    ESP_RETURN_IF_ERROR(read("longest_edge", area.pixels_max));
+    ESP_RETURN_IF_ERROR(read("min_pixels", area.pixels_min));
+    ESP_RETURN_IF_ERROR(read("max_pixels", area.pixels_max));
+  }
+  ESP_ASSIGN_OR_RETURN(area.pixels_min,
+                       config.integer_or("min_pixels", area.pixels_min, 1, kPixelsMax));
+  ESP_ASSIGN_OR_RETURN(area.pixels_max,
+                       config.integer_or("max_pixels", area.pixels_max, 1, kPixelsMax));
+  area.multiple = patches.patch_size * patches.merge;
+  if (area.pixels_max < area.pixels_min ||
+      area.pixels_max < int64_t{area.multiple} * area.multiple) {
+    return config.field_error("max_pixels", "has no room for a picture of min_pixels");
+  }
+  const auto agrees = [&](const char* field, int32_t wanted) -> Status {
+    ESP_ASSIGN_OR_RETURN(const int64_t stated, config.integer_or(field, wanted));
+    if (stated == wanted) return Status();
+    return config.field_error(
+        field, fmt::format("is {}, and the vision_config of config.json has {}", stated, wanted));
+  };
+  ESP_RETURN_IF_ERROR(agrees("patch_size", patches.patch_size));
+  ESP_RETURN_IF_ERROR(agrees("merge_size", patches.merge));
+  ESP_RETURN_IF_ERROR(agrees("temporal_patch_size", patches.frames));
+  spec.area = area;
+  return Status();
+}
+
+// All tiles are squares of the size that the encoder reads, so that resizing them changes nothing.
+Status read_tiles(const JsonObject& config, const TilesSpec& tiles, ImageProcessorSpec& spec) {
+  const Size fixed = spec.crop   ? *spec.crop
+                     : spec.size ? *spec.size
+                                 : Size{spec.shortest_edge, spec.shortest_edge};
+  const bool one_size = (!spec.size || *spec.size == fixed) &&
+                        (spec.shortest_edge == 0 || spec.shortest_edge == fixed.width);
+  if (fixed.width != fixed.height || fixed.width < 1 || !one_size) {
+    return config.field_error("size", "and crop_size are not one square, the size of a tile");
+  }
+  spec.size = fixed;
+  spec.shortest_edge = 0;
+  spec.crop.reset();
+  ESP_ASSIGN_OR_RETURN(const auto sizes, config.pairs("image_grid_pinpoints"));
+  for (const auto& [height, width] : sizes) {
+    spec.resolutions.push_back({width, height});
+    if (height % fixed.height == 0 && width % fixed.width == 0) continue;
+    return config.field_error("image_grid_pinpoints",
+                              fmt::format("has {} x {} pixels, which are no whole tiles of {}",
+                                          height, width, fixed.width));
+  }
+  if (spec.resolutions == tiles.resolutions) return Status();
+  return config.field_error("image_grid_pinpoints", "is another list than config.json's");
+}
+
 Result<ImageProcessorSpec> read_image_processor(const std::filesystem::path& folder,
-                                                const PatchesSpec& patches) {
+                                                const PatchesSpec& patches,
+                                                const std::optional<TilesSpec>& tiles) {
   ESP_ASSIGN_OR_RETURN(const JsonObject config, read_config(folder));
   ImageProcessorSpec spec;
   ESP_ASSIGN_OR_RETURN(const bool resize, config.boolean_or("do_resize", true));
-  if (resize) ESP_RETURN_IF_ERROR(read_resize(config, spec));
+  const bool any_size = patches.num_patches == 0;
+  if (any_size && !resize) {
+    return fail(config.field_error("do_resize", "is false, but sides must be whole patches"));
+  }
+  if (resize) ESP_RETURN_IF_ERROR(read_filter(config, spec));
+  if (any_size) {
+    ESP_RETURN_IF_ERROR(read_area(config, patches, spec));
+  } else if (resize) {
+    ESP_RETURN_IF_ERROR(read_resize(config, spec));
+  }
   ESP_ASSIGN_OR_RETURN(const bool crop,
                        config.boolean_or("do_center_crop", config.has("crop_size")));
+  if (crop && any_size) {
+    return fail(config.field_error("do_center_crop", "is not supported: set it to false"));
+  }
   if (crop) {
     ESP_ASSIGN_OR_RETURN(spec.crop, read_sides(config, "crop_size"));
   }
   ESP_ASSIGN_OR_RETURN(const bool pad, config.boolean_or("do_pad", false));
-  if (pad) return fail(config.field_error("do_pad", "is not supported: set it to false"));
+  if (pad && !tiles) return fail(config.field_error("do_pad", "is not supported: set it to false"));
   ESP_ASSIGN_OR_RETURN(const bool rescale, config.boolean_or("do_rescale", true));
   ESP_ASSIGN_OR_RETURN(const double factor, config.number_or("rescale_factor", 1.0 / 255));
   spec.rescale = rescale ? static_cast<float>(factor) : 1.0f;
   ESP_ASSIGN_OR_RETURN(const bool normalize, config.boolean_or("do_normalize", true));
   if (normalize) ESP_RETURN_IF_ERROR(read_normalize(config, spec));
-  ESP_RETURN_IF_ERROR(check_patches(config, patches, spec));
+  if (tiles) ESP_RETURN_IF_ERROR(read_tiles(config, *tiles, spec));
+  if (!any_size) ESP_RETURN_IF_ERROR(check_patches(config, patches, spec));
   return spec;
 }
 

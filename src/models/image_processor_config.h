@@ -11,8 +11,9 @@ namespace espalier {
 
 // Reads the folder's preprocessor_config.json, or the image_processor in its processor_config.json.
 // Fails by the field's name where a step is not known, or where pictures would not become as many
-// patches as the encoder has positions.
+// patches, or tiles of such sizes, as the encoder has positions for.
 Result<ImageProcessorSpec> read_image_processor(const std::filesystem::path& folder,
-                                                const PatchesSpec& patches);
+                                                const PatchesSpec& patches,
+                                                const std::optional<TilesSpec>& tiles = {});
 
 }  // namespace espalier

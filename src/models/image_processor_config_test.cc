@@ -84,5 +84,71 @@ TEST(ImageProcessorConfig, RefusesByTheFieldsName) {
   EXPECT_THAT(missing.error().message(), HasSubstr("preprocessor_config.json"));
 }
 
+constexpr PatchesSpec kAnySize{.patch_size = 14, .frames = 2, .merge = 2};
+
+std::string error_of_any_size(const std::string& text) {
+  const TempFolder folder;
+  std::ofstream(folder.path() / "preprocessor_config.json") << text;
+  const auto spec = read_image_processor(folder.path(), kAnySize);
+  return spec ? "" : std::string(spec.error().message());
+}
+
+TEST(ImageProcessorConfig, ReadsBoundsOfTheArea) {
+  for (const char* bounds : {R"("min_pixels": 3136, "max_pixels": 100000)",
+                             R"("size": {"shortest_edge": 3136, "longest_edge": 100000})",
+                             R"("size": {"min_pixels": 3136, "max_pixels": 100000})"}) {
+    const TempFolder folder;
+    std::ofstream(folder.path() / "preprocessor_config.json")
+        << "{" << bounds << R"(, "patch_size": 14, "merge_size": 2, "temporal_patch_size": 2, )"
+        << kMeans << "}";
+    const auto spec = read_image_processor(folder.path(), kAnySize);
+    ASSERT_TRUE(spec) << spec.error().message();
+    ASSERT_TRUE(spec->area);
+    EXPECT_EQ(spec->area->pixels_min, 3136);
+    EXPECT_EQ(spec->area->pixels_max, 100000);
+    EXPECT_EQ(spec->area->multiple, 28);
+  }
+}
+
+TEST(ImageProcessorConfig, RefusesAreasThatDoNotFit) {
+  EXPECT_THAT(error_of_any_size(R"({"patch_size": 16, )" + kMeans + "}"),
+              HasSubstr("'patch_size'"));
+  EXPECT_THAT(error_of_any_size(R"({"merge_size": 1, )" + kMeans + "}"), HasSubstr("'merge_size'"));
+  EXPECT_THAT(error_of_any_size(R"({"temporal_patch_size": 1, )" + kMeans + "}"),
+              HasSubstr("'temporal_patch_size'"));
+  EXPECT_THAT(error_of_any_size(R"({"max_pixels": 700, "min_pixels": 1, )" + kMeans + "}"),
+              HasSubstr("'max_pixels'"));
+  EXPECT_THAT(error_of_any_size(R"({"max_pixels": 4000, "min_pixels": 5000, )" + kMeans + "}"),
+              HasSubstr("'max_pixels'"));
+  EXPECT_THAT(error_of_any_size(R"({"max_pixels": -1, )" + kMeans + "}"), HasSubstr("max_pixels"));
+  EXPECT_THAT(error_of_any_size(R"({"do_resize": false, )" + kMeans + "}"), HasSubstr("do_resize"));
+  EXPECT_THAT(error_of_any_size(R"({"do_center_crop": true, )" + kMeans + "}"),
+              HasSubstr("do_center_crop"));
+}
+
+TEST(ImageProcessorConfig, TilesAreThoseOfTheModel) {
+  const TilesSpec tiles{.resolutions = {{56, 28}, {28, 56}}};
+  const auto error = [&](const std::string& text) {
+    const TempFolder folder;
+    std::ofstream(folder.path() / "preprocessor_config.json")
+        << "{" << text << ", " << kMeans << "}";
+    const auto spec = read_image_processor(folder.path(), kPatches, tiles);
+    return spec ? std::string() : std::string(spec.error().message());
+  };
+  const std::string size = R"("size": {"shortest_edge": 28}, "crop_size": 28, "do_pad": true, )";
+  EXPECT_EQ(error(size + R"("image_grid_pinpoints": [[28, 56], [56, 28]])"), "");
+  EXPECT_THAT(error(size + R"("image_grid_pinpoints": [[56, 28], [28, 56]])"),
+              HasSubstr("another list"));
+  EXPECT_THAT(error(size + R"("image_grid_pinpoints": [[56], [28, 56]])"), HasSubstr("pairs"));
+  EXPECT_THAT(error(size + R"("image_grid_pinpoints": 5)"), HasSubstr("pairs"));
+  EXPECT_THAT(error(size + R"("image_grid_pinpoints": [[0, -4]])"), HasSubstr("pairs"));
+  EXPECT_THAT(error(R"("size": {"shortest_edge": 30}, "crop_size": 28,
+                       "image_grid_pinpoints": [[28, 56], [56, 28]])"),
+              HasSubstr("not one square"));
+  EXPECT_THAT(error(R"("size": {"shortest_edge": 29}, "crop_size": 29,
+                       "image_grid_pinpoints": [[28, 56], [56, 28]])"),
+              HasSubstr("no whole tiles of 29"));
+}
+
 }  // namespace
 }  // namespace espalier

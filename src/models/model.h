@@ -33,7 +33,7 @@ struct PooledInfo {
 // Of a model that reads pictures.
 struct ImagesInfo {
   TokenId placeholder = -1;  // the prompt's token that stands for a picture
-  int32_t num_rows = 0;      // positions that a picture takes in a prompt
+  int32_t num_rows = 0;      // positions that a picture takes in a prompt; 0: its size decides
   int32_t width = 0;         // of a row
 };
 

@@ -56,6 +56,14 @@ struct YarnRamp {
 
 std::vector<float> rope_frequencies(const RopeSpec& spec, int32_t context_length) {
   std::vector<float> frequencies;
+  if (spec.axial) {
+    for (const int32_t pairs : spec.sections) {
+      for (int32_t i = 0; i < pairs; ++i) {
+        frequencies.push_back(static_cast<float>(std::pow(spec.theta, -1.0 * i / pairs)));
+      }
+    }
+    return frequencies;
+  }
   const std::vector<double>& factors =
       context_length > spec.original_max_positions ? spec.long_factors : spec.short_factors;
   const bool dynamic = spec.scaling == RopeSpec::Scaling::kDynamic && spec.rotary_dim > 2;
@@ -93,6 +101,23 @@ void fill_rope_rows(std::span<const float> frequencies, float attention_factor,
       const float angle = static_cast<float>(position) * frequency;
       *cos++ = attention_factor * std::cos(angle);
       *sin++ = attention_factor * std::sin(angle);
+    }
+  }
+}
+
+void fill_section_rows(std::span<const float> frequencies, std::span<const int32_t> sections,
+                       float attention_factor, std::span<const int32_t> places, float* cos,
+                       float* sin) {
+  const size_t tokens = places.size() / sections.size();
+  for (size_t token = 0; token < tokens; ++token) {
+    size_t pair = 0;
+    for (size_t section = 0; section < sections.size(); ++section) {
+      const auto place = static_cast<float>(places[section * tokens + token]);
+      for (int32_t i = 0; i < sections[section]; ++i, ++pair) {
+        const float angle = place * frequencies[pair];
+        *cos++ = attention_factor * std::cos(angle);
+        *sin++ = attention_factor * std::sin(angle);
+      }
     }
   }
 }

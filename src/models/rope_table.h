@@ -23,4 +23,10 @@ std::vector<float> rope_frequencies(const RopeSpec& spec, int32_t context_length
 void fill_rope_rows(std::span<const float> frequencies, float attention_factor,
                     std::span<const int32_t> positions, float* cos, float* sin);
 
+// The same where positions have several components, places: [sections, tokens], and each section's
+// pairs turn by its own.
+void fill_section_rows(std::span<const float> frequencies, std::span<const int32_t> sections,
+                       float attention_factor, std::span<const int32_t> places, float* cos,
+                       float* sin);
+
 }  // namespace espalier

@@ -52,6 +52,7 @@ enum class WeightKind : uint8_t {
   kPoolingHeadBias,      // [outputs] float32
   kProjector,            // [outputs, inputs]
   kProjectorBias,        // [outputs]
+  kLineEnd,              // [outputs of the projector]: TilesSpec
 };
 
 struct WeightId {

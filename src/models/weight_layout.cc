@@ -164,6 +164,10 @@ void add_patches(const DecoderSpec& spec, WeightLayout& out) {
       .in_features = patches.features(),
       .precision = Precision::kUnrounded,
       .stored_shape = {spec.hidden_size, patches.channels, patches.patch_size, patches.patch_size}};
+  if (patches.frames > 1) {
+    std::vector<int64_t>& shape = out.patch_embedding.stored_shape;
+    shape.insert(shape.begin() + 2, patches.frames);
+  }
   if (patches.bias) {
     out.patch_embedding_bias = vector_of(names.patch_embedding + ".bias", spec.hidden_size);
   }
@@ -324,7 +328,12 @@ WeightLayout weight_layout(const DecoderSpec& spec) {
     out.embedding = table(names.embedding, spec.vocab_size);
   }
   if (spec.projector) {
-    out.projector = head_layout(spec.projector->layers, spec.hidden_size, Precision::kWeights);
+    out.projector =
+        head_layout(spec.projector->layers, int64_t{spec.projector->merge} * spec.hidden_size,
+                    Precision::kWeights);
+  }
+  if (spec.tiles) {
+    out.line_end = vector_of(spec.tiles->line_end, spec.projector->layers.back().outputs);
   }
   if (spec.pooling) {
     out.pooling_head = head_layout(spec.pooling->head, spec.hidden_size, Precision::kFloat32);

@@ -145,6 +145,7 @@ struct WeightLayout {
   MatrixLayout patch_embedding;  // of an encoder: channels * patch * patch -> hidden
   VectorLayout patch_embedding_bias;  // [hidden]
   VectorLayout class_embedding;       // [hidden]
+  VectorLayout line_end;              // [outputs of the projector]
   VectorLayout embedding_norm;        // [hidden]
   MatrixLayout position_embedding;    // [learned_positions, hidden]
   MatrixLayout head;                  // hidden -> vocab; empty where a text becomes a vector

@@ -52,6 +52,27 @@ struct EncodedRows {
   int32_t num_rows = 0;
   int32_t width = 0;
   std::vector<float> values;  // [num_rows, width]
+  // Where rows have places in a grid for rotary embeddings (M-RoPE): its columns; 0: they have
+  // positions like tokens.
+  int32_t grid_columns = 0;
+
+  // From the first row's rotary position to that of what follows the picture.
+  int32_t num_positions() const {
+    if (grid_columns == 0) return num_rows;
+    const int32_t grid_rows = num_rows / grid_columns;
+    return grid_rows > grid_columns ? grid_rows : grid_columns;
+  }
+};
+
+// Query tokens whose rotary positions are not their `positions`, for there are rows of a grid among
+// or before them. Row r of a picture has the components (time, height, width) = position +
+// (0, r / columns, r % columns); all components of a text's tokens rise together.
+struct RotarySpan {
+  int32_t token_begin = 0;  // in the batch's token_ids
+  int32_t count = 0;
+  int32_t position = 0;   // of the picture's row 0, or of the first of these tokens
+  int32_t first_row = 0;  // of the picture
+  int32_t columns = 0;    // of the picture's grid; 0: text
 };
 
 // Query tokens whose input rows are an encoder's; their token_ids are kFirstSpanKey or above.
@@ -149,6 +170,8 @@ struct ForwardBatch {
   std::vector<int32_t> shared_entries;  // indices into entries, rising within each shared prefix
   // Of all entries, rising, without overlaps. Empty where the executor has no encoder of pictures.
   std::vector<EmbeddingSpan> embedding_spans;
+  // Rising, without overlaps; of entries whose prompts have pictures with grids alone.
+  std::vector<RotarySpan> rotary_spans;
   // Indices among their entry's draft tokens, rising within each entry.
   std::vector<int32_t> draft_samples;
 
@@ -163,6 +186,7 @@ struct ForwardBatch {
     shared_prefixes.clear();
     shared_entries.clear();
     embedding_spans.clear();
+    rotary_spans.clear();
     draft_samples.clear();
   }
 };

@@ -1,4 +1,5 @@
 #include "server/chat_plan.h"
+#include "engine/images/place_images.h"
 #include "server/images.h"
 #include "server/json_view.h"
 
@@ -164,7 +165,8 @@ Result<size_t> count_prompt_tokens(const Context& context, const ChatPlan& plan)
   options.add_special_tokens = false;
   const size_t count = tokenizer->encode(plan.prompt, options).size();
   const auto& images = context.engine.model_info().images;
-  if (!images) return count;
+  if (!images || plan.pictures.empty()) return count;
+  if (images->num_rows == 0) return fail(rows_depend_on_sizes());
   return count + plan.pictures.size() * static_cast<size_t>(images->num_rows - 1);
 }
 

@@ -12,7 +12,7 @@ import zlib
 
 from harness import ROOT, Server, run
 
-GOLDEN = os.path.join(ROOT, "tests", "golden", "images", "llava_clip")
+GOLDENS = os.path.join(ROOT, "tests", "golden", "images")
 TEXT_MODEL = os.path.join(ROOT, "tests", "golden", "models", "qwen2_f32")
 ROWS = 16  # that a picture becomes
 TEMPLATE = ("{% for message in messages %}{{ message['role'] }}: "
@@ -24,9 +24,9 @@ PROMPT = f"user: <image>\n{QUESTION} assistant:"
 SEEN = len("user: ") + ROWS + len("\n")  # tokens of the prompt up to what is asked
 
 
-def write_model(folder):
-    """The golden model with a token for each printable character, and the picture's placeholder."""
-    shutil.copytree(GOLDEN, folder)
+def write_model(folder, golden="llava_clip"):
+    """A golden model with a token for each printable character, and the picture's placeholder."""
+    shutil.copytree(os.path.join(GOLDENS, golden), folder)
     characters = ["\u0120"] + [chr(code) for code in range(0x21, 0x7F)] + ["\u010a"]
     special = {"</s>": 96, "<image>": 97, "<pad>": 98}
     added = [{"id": number, "content": text, "single_word": False, "lstrip": False, "rstrip": False, "normalized": False,
@@ -194,6 +194,48 @@ def check_refusals(server, picture):
         assert "reads text alone" in text, text
 
 
+def check_any_size(folder, golden):
+    """A model whose pictures take as many positions as their sizes demand."""
+    model = write_model(os.path.join(folder, golden), golden)
+    small, large = png(5), png(6, 150, 90)
+    encoder = json.loads(run("inspect", model, "--json").stdout)["image_encoder"]
+    assert encoder["num_layers"] > 1 and encoder["tokens_per_image"] == 0, encoder
+    assert "tokens of a picture by its size" in run("inspect", model).stdout
+    with Server("--model-path", model, "--enable-cache-report", "--context-length", "200",
+                "--chunked-prefill-size", "16") as server:
+        text = len(PROMPT) - len("<image>")
+        counts = {}
+        for name, picture in (("small", small), ("large", large)):
+            answer = chat(server, data_url(picture))
+            counts[name] = answer["usage"]["prompt_tokens"] - text
+            native = server.post("/generate", {"text": PROMPT, "image_data": data_url(picture),
+                                               "sampling_params": {"max_new_tokens": 8, "temperature": 0}})
+            assert native["text"] == answer["choices"][0]["message"]["content"], (native, answer)
+            ids = server.post("/tokenize", {"prompt": PROMPT, "add_special_tokens": False})["tokens"]
+            at = ids.index(97)
+            expanded = ids[:at] + [97] * counts[name] + ids[at + 1:]
+            assert server.post("/generate", {"input_ids": expanded, "image_data": data_url(picture), "sampling_params": {
+                "max_new_tokens": 8, "temperature": 0}})["text"] == native["text"]
+            again = chat(server, data_url(picture), "Who?")["usage"]
+            assert again["prompt_tokens_details"]["cached_tokens"] >= len("user: ") + counts[name], again
+        assert 0 < counts["small"] < counts["large"], counts
+        both = server.post("/generate", {"text": "<image> and <image>", "image_data": [data_url(large), data_url(small)],
+                                         "sampling_params": {"max_new_tokens": 4, "temperature": 0}})
+        assert both["meta_info"]["prompt_tokens"] == len(" and ") + sum(counts.values()), (both, counts)
+        body = chat_body(data_url(small))
+        for path, more in (("/v1/messages/count_tokens", {"model": "m"}),):
+            image = {"type": "image", "source": {"type": "base64", "media_type": "image/png",
+                                                 "data": base64.b64encode(small).decode()}}
+            status, _, text = server.request("POST", path, {"messages": [{"role": "user", "content": [image]}], **more})
+            assert status >= 400 and "as its size demands" in text, (status, text)
+        status, _, text = server.request("POST", "/generate", {"text": PROMPT, "image_data": data_url(small),
+                                                               "return_logprob": True, "logprob_start_len": 0})
+        assert status >= 400 and "logprob_start_len" in text, (status, text)
+        long = {"text": "<image>" * 8, "image_data": [data_url(png(seed, 150, 90)) for seed in range(8)]}
+        assert "200" in refusal(server, "/generate", long)
+        assert server.post("/v1/chat/completions", body)["choices"]
+
+
 def check_command(model, picture, answer, folder):
     path = os.path.join(folder, "sea.png")
     said = run("chat", "--model-path", model, "--image", path, "--temperature", "0", "--max-new-tokens", "8", "--quiet",
@@ -224,6 +266,8 @@ def main():
             text = refusal(careful, "/v1/chat/completions", chat_body(f"http://127.0.0.1:{careful.port}/health"))
             assert "no public address" in text, text
         check_command(model, picture, answer, pictures)
+        for golden in ("llava_next", "qwen2_5_vl"):
+            check_any_size(folder, golden)
     print("images: ok")
 
 

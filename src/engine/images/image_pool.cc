@@ -20,8 +20,19 @@ struct ChargedRows {
 // Of the sources of pictures that wait, such as the texts of their data URLs.
 constexpr int64_t kWaitingBytesMax = int64_t{1} << 30;
 
-int64_t row_bytes(const ImageEncoderInfo& info) {
-  return int64_t{info.num_rows} * info.width * static_cast<int64_t>(sizeof(float));
+// num_rows: of a picture.
+int64_t row_bytes(const ImageEncoderInfo& info, int32_t num_rows) {
+  return int64_t{num_rows} * info.width * static_cast<int64_t>(sizeof(float));
+}
+
+// What of a file makes its rows: where they depend on whether it is alone, one that is not has
+// another digest, and so rows and a key of its own.
+SpanKeys::Digest digest_of(std::string_view file, bool alone) {
+  Sha256 sha;
+  sha.update(file);
+  SpanKeys::Digest digest = sha.finish();
+  if (!alone) digest[0] ^= 1;
+  return digest;
 }
 
 }  // namespace
@@ -43,7 +54,9 @@ ImagePool::~ImagePool() {
 }
 
 Status ImagePool::submit(std::vector<ImageInput> images, Done done) {
-  const int64_t most = config_.row_bytes_max / row_bytes(encoder_->info());
+  // Where sizes decide, a picture has a row at least, and allocate() finds the rest out.
+  const ImageEncoderInfo& info = encoder_->info();
+  const int64_t most = config_.row_bytes_max / row_bytes(info, std::max(1, info.num_rows));
   if (std::ssize(images) > most)
     return invalid_argument("the request has {} pictures, and --image-cache-bytes has room for {}",
                             images.size(), most);
@@ -74,7 +87,7 @@ void ImagePool::work() {
 Result<std::vector<EncodedImage>> ImagePool::run(const Job& job) {
   std::vector<EncodedImage> images;
   for (const ImageInput& input : job.images) {
-    auto image = encode(input);
+    auto image = encode(input, job.images.size() == 1);
     if (!image)
       return fail(image.error().with_context(
           fmt::format("picture {} of {}", images.size() + 1, job.images.size())));
@@ -83,17 +96,16 @@ Result<std::vector<EncodedImage>> ImagePool::run(const Job& job) {
   return images;
 }
 
-Result<EncodedImage> ImagePool::encode(const ImageInput& input) {
+Result<EncodedImage> ImagePool::encode(const ImageInput& input, bool alone) {
   ESP_ASSIGN_OR_RETURN(const std::string file, input.read());
   const std::span bytes(reinterpret_cast<const uint8_t*>(file.data()), file.size());
-  Sha256 sha;
-  sha.update(file);
-  const SpanKeys::Digest digest = sha.finish();
+  const auto& tiles = encoder_->info().tiles;
+  const SpanKeys::Digest digest = digest_of(file, alone || !tiles || !tiles->alone);
   std::shared_ptr<const EncodedRows> rows = find(digest);
   if (rows == nullptr) {
     ESP_ASSIGN_OR_RETURN(const Image image, decode_image(bytes, config_.limits));
-    ESP_ASSIGN_OR_RETURN(const std::vector<float> patches, encoder_->prepare(image));
-    ESP_ASSIGN_OR_RETURN(rows, make_rows(digest, patches));
+    ESP_ASSIGN_OR_RETURN(const PreparedImage prepared, encoder_->prepare(image, alone));
+    ESP_ASSIGN_OR_RETURN(rows, make_rows(digest, prepared));
   }
   const std::optional<TokenId> key = keys_.key_of(digest);
   if (!key)
@@ -114,13 +126,14 @@ std::shared_ptr<const EncodedRows> ImagePool::find(const SpanKeys::Digest& diges
 
 // Another thread may have encoded the same picture while this one waited.
 Result<std::shared_ptr<const EncodedRows>> ImagePool::make_rows(const SpanKeys::Digest& digest,
-                                                                std::span<const float> patches) {
+                                                                const PreparedImage& image) {
   std::lock_guard one_at_a_time(encoder_mutex_);
   if (std::shared_ptr<const EncodedRows> rows = find(digest)) return rows;
-  ESP_ASSIGN_OR_RETURN(const std::shared_ptr<EncodedRows> rows, allocate());
+  ESP_ASSIGN_OR_RETURN(const std::shared_ptr<EncodedRows> rows, allocate(image.num_rows));
+  rows->grid_columns = image.grid_columns;
   const SteadyClock clock;
   const TimePoint start = clock.now();
-  encoder_->encode(patches, rows->values);
+  ESP_RETURN_IF_ERROR(encoder_->encode(image, rows->values));
   std::lock_guard lock(mutex_);
   ++stats_.num_encoded_total;
   stats_.encode_seconds_total += to_seconds(clock.now() - start);
@@ -130,11 +143,20 @@ Result<std::shared_ptr<const EncodedRows>> ImagePool::make_rows(const SpanKeys::
 }
 
 // Rows that a request uses are not dropped: their memory would stay.
-Result<std::shared_ptr<EncodedRows>> ImagePool::allocate() {
+Result<std::shared_ptr<EncodedRows>> ImagePool::allocate(int32_t num_rows) {
   const ImageEncoderInfo& info = encoder_->info();
+  if (num_rows > config_.num_rows_max)
+    return fail(invalid_argument(
+        "it takes {} tokens, and prompt and output share {}: send a smaller one", num_rows,
+        config_.num_rows_max));
+  if (row_bytes(info, num_rows) > config_.row_bytes_max)
+    return fail(invalid_argument(
+        "it becomes {} rows, and --image-cache-bytes has no room for them: send a smaller one, or "
+        "raise it",
+        num_rows));
   auto charged = std::make_shared<ChargedRows>();
   charged->charge = MemoryCharge(rows_);
-  while (!charged->charge.resize(row_bytes(info))) {
+  while (!charged->charge.resize(row_bytes(info, num_rows))) {
     std::lock_guard lock(mutex_);
     const auto unused = std::find_if(kept_.rbegin(), kept_.rend(),
                                      [](const Kept& kept) { return kept.rows.use_count() == 1; });
@@ -146,8 +168,8 @@ Result<std::shared_ptr<EncodedRows>> ImagePool::allocate() {
     places_.erase(unused->digest);
     kept_.erase(std::next(unused).base());
   }
-  charged->rows = {.num_rows = info.num_rows, .width = info.width, .values = {}};
-  charged->rows.values.resize(static_cast<size_t>(info.num_rows) * static_cast<size_t>(info.width));
+  charged->rows = {.num_rows = num_rows, .width = info.width, .values = {}};
+  charged->rows.values.resize(static_cast<size_t>(num_rows) * static_cast<size_t>(info.width));
   EncodedRows* const rows = &charged->rows;
   return std::shared_ptr<EncodedRows>(std::move(charged), rows);
 }

@@ -33,6 +33,7 @@ struct ImagePoolConfig {
   int32_t num_threads = 1;
   size_t num_waiting_max = 0;  // requests
   int64_t row_bytes_max = 0;   // of rows, in use and kept
+  int64_t num_rows_max = 0;    // of a picture: what a prompt can hold
   ImageLimits limits;
 };
 
@@ -70,11 +71,11 @@ class ImagePool {
   };
   void work();
   Result<std::vector<EncodedImage>> run(const Job& job);
-  Result<EncodedImage> encode(const ImageInput& image);
+  Result<EncodedImage> encode(const ImageInput& image, bool alone);
   std::shared_ptr<const EncodedRows> find(const SpanKeys::Digest& digest);
   Result<std::shared_ptr<const EncodedRows>> make_rows(const SpanKeys::Digest& digest,
-                                                       std::span<const float> patches);
-  Result<std::shared_ptr<EncodedRows>> allocate();
+                                                       const PreparedImage& image);
+  Result<std::shared_ptr<EncodedRows>> allocate(int32_t num_rows);
 
   const std::unique_ptr<ImageEncoder> encoder_;
   const ImagePoolConfig config_;

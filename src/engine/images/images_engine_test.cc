@@ -53,8 +53,8 @@ ImageInput picture(int32_t width, int32_t height) {
 
 // A tensor of the golden's reference.safetensors: a length, a header of JSON, and the data.
 template <typename T>
-std::vector<T> reference(const std::string& name) {
-  std::ifstream in("tests/golden/images/llava_clip/reference.safetensors", std::ios::binary);
+std::vector<T> reference(const std::string& name, const std::string& model = "llava_clip") {
+  std::ifstream in("tests/golden/images/" + model + "/reference.safetensors", std::ios::binary);
   const std::string file{std::istreambuf_iterator<char>(in), std::istreambuf_iterator<char>()};
   uint64_t header = 0;
   if (file.size() < sizeof header) return {};
@@ -95,9 +95,17 @@ std::vector<GenerateRequest> seeing_requests() {
   return requests;
 }
 
+// Models whose pictures have as many rows as their sizes demand give no prompt's log-probabilities.
+std::vector<GenerateRequest> requests_for(const Engine& engine) {
+  std::vector<GenerateRequest> requests = seeing_requests();
+  if (engine.model_info().images->num_rows == 0)
+    for (GenerateRequest& request : requests) request.logprob_start_len = -1;
+  return requests;
+}
+
 std::vector<Answer> answers(Engine& engine) {
   std::vector<Answer> out;
-  for (const GenerateRequest& request : seeing_requests()) {
+  for (const GenerateRequest& request : requests_for(engine)) {
     auto result = engine.generate(request);
     EXPECT_TRUE(result) << result.error().message();
     if (result) out.push_back(answer_of(*result));
@@ -107,7 +115,7 @@ std::vector<Answer> answers(Engine& engine) {
 
 std::vector<Answer> answers_together(Engine& engine) {
   std::vector<std::future<Result<GenerateResult>>> running;
-  for (const GenerateRequest& request : seeing_requests())
+  for (const GenerateRequest& request : requests_for(engine))
     running.push_back(
         std::async(std::launch::async, [&engine, request] { return engine.generate(request); }));
   std::vector<Answer> out;
@@ -328,6 +336,124 @@ TEST(ImagesEngine, AbortsWhileAPictureIsRead) {
   EXPECT_EQ(aborted.finish_type(), FinishReason::Type::kAbort);
   release.set_value();
   EXPECT_TRUE(engine->generate(seen_request()));
+}
+
+// Models whose pictures have as many rows as their sizes demand.
+class AnySizeEngine : public testing::TestWithParam<const char*> {
+ protected:
+  std::string folder() const { return std::string("../images/") + GetParam(); }
+
+  // The golden's prompt, one placeholder for each of its pictures.
+  static GenerateRequest golden_request() {
+    GenerateRequest request = seen_request();
+    request.input_ids = reference<TokenId>("prompt", GetParam());
+    request.input_ids.insert(request.input_ids.begin() + 7, kPlaceholder);
+    request.input_ids.insert(request.input_ids.begin() + 4, kPlaceholder);
+    return request;
+  }
+};
+
+TEST_P(AnySizeEngine, GreedyTokensEqualTransformers) {
+  const auto wanted = reference<TokenId>("seen_tokens", GetParam());
+  const auto seen = reference<TokenId>("seen_prompt", GetParam());
+  ASSERT_EQ(wanted.size(), 12u);
+  for (const int32_t chunk : {512, 5}) {
+    auto engine = load_golden(folder(), {.schedule = {.chunked_prefill_size = chunk}});
+    ASSERT_NE(engine, nullptr);
+    GenerateRequest request = golden_request();
+    for (int round = 0; round < 3; ++round) {
+      const auto result = engine->generate(request);
+      ASSERT_TRUE(result) << result.error().message();
+      EXPECT_EQ(result->stats.prompt_tokens, std::ssize(seen));
+      EXPECT_EQ(result->output_ids, wanted) << "chunks of " << chunk << ", round " << round;
+      request.input_ids = seen;  // as transformers' processor expands it
+    }
+  }
+}
+
+TEST_P(AnySizeEngine, BitsDoNotDependOnTheCompany) {
+  auto alone = load_golden(folder(), {.cache = {.disable_radix_cache = true}});
+  ASSERT_NE(alone, nullptr);
+  const std::vector<Answer> wanted = answers(*alone);
+  const auto check = [&](const std::string& how, const EngineConfig& config) {
+    auto engine = load_golden(folder(), config);
+    ASSERT_NE(engine, nullptr);
+    expect_equal(answers(*engine), wanted, how + ", cold");
+    expect_equal(answers(*engine), wanted, how + ", warm");
+    expect_equal(answers_together(*engine), wanted, how + ", together");
+    EXPECT_GT(engine->stats().tokens.cached, 100) << how;
+  };
+  check("chunks of 7", {.compute = {.num_threads = 2},
+                        .cache = {.page_size = 5},
+                        .schedule = {.chunked_prefill_size = 7}});
+  for (const char* algorithm : {"NGRAM", "RADIX", "COMBINED"})
+    check(std::string("draft tokens, ") + algorithm,
+          {.speculation = {.speculative_algorithm = algorithm}});
+}
+
+TEST_P(AnySizeEngine, TheSecondQuestionFindsThePicture) {
+  auto engine = load_golden(folder(), {});
+  ASSERT_NE(engine, nullptr);
+  GenerateRequest request = golden_request();
+  request.input_ids = {1, 3, kPlaceholder, 5, 6, 7};
+  request.images = {picture(150, 80)};
+  const auto first = engine->generate(request);
+  ASSERT_TRUE(first) << first.error().message();
+  const int32_t rows = first->stats.prompt_tokens - 5;
+  request.input_ids = {1, 3, kPlaceholder, 8, 9};
+  const auto second = engine->generate(request);
+  ASSERT_TRUE(second);
+  EXPECT_EQ(second->stats.cached_tokens, 2 + rows);
+  EXPECT_EQ(engine->stats().images.num_encoded, 1);
+}
+
+TEST_P(AnySizeEngine, WhatCannotBeServedIsRefused) {
+  auto engine = load_golden(folder(), {.images = {.image_cache_bytes = 30 * 32 * 4}});
+  ASSERT_NE(engine, nullptr);
+  GenerateRequest request = golden_request();
+  request.logprob_start_len = 0;
+  const auto logprobs = engine->generate(request);
+  ASSERT_FALSE(logprobs);
+  EXPECT_THAT(logprobs.error().message(), HasSubstr("logprob_start_len"));
+  request.logprob_start_len = -1;
+  request.input_ids = {1, kPlaceholder, 2};
+  request.images = {picture(300, 200)};
+  const auto large = engine->generate(request);
+  ASSERT_FALSE(large);
+  EXPECT_THAT(large.error().message(), HasSubstr("--image-cache-bytes has no room"));
+  auto narrow = load_golden(folder(), {.model = {.context_length = 40}});
+  ASSERT_NE(narrow, nullptr);
+  const auto longer = narrow->generate(request);
+  ASSERT_FALSE(longer);
+  EXPECT_THAT(longer.error().message(), HasSubstr("prompt and output share"));
+  EXPECT_EQ(narrow->stats().images.num_encoded, 0);
+  request.input_ids = {1, kPlaceholder, kPlaceholder, 2};
+  const auto few = load_golden(folder(), {})->generate(request);
+  ASSERT_FALSE(few);
+  EXPECT_THAT(few.error().message(), HasSubstr("2 placeholders"));
+}
+
+INSTANTIATE_TEST_SUITE_P(All, AnySizeEngine,
+                         testing::Values("llava_next", "qwen2_vl", "qwen2_5_vl"),
+                         [](const auto& tested) { return std::string(tested.param); });
+
+// LLaVA-OneVision reads a picture in tiles where it stands alone, and their rows differ.
+TEST(ImagesEngine, PicturesBesideOthersHaveKeysOfTheirOwn) {
+  auto engine = load_golden("../images/llava_onevision", {});
+  ASSERT_NE(engine, nullptr);
+  GenerateRequest request = seen_request();
+  request.input_ids = {1, kPlaceholder, 2};
+  request.images = {picture(40, 31)};
+  const auto alone = engine->generate(request);
+  ASSERT_TRUE(alone) << alone.error().message();
+  EXPECT_EQ(alone->stats.prompt_tokens, 2 + 70);
+  request.input_ids = {1, kPlaceholder, 2, kPlaceholder};
+  request.images.push_back(picture(40, 31));
+  const auto beside = engine->generate(request);
+  ASSERT_TRUE(beside) << beside.error().message();
+  EXPECT_EQ(beside->stats.prompt_tokens, 2 + 2 * 17);
+  EXPECT_EQ(beside->stats.cached_tokens, 1);
+  EXPECT_EQ(engine->stats().images.num_encoded, 2);
 }
 
 }  // namespace

@@ -17,11 +17,16 @@ struct EncodedImage {
   std::shared_ptr<const EncodedRows> rows;
 };
 
-// A prompt with as many placeholders in place of each as a picture has rows, as transformers'
-// processors make it. A prompt that is expanded already stays as it is. kInvalidArgument where the
-// placeholders are not those of `num_images` pictures.
+// A prompt with as many placeholders in place of each as its picture has rows, as transformers'
+// processors make it; num_rows: of each picture. A prompt that is expanded already stays as it is.
+// kInvalidArgument where the placeholders are not those of the pictures.
+Result<std::vector<TokenId>> expand_placeholders(std::vector<TokenId> prompt, TokenId placeholder,
+                                                 std::span<const int32_t> num_rows);
+// The same before pictures are read; kUnimplemented where their sizes decide about their rows.
 Result<std::vector<TokenId>> expand_placeholders(std::vector<TokenId> prompt,
                                                  const ImagesInfo& info, int32_t num_images);
+
+Status rows_depend_on_sizes();  // that failure
 
 // Expands `prompt` and puts the keys of `images` in place of its placeholders, picture after
 // picture. Fails as expand_placeholders() does; then `prompt` is undefined.

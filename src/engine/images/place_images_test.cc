@@ -57,6 +57,39 @@ TEST(PlaceImages, OtherNumbersAreRefused) {
   EXPECT_TRUE(expand_placeholders({1, 2}, kInfo, 0));
 }
 
+// Pictures of several sizes, whose rows may have grids.
+TEST(PlaceImages, SizesOfTheirOwn) {
+  constexpr ImagesInfo kAnySize{.placeholder = 9, .num_rows = 0, .width = 2};
+  const auto of = [](TokenId key, int32_t num_rows, int32_t columns) {
+    auto rows = std::make_shared<EncodedRows>();
+    rows->num_rows = num_rows;
+    rows->width = 2;
+    rows->grid_columns = columns;
+    return EncodedImage{.key = key, .rows = std::move(rows)};
+  };
+  const std::vector<EncodedImage> images = {of(100, 6, 3), of(200, 2, 1)};
+  for (std::vector<TokenId> prompt :
+       {std::vector<TokenId>{1, 9, 9, 3}, {1, 9, 9, 9, 9, 9, 9, 9, 9, 3}}) {
+    const auto placed = place_images(kAnySize, images, prompt);
+    ASSERT_TRUE(placed) << placed.error().message();
+    EXPECT_THAT(prompt, ElementsAre(1, 100, 100, 100, 100, 100, 100, 200, 200, 3));
+    const auto& spans = (*placed)->spans;
+    EXPECT_TRUE((*placed)->have_grids);
+    EXPECT_EQ(spans[0].rotary, 1);
+    EXPECT_EQ(spans[1].rotary, 4);              // behind three columns
+    EXPECT_EQ(spans[1].rotary_shift(), 6 - 9);  // behind two rows
+  }
+  for (std::vector<TokenId> prompt : {std::vector<TokenId>{1, 9, 9, 9, 3}, {9, 9, 9, 9, 9, 9, 9}}) {
+    const auto placed = place_images(kAnySize, images, prompt);
+    ASSERT_FALSE(placed);
+    EXPECT_THAT(placed.error().message(), HasSubstr("or all 8 as"));
+  }
+  const auto refused = expand_placeholders({9}, kAnySize, 1);
+  ASSERT_FALSE(refused);
+  EXPECT_EQ(refused.error().code(), StatusCode::kUnimplemented);
+  EXPECT_TRUE(expand_placeholders({1, 2}, kAnySize, 0));
+}
+
 // Against the definition, position by position.
 TEST(PlaceImages, RandomPrompts) {
   Rng rng(25);

@@ -28,6 +28,7 @@ void BatchBuilder::begin(ForwardBatch& batch, uint64_t step) {
   batch.positions.clear();
   batch.draft_samples.clear();
   batch.embedding_spans.clear();
+  batch.rotary_spans.clear();
   batch.step = step;
 }
 
@@ -238,6 +239,8 @@ void BatchBuilder::add_entry(ForwardBatch& batch, Sequence& sequence, int32_t nu
   }
   if (sequence.spec.has_spans && begin < sequence.prompt_len) add_spans(batch, entry, sequence);
   add_draft_tokens(batch, entry);
+  if (sequence.spec.has_spans && sequence.spec.spans->have_grids)
+    add_rotary_spans(batch, entry, *sequence.spec.spans);
   if (entry.num_draft_tokens > 0) sequence.drafting.drafter = draft_tokens_.drafter;
 
   sequence.num_launched = end;
@@ -287,6 +290,27 @@ void BatchBuilder::add_spans(ForwardBatch& batch, const BatchEntry& entry,
                                      .count = end - begin,
                                      .first_row = begin - span.begin,
                                      .rows = span.rows});
+  }
+}
+
+// Texts behind pictures and the pictures themselves, in turns.
+void BatchBuilder::add_rotary_spans(ForwardBatch& batch, const BatchEntry& entry,
+                                    const PromptSpans& spans) {
+  const int32_t first = entry.prefix_len, last = first + entry.num_query_tokens;
+  const auto add = [&](int32_t from, int32_t to, RotarySpan span) {
+    const int32_t begin = std::max(first, from), end = std::min(last, to);
+    if (begin >= end) return;
+    span.token_begin = entry.query_begin + begin - first;
+    span.count = end - begin;
+    span.columns == 0 ? span.position += begin : span.first_row = begin - from;
+    batch.rotary_spans.push_back(span);
+  };
+  for (size_t i = 0; i < spans.spans.size(); ++i) {
+    const PromptSpan& span = spans.spans[i];
+    if (span.rows->grid_columns > 0)
+      add(span.begin, span.end(), {.position = span.rotary, .columns = span.rows->grid_columns});
+    const int32_t next = i + 1 < spans.spans.size() ? spans.spans[i + 1].begin : last;
+    add(span.end(), next, {.position = span.rotary_shift()});
   }
 }
 

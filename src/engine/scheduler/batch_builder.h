@@ -78,6 +78,8 @@ class BatchBuilder {
   bool waits_for_draft_tokens(Sequence& sequence);
   static void add_logprob_targets(BatchEntry& entry, Sequence& sequence);
   static void add_spans(ForwardBatch& batch, const BatchEntry& entry, const Sequence& sequence);
+  static void add_rotary_spans(ForwardBatch& batch, const BatchEntry& entry,
+                               const PromptSpans& spans);
   static void set_pooling(BatchEntry& entry, const Sequence& sequence);
   void add_shared_prefixes(ForwardBatch& batch);
 

@@ -1,5 +1,7 @@
 #include "engine/scheduler/batch_builder.h"
 
+#include <array>
+
 #include "engine/scheduler/parts_fixture.h"
 
 namespace espalier {
@@ -183,6 +185,63 @@ TEST_F(BatchBuilderTest, AChunkMayBeginWithinAPicture) {
   commit(first, 7);
   commit(second, 7);
   check();
+}
+
+using Place = std::array<int32_t, 3>;
+
+// What a model makes of a batch's positions.
+std::vector<Place> places_of(const ForwardBatch& batch) {
+  std::vector<Place> places;
+  for (const int32_t position : batch.positions) places.push_back({position, position, position});
+  for (const RotarySpan& span : batch.rotary_spans) {
+    for (int32_t i = 0; i < span.count; ++i) {
+      const int32_t row = span.first_row + i, text = span.position + i;
+      places.at(static_cast<size_t>(span.token_begin + i)) =
+          span.columns == 0 ? Place{text, text, text}
+                            : Place{span.position, span.position + row / span.columns,
+                                    span.position + row % span.columns};
+    }
+  }
+  return places;
+}
+
+// Two pictures of two lines of three and of three lines of one, cut anywhere, beside a text.
+TEST_F(BatchBuilderTest, RotaryPositionsGoOnBehindGrids) {
+  const std::vector<Place> wanted = {{0, 0, 0}, {1, 1, 1}, {1, 1, 2}, {1, 1, 3},   {1, 2, 1},
+                                     {1, 2, 2}, {1, 2, 3}, {4, 4, 4}, {5, 5, 5},   {5, 6, 5},
+                                     {5, 7, 5}, {8, 8, 8}, {9, 9, 9}, {10, 10, 10}};
+  const auto grid = [](int32_t num_rows, int32_t columns) {
+    auto rows = std::make_shared<EncodedRows>();
+    rows->num_rows = num_rows;
+    rows->grid_columns = columns;
+    return rows;
+  };
+  for (const int32_t chunk : {1, 2, 4, 5, 20}) {
+    start(100, {.chunked_prefill_size = chunk + 1});
+    ASSERT_TRUE(admit(waiting(counting(20, 1), 50)));
+    commit(build(), 7);
+    Tokens prompt(12, kFirstSpanKey);
+    prompt[0] = prompt[7] = prompt[11] = 1;
+    Sequence& a = waiting(prompt, 9);
+    a.spec.has_spans = true;
+    a.spec.spans = std::make_shared<const PromptSpans>(
+        PromptSpans{.spans = {{.begin = 1, .rows = grid(6, 3), .rotary = 1},
+                              {.begin = 8, .rows = grid(3, 1), .rotary = 5}},
+                    .placeholder = 9,
+                    .have_grids = true});
+    ASSERT_TRUE(admit(a));
+    std::vector<Place> made;
+    while (made.size() < wanted.size()) {
+      const ForwardBatch batch = build();
+      ASSERT_FALSE(batch.entries.empty());
+      const std::vector<Place> places = places_of(batch);
+      const BatchEntry& text = batch.entries[0];
+      EXPECT_EQ(places[0][0], text.prefix_len);  // of the other sequence
+      for (size_t i = 1; i < places.size(); ++i) made.push_back(places[i]);
+      commit(batch, 7);
+    }
+    EXPECT_EQ(made, wanted) << "chunks of " << chunk;
+  }
 }
 
 }  // namespace

@@ -60,14 +60,18 @@ enum class Handoff : uint8_t {
 struct PromptSpan {
   int32_t begin = 0;  // the first row's position; one row a position
   std::shared_ptr<const EncodedRows> rows;
+  int32_t rotary = 0;  // the first row's rotary position, before which other pictures may stand
 
   int32_t end() const { return begin + rows->num_rows; }
+  // From a position behind the picture, up to the next one, to its rotary position.
+  int32_t rotary_shift() const { return rotary + rows->num_positions() - end(); }
 };
 // All of a prompt, whose ids there are the spans' keys (kFirstSpanKey and above). Rising, without
 // overlaps. Immutable; shared by the samples of a request.
 struct PromptSpans {
   std::vector<PromptSpan> spans;  // at least one
   TokenId placeholder = -1;       // the token whose log-probability their positions have
+  bool have_grids = false;        // rotary positions differ from positions
 };
 
 // One sample to be generated, as the scheduler takes it over. Immutable afterwards.

@@ -11,7 +11,7 @@ namespace {
 
 namespace kc = kernels::cuda;
 
-constexpr size_t kNumKinds = static_cast<size_t>(WeightKind::kProjectorBias) + 1;
+constexpr size_t kNumKinds = static_cast<size_t>(WeightKind::kLineEnd) + 1;
 
 size_t index_of(WeightId id) {
   return static_cast<size_t>(id.index) * kNumKinds + static_cast<size_t>(id.kind);
@@ -34,7 +34,7 @@ Status AdaptedMatrices::add(const AdaptedModule& module) {
         weight_name(module.weight.kind), kc::kLoraPartsMax);
   }
   matrix.parts[matrix.part_count++] = {static_cast<int32_t>(module.column),
-                                      static_cast<int32_t>(module.out_features)};
+                                       static_cast<int32_t>(module.out_features)};
   return Status();
 }
 

@@ -35,9 +35,28 @@ Status check_latent(const DecoderSpec& spec, const LatentSpec& latent) {
                spec.architecture, queries, rank, nope, rope, value);
 }
 
+// What pictures of any size need: of the decoder three components of positions, of the encoder more.
+Status check_pictures(const DecoderSpec& spec) {
+  const auto refuse = [&](const char* what) {
+    return error(StatusCode::kUnimplemented,
+                 "{}: {} not run on the GPU yet; use --device cpu", spec.architecture, what);
+  };
+  for (const RopeSpec& rope : spec.ropes) {
+    if (!rope.sections.empty()) return refuse("positions of three components (M-RoPE) do");
+  }
+  if (!spec.patches) return Status();
+  if (spec.tiles) return refuse("pictures that are read in tiles do");
+  const PatchesSpec& patches = *spec.patches;
+  if (patches.num_patches == 0 || patches.merge > 1 || patches.window > 0 || patches.frames > 1) {
+    return refuse("encoders of pictures of any size do");
+  }
+  return Status();
+}
+
 }  // namespace
 
 Status check_cuda_support(const DecoderSpec& spec) {
+  ESP_RETURN_IF_ERROR(check_pictures(spec));
   if (spec.pooling) {
     return error(StatusCode::kUnimplemented,
                  "{}: vectors of texts (embeddings, classes, rewards) do not run on the GPU yet; "

@@ -123,6 +123,19 @@ Result<AttentionSpec> read_attention(const JsonObject& config, int32_t hidden_si
   return attention;
 }
 
+// M-RoPE: pairs that turn by time, height and width.
+Result<std::vector<int32_t>> read_sections(const JsonObject& rope) {
+  ESP_ASSIGN_OR_RETURN(const std::vector<int64_t> numbers, rope.integers("mrope_section"));
+  std::vector<int32_t> sections;
+  for (const int64_t number : numbers) {
+    if (number < 0 || number > kMaxSize) {
+      return fail(rope.field_error("mrope_section", "must have numbers of pairs"));
+    }
+    sections.push_back(static_cast<int32_t>(number));
+  }
+  return sections;
+}
+
 Result<int32_t> rotated_elements(const JsonObject& config, double factor, int32_t head_dim) {
   if (factor > 0 && factor <= 1) return static_cast<int32_t>(head_dim * factor);
   return fail(config.field_error("partial_rotary_factor", "is not in (0, 1]"));
@@ -175,6 +188,10 @@ Result<RopeSpec> read_rope_parameters(const JsonObject& config, const JsonObject
   if (rope.has("partial_rotary_factor")) {
     ESP_ASSIGN_OR_RETURN(const double factor, rope.number("partial_rotary_factor"));
     ESP_ASSIGN_OR_RETURN(spec.rotary_dim, rotated_elements(config, factor, head_dim));
+  }
+  if (rope.has("mrope_section")) {
+    ESP_ASSIGN_OR_RETURN(spec.sections, read_sections(rope));
+    if (type == "mrope") return spec;
   }
   ESP_RETURN_IF_ERROR(read_rope_scaling(rope, type, context_length, spec));
   return spec;

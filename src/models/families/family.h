@@ -12,27 +12,39 @@
 #include "models/decoder_spec.h"
 
 // config.json's architectures[0], and the function of the family's file.
-#define ESPALIER_FAMILIES(ROW)                        \
-  ROW(DeepseekV2ForCausalLM, make_deepseek_v2_spec)   \
-  ROW(DeepseekV3ForCausalLM, make_deepseek_v3_spec)   \
-  ROW(GPT2LMHeadModel, make_gpt2_spec)                \
-  ROW(Gemma2ForCausalLM, make_gemma2_spec)            \
-  ROW(Gemma3ForCausalLM, make_gemma3_spec)            \
-  ROW(GemmaForCausalLM, make_gemma_spec)              \
-  ROW(Glm4MoeForCausalLM, make_glm4_moe_spec)         \
-  ROW(GptOssForCausalLM, make_gpt_oss_spec)           \
-  ROW(GraniteForCausalLM, make_granite_spec)          \
-  ROW(LlamaForCausalLM, make_llama_spec)              \
-  ROW(LlavaForConditionalGeneration, make_llava_spec) \
-  ROW(MistralForCausalLM, make_mistral_spec)          \
-  ROW(MixtralForCausalLM, make_mixtral_spec)          \
-  ROW(Olmo2ForCausalLM, make_olmo2_spec)              \
-  ROW(Phi3ForCausalLM, make_phi3_spec)                \
-  ROW(Qwen2ForCausalLM, make_qwen2_spec)              \
-  ROW(Qwen2MoeForCausalLM, make_qwen2_moe_spec)       \
-  ROW(Qwen3ForCausalLM, make_qwen3_spec)              \
-  ROW(Qwen3MoeForCausalLM, make_qwen3_moe_spec)       \
+#define ESPALIER_FAMILIES(ROW)                                           \
+  ROW(DeepseekV2ForCausalLM, make_deepseek_v2_spec)                      \
+  ROW(DeepseekV3ForCausalLM, make_deepseek_v3_spec)                      \
+  ROW(GPT2LMHeadModel, make_gpt2_spec)                                   \
+  ROW(Gemma2ForCausalLM, make_gemma2_spec)                               \
+  ROW(Gemma3ForCausalLM, make_gemma3_spec)                               \
+  ROW(GemmaForCausalLM, make_gemma_spec)                                 \
+  ROW(Glm4MoeForCausalLM, make_glm4_moe_spec)                            \
+  ROW(GptOssForCausalLM, make_gpt_oss_spec)                              \
+  ROW(GraniteForCausalLM, make_granite_spec)                             \
+  ROW(LlamaForCausalLM, make_llama_spec)                                 \
+  ROW(LlavaForConditionalGeneration, make_llava_spec)                    \
+  ROW(LlavaNextForConditionalGeneration, make_llava_next_spec)           \
+  ROW(LlavaOnevisionForConditionalGeneration, make_llava_onevision_spec) \
+  ROW(MistralForCausalLM, make_mistral_spec)                             \
+  ROW(MixtralForCausalLM, make_mixtral_spec)                             \
+  ROW(Olmo2ForCausalLM, make_olmo2_spec)                                 \
+  ROW(Phi3ForCausalLM, make_phi3_spec)                                   \
+  ROW(Qwen2ForCausalLM, make_qwen2_spec)                                 \
+  ROW(Qwen2VLForConditionalGeneration, make_qwen2_vl_spec)               \
+  ROW(Qwen2_5_VLForConditionalGeneration, make_qwen2_5_vl_spec)          \
+  ROW(Qwen2MoeForCausalLM, make_qwen2_moe_spec)                          \
+  ROW(Qwen3ForCausalLM, make_qwen3_spec)                                 \
+  ROW(Qwen3MoeForCausalLM, make_qwen3_moe_spec)                          \
   ROW(SmolLM3ForCausalLM, make_smollm3_spec)
+
+// Those of them that read pictures, and the functions of their encoders.
+#define ESPALIER_ENCODERS(ROW)                                              \
+  ROW(LlavaForConditionalGeneration, make_llava_encoder)                    \
+  ROW(LlavaNextForConditionalGeneration, make_llava_next_encoder)           \
+  ROW(LlavaOnevisionForConditionalGeneration, make_llava_onevision_encoder) \
+  ROW(Qwen2VLForConditionalGeneration, make_qwen2_vl_encoder)               \
+  ROW(Qwen2_5_VLForConditionalGeneration, make_qwen2_5_vl_encoder)
 
 namespace espalier {
 
@@ -51,10 +63,10 @@ Result<DecoderSpec> make_decoder_spec(const JsonObject& config);
 // The encoder of the pictures that such a model reads, validated; nothing where it reads text
 // alone.
 Result<std::optional<DecoderSpec>> make_encoder_spec(const JsonObject& config);
-Result<DecoderSpec> make_llava_encoder(const JsonObject& config);
 
 #define ESPALIER_DECLARE(architecture, make) Result<DecoderSpec> make(const JsonObject& config);
 ESPALIER_FAMILIES(ESPALIER_DECLARE)
+ESPALIER_ENCODERS(ESPALIER_DECLARE)
 #undef ESPALIER_DECLARE
 
 }  // namespace espalier

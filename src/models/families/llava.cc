@@ -1,6 +1,9 @@
 // LLaVA 1.5 (Liu et al. 2023): a decoder, a vision encoder of CLIP's shape, and an MLP of two
-// layers that carries the encoder's rows to the decoder's. Source: transformers, models/llava.
+// layers that carries the encoder's rows to the decoder's. LLaVA-NeXT and LLaVA-OneVision read a
+// picture in tiles besides. Source: transformers, models/llava, llava_next and llava_onevision.
 #include <fmt/format.h>
+
+#include <charconv>
 
 #include "models/families/clip_vision.h"
 #include "models/families/common.h"
@@ -9,6 +12,8 @@
 
 namespace espalier {
 namespace {
+
+constexpr int32_t kTiledSideMax = 8192;  // pixels
 
 // What a text_config that states a model's name alone leaves out: LlamaConfig's defaults.
 constexpr std::string_view kLlamaDefaults = R"({
@@ -42,8 +47,9 @@ void set_text_names(WeightNames& names) {
   }
   names.head = "language_model." + names.head;
   names.other_prefixes = {{text, "model.language_model."}, {"language_model.lm_head", "lm_head"}};
-  names.unused_prefixes = {"vision_tower.", "model.vision_tower.", "multi_modal_projector.",
-                           "model.multi_modal_projector."};
+  names.unused_prefixes = {"vision_tower.",          "model.vision_tower.",
+                           "multi_modal_projector.", "model.multi_modal_projector.",
+                           "image_newline",          "model.image_newline"};
 }
 
 struct Features {
@@ -51,13 +57,26 @@ struct Features {
   bool with_class = false;  // its row is a result too
 };
 
-Result<Features> read_features(const JsonObject& config) {
+// What releases differ in, and what config.json need not state.
+struct Release {
+  int32_t layer = -2;              // vision_feature_layer
+  const char* select = "default";  // vision_feature_select_strategy
+  int64_t placeholder = 32000;
+  bool tiles = false;
+  const char* aspect = "";  // vision_aspect_ratio: "anyres_max_N" where it has such a field
+};
+constexpr Release kLlava;
+constexpr Release kNext{.tiles = true};
+constexpr Release kOneVision{
+    .layer = -1, .select = "full", .placeholder = 151646, .tiles = true, .aspect = "anyres_max_9"};
+
+Result<Features> read_features(const JsonObject& config, const Release& release) {
   Features out;
   ESP_ASSIGN_OR_RETURN(const int64_t layer,
-                       config.integer_or("vision_feature_layer", -2, -4096, 4096));
+                       config.integer_or("vision_feature_layer", release.layer, -4096, 4096));
   out.layer = static_cast<int32_t>(layer);
   ESP_ASSIGN_OR_RETURN(const std::string select,
-                       config.string_or("vision_feature_select_strategy", "default"));
+                       config.string_or("vision_feature_select_strategy", release.select));
   if (select != "default" && select != "full") {
     return fail(config.field_error("vision_feature_select_strategy",
                                    "is '" + select + "'; known are default and full"));
@@ -67,13 +86,13 @@ Result<Features> read_features(const JsonObject& config) {
 }
 
 // transformers has called the field by two names.
-Result<ImagesSpec> read_images(const JsonObject& config, int32_t vocab_size) {
-  ESP_ASSIGN_OR_RETURN(const Features features, read_features(config));
+Result<ImagesSpec> read_images(const JsonObject& config, const Release& release,
+                               int32_t vocab_size) {
+  ESP_ASSIGN_OR_RETURN(const Features features, read_features(config, release));
   ESP_ASSIGN_OR_RETURN(const JsonObject vision, config.object("vision_config"));
   ESP_ASSIGN_OR_RETURN(const DecoderSpec encoder, read_clip_vision(vision, features.layer));
-  constexpr int64_t kLlavaPlaceholder = 32000;
   ESP_ASSIGN_OR_RETURN(const int64_t named,
-                       config.integer_or("image_token_index", kLlavaPlaceholder, 0, 1 << 30));
+                       config.integer_or("image_token_index", release.placeholder, 0, 1 << 30));
   ESP_ASSIGN_OR_RETURN(const int64_t placeholder,
                        config.integer_or("image_token_id", named, 0, 1 << 30));
   if (placeholder >= vocab_size || vocab_size > kFirstSpanKey) {
@@ -83,13 +102,42 @@ Result<ImagesSpec> read_images(const JsonObject& config, int32_t vocab_size) {
                                          placeholder, kFirstSpanKey, vocab_size)));
   }
   return ImagesSpec{.placeholder = static_cast<TokenId>(placeholder),
-                    .num_rows = encoder.patches->num_patches};
+                    .num_rows = release.tiles ? 0 : encoder.patches->num_patches};
 }
 
-}  // namespace
+// side: of a tile, in pixels.
+Result<TilesSpec> read_tiles(const JsonObject& config, const Release& release, int32_t side) {
+  TilesSpec tiles{.line_end = "image_newline", .alone = *release.aspect != 0};
+  ESP_ASSIGN_OR_RETURN(const auto sizes, config.pairs("image_grid_pinpoints"));
+  for (const auto& [height, width] : sizes) {
+    tiles.resolutions.push_back({width, height});
+    if (height % side == 0 && width % side == 0 && height <= kTiledSideMax &&
+        width <= kTiledSideMax) {
+      continue;
+    }
+    return fail(config.field_error(
+        "image_grid_pinpoints",
+        fmt::format("has {} x {} pixels, which must be multiples of image_size {} up to {}", height,
+                    width, side, kTiledSideMax)));
+  }
+  if (tiles.resolutions.empty()) {
+    return fail(config.field_error("image_grid_pinpoints", "is empty"));
+  }
+  if (*release.aspect == 0) return tiles;
+  constexpr std::string_view kAspect = "anyres_max_";
+  ESP_ASSIGN_OR_RETURN(const std::string aspect,
+                       config.string_or("vision_aspect_ratio", release.aspect));
+  const char* const end = aspect.data() + aspect.size();
+  if (aspect.starts_with(kAspect)) {
+    const auto read = std::from_chars(aspect.data() + kAspect.size(), end, tiles.tiles_max);
+    if (read.ec == std::errc() && read.ptr == end && tiles.tiles_max > 0) return tiles;
+  }
+  return fail(
+      config.field_error("vision_aspect_ratio", "is '" + aspect + "'; known is anyres_max_N"));
+}
 
-Result<DecoderSpec> make_llava_encoder(const JsonObject& config) {
-  ESP_ASSIGN_OR_RETURN(const Features features, read_features(config));
+Result<DecoderSpec> make_encoder(const JsonObject& config, const Release& release) {
+  ESP_ASSIGN_OR_RETURN(const Features features, read_features(config, release));
   ESP_ASSIGN_OR_RETURN(const JsonObject vision, config.object("vision_config"));
   ESP_ASSIGN_OR_RETURN(DecoderSpec spec, read_clip_vision(vision, features.layer));
   if (features.with_class == spec.patches->class_token) {
@@ -110,17 +158,42 @@ Result<DecoderSpec> make_llava_encoder(const JsonObject& config) {
     spec.names.unused_prefixes.emplace_back(prefix);
   }
   ESP_ASSIGN_OR_RETURN(spec.checkpoint_dtype, read_dtype(config));
+  if (!release.tiles) return spec;
+  // Of a tile; patches need not fill it.
+  ESP_ASSIGN_OR_RETURN(const int32_t side, read_size(vision, "image_size"));
+  ESP_ASSIGN_OR_RETURN(spec.tiles, read_tiles(config, release, side));
+  spec.names.other_prefixes.emplace_back("image_newline", "model.image_newline");
   return spec;
 }
 
-Result<DecoderSpec> make_llava_spec(const JsonObject& config) {
+Result<DecoderSpec> make_spec(const JsonObject& config, const Release& release) {
   ESP_ASSIGN_OR_RETURN(const JsonObject text, read_text_config(config));
   ESP_ASSIGN_OR_RETURN(DecoderSpec spec, make_text_spec(text));
-  spec.model_type = "llava";
+  ESP_ASSIGN_OR_RETURN(spec.model_type, config.string_or("model_type", "llava"));
   ESP_ASSIGN_OR_RETURN(spec.checkpoint_dtype, read_dtype(config));
   set_text_names(spec.names);
-  ESP_ASSIGN_OR_RETURN(spec.images, read_images(config, spec.vocab_size));
+  ESP_ASSIGN_OR_RETURN(spec.images, read_images(config, release, spec.vocab_size));
   return spec;
+}
+
+}  // namespace
+
+Result<DecoderSpec> make_llava_spec(const JsonObject& config) { return make_spec(config, kLlava); }
+Result<DecoderSpec> make_llava_next_spec(const JsonObject& config) {
+  return make_spec(config, kNext);
+}
+Result<DecoderSpec> make_llava_onevision_spec(const JsonObject& config) {
+  return make_spec(config, kOneVision);
+}
+
+Result<DecoderSpec> make_llava_encoder(const JsonObject& config) {
+  return make_encoder(config, kLlava);
+}
+Result<DecoderSpec> make_llava_next_encoder(const JsonObject& config) {
+  return make_encoder(config, kNext);
+}
+Result<DecoderSpec> make_llava_onevision_encoder(const JsonObject& config) {
+  return make_encoder(config, kOneVision);
 }
 
 }  // namespace espalier

@@ -1,5 +1,6 @@
 #include <fmt/ranges.h>
 
+#include <algorithm>
 #include <string>
 #include <vector>
 
@@ -8,6 +9,12 @@
 
 namespace espalier {
 namespace {
+
+constexpr Family kEncoders[] = {
+#define ESPALIER_ROW(architecture, make) {#architecture, make},
+    ESPALIER_ENCODERS(ESPALIER_ROW)
+#undef ESPALIER_ROW
+};
 
 constexpr Family kFamilies[] = {
 #define ESPALIER_ROW(architecture, make) {#architecture, make},
@@ -37,10 +44,10 @@ Result<DecoderSpec> make_spec(const Family& family, const JsonObject& config,
 
 Result<std::optional<DecoderSpec>> make_encoder_spec(const JsonObject& config) {
   ESP_ASSIGN_OR_RETURN(const std::vector<std::string> names, config.strings("architectures"));
-  if (names.empty() || names[0] != "LlavaForConditionalGeneration") {
-    return std::optional<DecoderSpec>();
-  }
-  ESP_ASSIGN_OR_RETURN(DecoderSpec spec, make_llava_encoder(config));
+  const auto found = std::ranges::find(kEncoders, names.empty() ? "" : std::string_view(names[0]),
+                                       &Family::architecture);
+  if (found == std::end(kEncoders)) return std::optional<DecoderSpec>();
+  ESP_ASSIGN_OR_RETURN(DecoderSpec spec, found->make_spec(config));
   spec.architecture = names[0] + " (encoder)";
   if (Status status = validate(spec); !status.ok()) {
     return fail(status.with_context(config.name()));

@@ -231,8 +231,15 @@ class Checker {
 
   Status check_selection(const Op& op) const {
     if (op.inputs.size() != op.outputs.size()) return refuse("inputs and outputs differ");
+    const auto* merge = std::get_if<MergeRows>(&op.attributes);
     for (size_t i = 0; i < op.inputs.size(); ++i) {
-      ESP_RETURN_IF_ERROR(expect(op.outputs[i], op.inputs[i].columns));
+      const int32_t columns = op.inputs[i].columns;
+      ESP_RETURN_IF_ERROR(
+          expect(op.outputs[i], merge != nullptr ? merge->count * columns : columns));
+      // Rows side by side are read as one.
+      if (merge != nullptr && columns != program_.buffer(op.inputs[i]).columns) {
+        return refuse("columns of {} are merged", program_.buffer(op.inputs[i]).name);
+      }
     }
     return Status();
   }

@@ -52,20 +52,21 @@ void run_attention(CpuContext& context, const Op& op) {
   const auto& a = op.as<Attention>();
   const CpuView q = context.view(op.inputs[0]), out = context.view(op.outputs[0]);
   const RowCount count = context.rows_of(op.outputs[0]).count;
-  kernels::attention(context.backend(),
-                     {.q = q.data,
-                      .q_stride = q.stride,
-                      .out = out.data,
-                      .out_stride = out.stride,
-                      .heads = a.num_heads,
-                      .entries = a.causal ? context.entries(count) : context.each_row(count),
-                      .page_tables = page_tables(context.batch(), a.sliding_window),
-                      .kv = &context.kv(),
-                      .layer = op.layer,
-                      .scale = a.scale,
-                      .sliding_window = a.sliding_window,
-                      .softcap = a.softcap,
-                      .sinks = context.weights().vector(a.sinks)});
+  kernels::attention(
+      context.backend(),
+      {.q = q.data,
+       .q_stride = q.stride,
+       .out = out.data,
+       .out_stride = out.stride,
+       .heads = a.num_heads,
+       .entries = a.causal ? context.entries(count) : context.each_row(count, a.windowed),
+       .page_tables = page_tables(context.batch(), a.sliding_window),
+       .kv = &context.kv(),
+       .layer = op.layer,
+       .scale = a.scale,
+       .sliding_window = a.sliding_window,
+       .softcap = a.softcap,
+       .sinks = context.weights().vector(a.sinks)});
 }
 
 void run_head_matmul(CpuContext& context, const Op& op) {

@@ -114,15 +114,15 @@ void CpuContext::place_buffers() {
 }
 
 void CpuContext::begin(const ForwardBatch& batch, std::span<const TokenId> token_ids,
-                       const KvView& kv, std::span<const float> patches) {
-  pictures_.patches = patches;
+                       const KvView& kv, const CpuPicture& picture) {
+  pictures_.input = picture;
   batch_ = &batch;
   kv_ = &kv;
   token_ids_ = token_ids;
   output_rows_ = {};
   wanted_.plan(batch.entries);
   place_buffers();
-  ropes_.fill(batch.positions);
+  ropes_.fill(batch, picture.places);
 }
 
 void CpuContext::begin_outputs(std::span<const int32_t> rows, float* out) {
@@ -160,9 +160,9 @@ void CpuContext::alias(const Operand& to, const Operand& from) {
   views_[static_cast<size_t>(to.buffer)] = view(from);
 }
 
-std::span<const BatchEntry> CpuContext::each_row(RowCount count) {
+std::span<const BatchEntry> CpuContext::each_row(RowCount count, bool windowed) {
   pictures_.rows.clear();
-  for (const BatchEntry& entry : entries(count)) {
+  for (const BatchEntry& entry : windowed ? pictures_.input.windows : entries(count)) {
     BatchEntry row = entry;
     row.prefix_len = entry.prefix_len + entry.num_query_tokens - 1;
     row.num_query_tokens = 1;

@@ -31,6 +31,13 @@ struct CpuView {
   int64_t stride = 0;     // elements from one row to the next
 };
 
+// What an encoder reads in place of tokens; spans of its owner's.
+struct CpuPicture {
+  std::span<const float> patches;       // [patches, features]
+  std::span<const int32_t> places;      // [3, patches]: components of rotary positions, or empty
+  std::span<const BatchEntry> windows;  // of attention; empty: there are none
+};
+
 class CpuContext {
  public:
   // collective: of a rank's part of a model; null where the program has no such operations.
@@ -40,10 +47,9 @@ class CpuContext {
   Status reserve(int32_t max_tokens, int32_t max_entries, int64_t output_rows);
 
   // Starts a step. The batch, the ids and the view outlive it.
-  // patches: of an encoder instead of tokens, [patches, features] of all entries' pictures; it
-  // outlives the step too.
+  // picture: of an encoder instead of tokens.
   void begin(const ForwardBatch& batch, std::span<const TokenId> token_ids, const KvView& kv,
-             std::span<const float> patches = {});
+             const CpuPicture& picture = {});
   // The rows that the output section selects from here on, among the wanted rows, and where the
   // section's last buffer lies: out, [rows, columns]; null: in memory of the context.
   void begin_outputs(std::span<const int32_t> rows, float* out);
@@ -67,7 +73,7 @@ class CpuContext {
   const ForwardBatch& batch() const { return *batch_; }
   const KvView& kv() const { return *kv_; }
   std::span<const TokenId> token_ids() const { return token_ids_; }
-  std::span<const float> patches() const { return pictures_.patches; }
+  std::span<const float> patches() const { return pictures_.input.patches; }
   // The ids as rows of a rank's part of the vocabulary; 0 for tokens of other ranks.
   std::span<const TokenId> local_ids(const VocabularyPart& part);
   const WantedRows& wanted() const { return wanted_; }
@@ -75,8 +81,8 @@ class CpuContext {
   // The batch's entries, or their wanted tails.
   std::span<const BatchEntry> entries(RowCount count) const;
   // The same rows, each as an entry at the last position of its own entry, so that causal attention
-  // lets it see all of that entry. REQUIRES: the spec is an encoder's.
-  std::span<const BatchEntry> each_row(RowCount count);
+  // lets it see all of that entry, or of its window. REQUIRES: the spec is an encoder's.
+  std::span<const BatchEntry> each_row(RowCount count, bool windowed);
   const CpuRopes& ropes() const { return ropes_; }
 
  private:
@@ -107,7 +113,7 @@ class CpuContext {
   std::span<const TokenId> token_ids_;
   std::span<const int32_t> output_rows_;
   struct Pictures {  // of an encoder
-    std::span<const float> patches;
+    CpuPicture input;
     std::vector<BatchEntry> rows;  // of each_row()
   };
   Pictures pictures_;

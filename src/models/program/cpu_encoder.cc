@@ -1,5 +1,6 @@
 #include "models/program/cpu_encoder.h"
 
+#include <cmath>
 #include <numeric>
 #include <utility>
 
@@ -13,25 +14,48 @@ namespace {
 
 ImageEncoderInfo describe(const DecoderSpec& spec, const ImageProcessorSpec& processor,
                           const DecoderWeights& weights) {
-  return {.num_rows = spec.patches->num_patches,
+  return {.num_rows = spec.tiles ? 0 : spec.patches->num_patches,
           .width = spec.projector->layers.back().outputs,
-          .patch_size = spec.patches->patch_size,
+          .patches = *spec.patches,
+          .tiles = spec.tiles,
           .processor = processor,
           .num_parameters = spec.num_parameters(),
           .weight_bytes = weights.size_bytes()};
 }
 
+// Keys lie in pages of a square each where there are windows, which begin anywhere.
+int32_t page_size_of(const PatchesSpec& patches, int32_t rows) {
+  return patches.window > 0 ? patches.merge * patches.merge : rows;
+}
+
 // One entry, whose class row, if it has one, is not wanted.
-ForwardBatch one_picture(const PatchesSpec& patches) {
+ForwardBatch one_picture(const PatchesSpec& patches, int32_t rows) {
   ForwardBatch batch;
-  const int32_t rows = patches.num_rows();
-  batch.entries.push_back(
-      {.num_query_tokens = rows, .num_pages = 1, .pooled_begin = patches.class_token ? 1 : 0});
+  const int32_t num_pages = rows / page_size_of(patches, rows);
+  batch.entries.push_back({.num_query_tokens = rows,
+                           .num_pages = num_pages,
+                           .pooled_begin = patches.class_token ? 1 : 0});
   batch.token_ids.assign(static_cast<size_t>(rows), 0);
   batch.positions.resize(static_cast<size_t>(rows));
   std::iota(batch.positions.begin(), batch.positions.end(), 0);
-  batch.page_tables = {0};
+  batch.page_tables.resize(static_cast<size_t>(num_pages));
+  std::iota(batch.page_tables.begin(), batch.page_tables.end(), 0);
   return batch;
+}
+
+std::vector<BatchEntry> window_entries(const PatchesSpec& patches, const PatchOrder& order) {
+  std::vector<BatchEntry> windows;
+  if (patches.window == 0) return windows;
+  const int32_t page_size = page_size_of(patches, 0);
+  int32_t begin = 0;
+  for (const int32_t end : order.window_ends) {
+    windows.push_back({.num_query_tokens = end - begin,
+                       .query_begin = begin,
+                       .page_begin = begin / page_size,
+                       .num_pages = (end - begin) / page_size});
+    begin = end;
+  }
+  return windows;
 }
 
 }  // namespace
@@ -44,11 +68,7 @@ CpuEncoder::CpuEncoder(DecoderSpec spec, const ImageProcessorSpec& processor, Pr
       backend_(std::move(backend)),
       info_(describe(spec_, processor, weights_)),
       context_(spec_, program_, weights_, *backend_),
-      output_begin_(output_begin(program_)),
-      batch_(one_picture(*spec_.patches)),
-      result_rows_(static_cast<size_t>(spec_.patches->num_patches)) {
-  std::iota(result_rows_.begin(), result_rows_.end(), 0);
-}
+      output_begin_(output_begin(program_)) {}
 
 Result<std::unique_ptr<CpuEncoder>> CpuEncoder::create(const DecoderSpec& spec,
                                                        const ImageProcessorSpec& processor,
@@ -70,27 +90,58 @@ Result<std::unique_ptr<CpuEncoder>> CpuEncoder::create(const DecoderSpec& spec,
                        load_weights(*backend, spec, weight_layout(spec), program, types, source));
   std::unique_ptr<CpuEncoder> encoder(
       new CpuEncoder(spec, processor, std::move(program), std::move(weights), std::move(backend)));
-  ESP_RETURN_IF_ERROR(encoder->reserve());
+  if (const int32_t patches = spec.patches->num_patches; patches > 0) {
+    const auto side = static_cast<int32_t>(std::lround(std::sqrt(patches)));
+    ESP_RETURN_IF_ERROR(encoder->begin({side, patches / side}));
+  }
   return encoder;
 }
 
-Status CpuEncoder::reserve() {
-  const int32_t rows = spec_.patches->num_rows();
-  ESP_RETURN_IF_ERROR(context_.reserve(rows, 1, spec_.patches->num_patches));
+Status CpuEncoder::begin(const PatchGrid& grid) {
+  if (grid == grid_) return Status();
+  const PatchesSpec& patches = *spec_.patches;
+  const int32_t rows = grid.size() + (patches.class_token ? 1 : 0);
+  grid_ = {};  // until all below is of the new one
+  ESP_RETURN_IF_ERROR(reserve(rows));
+  PatchOrder order = order_patches(grid, patches);
+  batch_ = one_picture(patches, rows);
+  windows_ = window_entries(patches, order);
+  places_.clear();
+  if (!spec_.ropes.empty()) {
+    places_.resize(3 * order.places.size());
+    for (size_t i = 0; i < order.places.size(); ++i) {
+      places_[order.places.size() + i] = order.places[i].row;
+      places_[2 * order.places.size() + i] = order.places[i].column;
+    }
+  }
+  result_rows_ = std::move(order.squares);
+  kv_.page_size = page_size_of(patches, rows);
+  for (KvView::Layer& layer : kv_.layers) {
+    layer.num_pages = rows / kv_.page_size;
+    layer.set_dense_strides(kv_.page_size);
+  }
+  grid_ = grid;
+  return Status();
+}
+
+Status CpuEncoder::reserve(int32_t rows) {
+  if (rows <= reserved_rows_) return Status();
+  reserved_rows_ = 0;
+  const int32_t merge = spec_.projector->merge;
+  ESP_RETURN_IF_ERROR(context_.reserve(rows, 1, rows / merge));
   const AttentionSpec& attention = spec_.layers[0].attention;
   const size_t plane_bytes =
       static_cast<size_t>(rows) * static_cast<size_t>(attention.kv_dim()) * sizeof(float);
   ESP_ASSIGN_OR_RETURN(keys_, espalier::Buffer::allocate(plane_bytes));
   ESP_ASSIGN_OR_RETURN(values_, espalier::Buffer::allocate(plane_bytes));
-  KvView::Layer layer{.type = KvType::kFloat32,
-                      .k = keys_.data(),
-                      .v = values_.data(),
-                      .num_pages = 1,
-                      .num_kv_heads = attention.num_kv_heads,
-                      .head_dim = attention.head_dim};
-  layer.set_dense_strides(rows);
-  kv_.page_size = rows;
+  const KvView::Layer layer{.type = KvType::kFloat32,
+                            .k = keys_.data(),
+                            .v = values_.data(),
+                            .num_pages = 1,
+                            .num_kv_heads = attention.num_kv_heads,
+                            .head_dim = attention.head_dim};
   kv_.layers.assign(spec_.layers.size(), layer);
+  reserved_rows_ = rows;
   return Status();
 }
 
@@ -98,15 +149,18 @@ void CpuEncoder::run(size_t first, size_t last) {
   for (size_t i = first; i < last; ++i) cpu_op(program_.ops[i].kind)(context_, program_.ops[i]);
 }
 
-void CpuEncoder::encode(std::span<const float> patches, std::span<float> rows) {
-  const PatchesSpec& spec = *spec_.patches;
-  ESP_CHECK(std::ssize(patches) == int64_t{spec.num_patches} * spec.features() &&
-                std::ssize(rows) == int64_t{info_.num_rows} * info_.width,
+Status CpuEncoder::encode_tile(std::span<const float> patches, const PatchGrid& grid,
+                               std::span<float> rows) {
+  ESP_RETURN_IF_ERROR(begin(grid));
+  ESP_CHECK(std::ssize(patches) == int64_t{grid.size()} * spec_.patches->features() &&
+                std::ssize(rows) == std::ssize(result_rows_) * info_.width,
             "{} numbers of patches, {} of rows", patches.size(), rows.size());
-  context_.begin(batch_, batch_.token_ids, kv_, patches);
+  context_.begin(batch_, batch_.token_ids, kv_,
+                 {.patches = patches, .places = places_, .windows = windows_});
   run(0, output_begin_);
   context_.begin_outputs(result_rows_, rows.data());
   run(output_begin_, program_.ops.size());
+  return Status();
 }
 
 }  // namespace espalier::program

@@ -29,12 +29,16 @@ class CpuEncoder final : public ImageEncoder {
                                                     WorkPool& pool, const Rewrite& rewrite = {});
 
   const ImageEncoderInfo& info() const override { return info_; }
-  void encode(std::span<const float> patches, std::span<float> rows) override;
 
  private:
   CpuEncoder(DecoderSpec spec, const ImageProcessorSpec& processor, Program program,
              DecoderWeights weights, std::unique_ptr<kernels::CpuBackend> backend);
-  Status reserve();
+  Status encode_tile(std::span<const float> patches, const PatchGrid& grid,
+                     std::span<float> rows) override;
+  std::span<const float> line_end() const override { return weights_.line_end; }
+  // Sizes all memory for pictures of this grid, and states its rows, windows and places.
+  Status begin(const PatchGrid& grid);
+  Status reserve(int32_t rows);
   void run(size_t first, size_t last);
 
   const DecoderSpec spec_;
@@ -44,7 +48,11 @@ class CpuEncoder final : public ImageEncoder {
   ImageEncoderInfo info_;
   CpuContext context_;
   const size_t output_begin_;  // of program_.ops
+  PatchGrid grid_;             // of what follows
   ForwardBatch batch_;         // one picture
+  std::vector<BatchEntry> windows_;
+  std::vector<int32_t> places_;  // [3, patches]: time, height, width; empty without sections
+  int32_t reserved_rows_ = 0;
   espalier::Buffer keys_, values_;
   KvView kv_;  // all layers in the same memory
   std::vector<int32_t> result_rows_;

@@ -208,8 +208,12 @@ void run_select_rows(CpuContext& context, const Op& op) {
     if (count == RowCount::kWanted) {
       for (const auto& tail : context.wanted().tails()) copy(tail.source_row, tail.row, tail.count);
     } else {
+      const auto* merge = std::get_if<MergeRows>(&op.attributes);
+      const int64_t merged = merge != nullptr ? merge->count : 1;
       const auto rows = context.output_rows();
-      for (size_t row = 0; row < rows.size(); ++row) copy(rows[row], static_cast<int64_t>(row), 1);
+      for (size_t row = 0; row < rows.size(); ++row) {
+        copy(merged * rows[row], static_cast<int64_t>(row), 1);
+      }
     }
   }
 }

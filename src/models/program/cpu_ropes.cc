@@ -1,5 +1,6 @@
 #include "models/program/cpu_ropes.h"
 
+#include <algorithm>
 #include <numeric>
 
 #include "models/rope_table.h"
@@ -19,16 +20,46 @@ Status CpuRopes::reserve(int32_t max_tokens) {
                                                            floats * sizeof(float)));
   rows_.resize(static_cast<size_t>(max_tokens));
   std::iota(rows_.begin(), rows_.end(), 0);
+  const auto sections = [](const RopeSpec& rope) { return !rope.sections.empty(); };
+  if (std::ranges::any_of(spec_.ropes, sections) && !spec_.patches) {
+    places_.reserve(3 * static_cast<size_t>(max_tokens));
+  }
   return Status();
 }
 
-void CpuRopes::fill(std::span<const int32_t> positions) {
+std::span<const int32_t> CpuRopes::places_of(const ForwardBatch& batch) {
+  const size_t tokens = batch.positions.size();
+  places_.clear();
+  for (int component = 0; component < 3; ++component) {
+    places_.insert(places_.end(), batch.positions.begin(), batch.positions.end());
+  }
+  for (const RotarySpan& span : batch.rotary_spans) {
+    for (int32_t i = 0; i < span.count; ++i) {
+      const int32_t row = span.first_row + i;
+      const bool text = span.columns == 0;
+      int32_t* const place = places_.data() + span.token_begin + i;
+      place[0] = span.position + (text ? i : 0);
+      place[tokens] = span.position + (text ? i : row / span.columns);
+      place[2 * tokens] = span.position + (text ? i : row % span.columns);
+    }
+  }
+  return places_;
+}
+
+void CpuRopes::fill(const ForwardBatch& batch, std::span<const int32_t> places) {
+  const std::span<const int32_t> positions = batch.positions;
   num_tokens_ = std::ssize(positions);
+  if (places.empty() && !batch.rotary_spans.empty()) places = places_of(batch);
   float* table = tables_.as<float>();
   for (size_t i = 0; i < frequencies_.size(); ++i) {
+    const RopeSpec& rope = spec_.ropes[i];
     const size_t count = positions.size() * frequencies_[i].size();
-    fill_rope_rows(frequencies_[i], static_cast<float>(spec_.ropes[i].attention_factor), positions,
-                   table, table + count);
+    const auto factor = static_cast<float>(rope.attention_factor);
+    if (places.empty() || rope.sections.empty()) {
+      fill_rope_rows(frequencies_[i], factor, positions, table, table + count);
+    } else {
+      fill_section_rows(frequencies_[i], rope.sections, factor, places, table, table + count);
+    }
     table += 2 * count;
   }
 }

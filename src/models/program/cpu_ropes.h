@@ -7,6 +7,7 @@
 
 #include "base/status.h"
 #include "models/decoder_spec.h"
+#include "seams/forward_batch.h"
 #include "tensor/buffer.h"
 
 namespace espalier::program {
@@ -23,7 +24,8 @@ class CpuRopes {
  public:
   explicit CpuRopes(const DecoderSpec& spec);
   Status reserve(int32_t max_tokens);
-  void fill(std::span<const int32_t> positions);
+  // places: of an encoder's patches, [3, patches]: time, height and width, instead of positions.
+  void fill(const ForwardBatch& batch, std::span<const int32_t> places = {});
   CpuRope of(int32_t index) const;
   // 0, 1, 2 ...: the rows of the tables, one for each token.
   std::span<const int32_t> rows(int64_t count) const {
@@ -31,11 +33,15 @@ class CpuRopes {
   }
 
  private:
+  // The components of all tokens' rotary positions, [3, tokens].
+  std::span<const int32_t> places_of(const ForwardBatch& batch);
+
   const DecoderSpec& spec_;
   std::vector<std::vector<float>> frequencies_;  // of each rope, [rotary_dim / 2]
   espalier::Buffer tables_;                      // of each rope cos, then sin, one after the other
   std::vector<int32_t> rows_;
-  int64_t num_tokens_ = 0;  // of the step
+  std::vector<int32_t> places_;  // of a batch with rotary spans
+  int64_t num_tokens_ = 0;       // of the step
 };
 
 }  // namespace espalier::program

@@ -168,7 +168,8 @@ void lower_attention(Builder& b, const LayerSpec& layer, const Operand& hidden) 
                   .softcap = a.softcap,
                   .sinks = b.weight_if(a.sinks, WeightKind::kSinks),
                   .latent = latent,
-                  .causal = a.causal});
+                  .causal = a.causal,
+                  .windowed = a.windowed});
   const Operand branch = b.buffer("branch", hidden.columns);
   b.matmul(b.weight(WeightKind::kAttentionOutput),
            b.weight_if(a.output_bias, WeightKind::kAttentionOutputBias),
@@ -346,6 +347,24 @@ void lower_pooling(Builder& b, const Operand& x) {
   }
 }
 
+// The rows that something is made of, normed; of an encoder several of them side by side.
+Operand lower_outputs(Builder& b, const Operand& hidden) {
+  const DecoderSpec& spec = b.spec();
+  const int32_t merge = spec.projector ? spec.projector->merge : 1;
+  const Operand outputs = b.buffer("outputs", merge * spec.hidden_size, {RowCount::kOutputs});
+  const auto norm = [&](const Operand& x) {
+    if (spec.final_norm) b.norm(*spec.final_norm, WeightKind::kFinalNorm, x, x);
+  };
+  if (merge > 1) {
+    norm(hidden);
+    b.add(OpKind::kSelectRows, {hidden}, {outputs}, MergeRows{merge});
+  } else {
+    b.add(OpKind::kSelectRows, {hidden}, {outputs});
+    norm(outputs);
+  }
+  return outputs;
+}
+
 }  // namespace
 
 Program lower(const DecoderSpec& spec) {
@@ -355,9 +374,7 @@ Program lower(const DecoderSpec& spec) {
     lower_layer(b, i, hidden);
   }
   b.set_layer(-1);
-  const Operand outputs = b.buffer("outputs", spec.hidden_size, {RowCount::kOutputs});
-  b.add(OpKind::kSelectRows, {hidden}, {outputs});
-  if (spec.final_norm) b.norm(*spec.final_norm, WeightKind::kFinalNorm, outputs, outputs);
+  const Operand outputs = lower_outputs(b, hidden);
   if (spec.projector) {
     lower_projector(b, outputs);
   } else {

@@ -55,6 +55,7 @@ class Writer {
   }
   void operator()(const Scale& a) { put("factor", a.factor); }
   void operator()(const Softcap& a) { put("cap", a.cap); }
+  void operator()(const MergeRows& a) { put("rows", a.count); }
   void operator()(const Norm& a) {
     put("kind", norm_name(a.spec));
     put("epsilon", a.spec.epsilon);
@@ -97,6 +98,7 @@ class Writer {
     if (a.sliding_window > 0) put("window", a.sliding_window);
     if (a.softcap > 0) put("softcap", a.softcap);
     if (!a.causal) put("causal", false);
+    if (a.windowed) put("windowed", true);
   }
   void operator()(const ResidualAdd& a) {
     if (a.scale != 1) put("scale", a.scale);

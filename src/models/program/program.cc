@@ -48,8 +48,9 @@ std::string_view weight_name(WeightKind kind) {
                                                 "pooling_head",
                                                 "pooling_head_bias",
                                                 "projector",
-                                                "projector_bias"};
-  static_assert(std::size(kNames) == static_cast<size_t>(WeightKind::kProjectorBias) + 1);
+                                                "projector_bias",
+                                                "line_end"};
+  static_assert(std::size(kNames) == static_cast<size_t>(WeightKind::kLineEnd) + 1);
   return kNames[static_cast<size_t>(kind)];
 }
 
@@ -63,6 +64,7 @@ class WeightCollector {
   void operator()(const VocabularyPart&) {}
   void operator()(const Scale&) {}
   void operator()(const Softcap&) {}
+  void operator()(const MergeRows&) {}
   void operator()(const Activation&) {}
   void operator()(const HeadCopy&) {}
   void operator()(const Rope&) {}

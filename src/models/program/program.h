@@ -113,6 +113,11 @@ struct Softcap {
   float cap = 0;
 };
 
+// Of a selection of output rows: each is so many rows of x, one behind the other.
+struct MergeRows {
+  int32_t count = 1;
+};
+
 // x: [rows, groups, columns / groups]; each group by itself, with one weight for all.
 struct Norm {
   NormSpec spec;
@@ -179,8 +184,9 @@ struct Attention {
   int32_t sliding_window = 0;  // tokens that a query sees, itself included; 0: all
   float softcap = 0;
   WeightId sinks;
-  bool latent = false;  // there is one plane, of keys that are values too
-  bool causal = true;   // false: each query sees all of its sequence
+  bool latent = false;    // there is one plane, of keys that are values too
+  bool causal = true;     // false: each query sees all of its sequence
+  bool windowed = false;  // or its window of the picture, where not causal
 };
 
 struct ResidualAdd {
@@ -262,8 +268,8 @@ struct Megakernel {
   int32_t num_layers = 0;
 };
 
-using Attributes = std::variant<std::monostate, VocabularyPart, Scale, Softcap, Norm, Activation,
-                                Matmul, HeadMatmul, HeadCopy, Rope, KvAppend, Attention,
+using Attributes = std::variant<std::monostate, VocabularyPart, Scale, Softcap, MergeRows, Norm,
+                                Activation, Matmul, HeadMatmul, HeadCopy, Rope, KvAppend, Attention,
                                 ResidualAdd, AllReduce, MoeRoute, MoeMatmul, MoeCombine, Pool,
                                 QkRopeAppend, MoeExperts, MoeBlock, LatentPrefill, Megakernel>;
 

@@ -1,0 +1,69 @@
+#include "media/tiles.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "base/check.h"
+
+namespace espalier {
+namespace {
+
+using Size = ImageProcessorSpec::Size;
+
+// The largest picture of this shape within `room`; at least a pixel, which Python's floats may
+// miss.
+Size fitted_size(const Image& image, const Size& room) {
+  const double wide = static_cast<double>(room.width) / image.width;
+  const double high = static_cast<double>(room.height) / image.height;
+  const auto length = [](int32_t of, double scale, int32_t most) {
+    return std::clamp(static_cast<int32_t>(std::ceil(of * scale)), 1, most);
+  };
+  if (wide < high) return {room.width, length(image.height, wide, room.height)};
+  return {length(image.width, high, room.width), room.height};
+}
+
+}  // namespace
+
+Size best_resolution(std::span<const Size> resolutions, int32_t width, int32_t height) {
+  Size best;
+  int64_t most_shown = 0, least_margin = INT64_MAX;
+  for (const Size& size : resolutions) {
+    const double scale = std::min(static_cast<double>(size.width) / width,
+                                  static_cast<double>(size.height) / height);
+    const auto shown_width = static_cast<int64_t>(width * scale);
+    const auto shown_height = static_cast<int64_t>(height * scale);
+    const int64_t shown = std::min(shown_width * shown_height, int64_t{width} * height);
+    const int64_t margin = int64_t{size.width} * size.height - shown;
+    if (shown < most_shown || (shown == most_shown && margin >= least_margin)) continue;
+    best = size;
+    most_shown = shown;
+    least_margin = margin;
+  }
+  return best;
+}
+
+Tiles cut_tiles(const Image& image, const ImageProcessorSpec& spec, int32_t side) {
+  Tiles out;
+  out.pixels.push_back(normalize(resize(image, side, side, spec.filter), spec));
+  const Size room = best_resolution(spec.resolutions, image.width, image.height);
+  ESP_CHECK(room.width >= side && room.width % side == 0 && room.height % side == 0);
+  const Size size = fitted_size(image, room);
+  const Image fitted = resize(image, size.width, size.height, spec.filter);
+  const int32_t left = (room.width - size.width) / 2, top = (room.height - size.height) / 2;
+  out.rows = room.height / side;
+  out.columns = room.width / side;
+  for (int32_t i = 0; i < out.rows * out.columns; ++i) {
+    const int32_t x0 = i % out.columns * side - left, y0 = i / out.columns * side - top;
+    Image tile{.width = side, .height = side, .rgb = {}};
+    tile.rgb.resize(static_cast<size_t>(side) * static_cast<size_t>(side) * 3);
+    const int32_t from = std::max(x0, 0), end = std::min(x0 + side, size.width);
+    for (int32_t y = std::max(y0, 0); y < std::min(y0 + side, size.height) && from < end; ++y) {
+      std::copy_n(fitted.rgb.begin() + (int64_t{y} * size.width + from) * 3, (end - from) * 3,
+                  tile.rgb.begin() + (int64_t{y - y0} * side + from - x0) * 3);
+    }
+    out.pixels.push_back(normalize(tile, spec));
+  }
+  return out;
+}
+
+}  // namespace espalier

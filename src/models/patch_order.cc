@@ -1,0 +1,72 @@
+#include "models/patch_order.h"
+
+#include <algorithm>
+
+#include "base/check.h"
+
+namespace espalier {
+namespace {
+
+// Squares of [row, end_row) x [column, end_column), row by row; places are of patches.
+struct Window {
+  int32_t row = 0, end_row = 0;
+  int32_t column = 0, end_column = 0;
+};
+
+void append(const Window& window, int32_t merge, int32_t columns, PatchOrder& out) {
+  for (int32_t row = window.row; row < window.end_row; ++row) {
+    for (int32_t column = window.column; column < window.end_column; ++column) {
+      out.squares[static_cast<size_t>(row) * static_cast<size_t>(columns) +
+                  static_cast<size_t>(column)] =
+          static_cast<int32_t>(out.places.size()) / (merge * merge);
+      for (int32_t i = 0; i < merge * merge; ++i) {
+        out.places.push_back({row * merge + i / merge, column * merge + i % merge});
+      }
+    }
+  }
+  out.window_ends.push_back(static_cast<int32_t>(out.places.size()));
+}
+
+}  // namespace
+
+PatchOrder order_patches(const PatchGrid& grid, const PatchesSpec& patches) {
+  ESP_CHECK(
+      patches.merge > 0 && grid.rows % patches.merge == 0 && grid.columns % patches.merge == 0,
+      "{} x {} patches in squares of {}", grid.rows, grid.columns, patches.merge);
+  const int32_t rows = grid.rows / patches.merge, columns = grid.columns / patches.merge;
+  PatchOrder out;
+  out.places.reserve(static_cast<size_t>(grid.size()));
+  out.squares.resize(static_cast<size_t>(rows) * static_cast<size_t>(columns));
+  const int32_t side = patches.window > 0 ? patches.window : std::max(rows, columns);
+  for (int32_t row = 0; row < rows; row += side) {
+    for (int32_t column = 0; column < columns; column += side) {
+      append({row, std::min(row + side, rows), column, std::min(column + side, columns)},
+             patches.merge, columns, out);
+    }
+  }
+  return out;
+}
+
+std::vector<float> cut_patches(const PixelValues& pixels, const PatchGrid& grid,
+                               const PatchesSpec& patches) {
+  const int32_t side = patches.patch_size;
+  std::vector<float> out(static_cast<size_t>(grid.size()) *
+                         static_cast<size_t>(patches.features()));
+  auto to = out.begin();
+  for (const PatchOrder::Place& place : order_patches(grid, patches).places) {
+    for (int32_t c = 0; c < patches.channels; ++c) {
+      const auto begin = to;
+      for (int32_t y = place.row * side; y < (place.row + 1) * side; ++y) {
+        const int64_t from =
+            (int64_t{c} * pixels.height + y) * pixels.width + int64_t{place.column} * side;
+        to = std::copy_n(pixels.values.begin() + from, side, to);
+      }
+      for (int32_t frame = 1; frame < patches.frames; ++frame) {
+        to = std::copy_n(begin, side * side, to);
+      }
+    }
+  }
+  return out;
+}
+
+}  // namespace espalier
