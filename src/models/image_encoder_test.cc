@@ -1,6 +1,7 @@
 // Encoders of pictures against transformers, and broken on purpose: each part must be noticed.
 #include "models/image_encoder.h"
 
+#include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -95,7 +96,9 @@ TEST_P(ImageEncoderGolden, EqualsTransformers) {
   auto encoder = load();
   ASSERT_TRUE(encoder) << encoder.error().message();
   EXPECT_EQ((*encoder)->info().width, 32);
-  EXPECT_LT(error_of(**encoder, GetParam()), 1e-4f);
+  const float error = error_of(**encoder, GetParam());
+  RecordProperty("error", fmt::format("{:.1e}", error));
+  EXPECT_LT(error, 1e-4f);
 }
 
 TEST_P(ImageEncoderGolden, IsFoundByItsFolder) {
