@@ -26,6 +26,7 @@ from ._primitives import (assistant, assistant_begin, assistant_end, exact_likel
                           system, system_begin, system_end, token_length_normalized,
                           unconditional_likelihood_normalized, user, user_begin, user_end, video)
 from ._programs import Function, fold_constants, function, optimize, run_graph, text_async_iter
+from ._weights import share_weights, update_weights
 
 _native._set_package(os.path.join(os.path.dirname(__file__), ""), Error, make_error)
 for name, method in (("run", run_graph), ("optimize", optimize),
@@ -44,9 +45,9 @@ def _end() -> None:
 __all__ = [
     "assistant", "assistant_begin", "assistant_end", "exact_likelihood", "flush_cache", "function",
     "gen", "gen_int", "gen_string", "get_server_info", "global_config", "greedy_token_selection",
-    "image", "select", "separate_reasoning", "set_default_backend", "system", "system_begin",
-    "system_end", "token_length_normalized", "unconditional_likelihood_normalized", "user",
-    "user_begin", "user_end", "video", "Anthropic", "Backend", "ChoicesMethod", "Engine", "Error",
+    "image", "select", "separate_reasoning", "set_default_backend", "share_weights", "system",
+    "system_begin", "system_end", "token_length_normalized", "unconditional_likelihood_normalized",
+    "update_weights", "user", "user_begin", "user_end", "video", "Anthropic", "Backend", "ChoicesMethod", "Engine", "Error",
     "Expr", "Function", "Graph", "InvalidArgumentError", "NotFoundError", "OpenAI", "Plan",
     "ProgramState", "ProgramStateGroup", "Recorder", "Runtime", "RuntimeEndpoint", "Value",
 ]

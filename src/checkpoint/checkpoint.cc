@@ -74,6 +74,14 @@ Result<Checkpoint> Checkpoint::open(const std::filesystem::path& path) {
   return checkpoint;
 }
 
+Result<Checkpoint> Checkpoint::open_file(const std::filesystem::path& path) {
+  Checkpoint checkpoint;
+  checkpoint.folder_ = path;
+  ESP_RETURN_IF_ERROR(checkpoint.add_file(path));
+  std::ranges::sort(checkpoint.tensors_, {}, &CheckpointTensor::name);
+  return checkpoint;
+}
+
 Status Checkpoint::open_folder() {
   std::error_code ignored;
   if (std::filesystem::exists(folder_ / kSingleFile, ignored)) {
@@ -142,6 +150,24 @@ Status Checkpoint::read_index(const std::filesystem::path& path) {
                    extra ? *h : *n);
     }
   }
+  return Status();
+}
+
+Status Checkpoint::replace_some(SafetensorsFile file) {
+  for (const CheckpointTensor& tensor : file.tensors()) {
+    const auto old = require(tensor.name, tensor.shape);
+    if (!old) return old.error();
+    if ((*old)->reader != nullptr || !tensor.readable()) {
+      return error(StatusCode::kUnimplemented,
+                   "the tensor '{}' is {} here and {} in the checkpoint: one that is stored in "
+                   "codes is replaced with all others, from a whole checkpoint",
+                   tensor.name, tensor.dtype_name, (*old)->dtype_name);
+    }
+  }
+  for (const CheckpointTensor& tensor : file.tensors()) {
+    *std::ranges::lower_bound(tensors_, tensor.name, {}, &CheckpointTensor::name) = tensor;
+  }
+  files_.push_back(std::move(file));
   return Status();
 }
 

@@ -26,6 +26,13 @@ class Checkpoint {
   // are no weights, kUnimplemented, with advice, for PyTorch's pickles.
   static Result<Checkpoint> open(const std::filesystem::path& path);
 
+  // The tensors of one safetensors file.
+  static Result<Checkpoint> open_file(const std::filesystem::path& path);
+
+  // Takes this file's tensors in place of those of the same names. Fails by name, and changes
+  // nothing, where there is none, it has another shape, or it is computed from several.
+  Status replace_some(SafetensorsFile file);
+
   // Sorted by name.
   std::span<const CheckpointTensor> tensors() const { return tensors_; }
   const CheckpointTensor* find(std::string_view name) const;  // null when there is none

@@ -95,10 +95,10 @@ Status Engine::close_session(std::string_view) {
 Result<std::vector<TokenId>> Engine::session_prompt(const SessionParams&, std::vector<TokenId>) {
   return fail(error(StatusCode::kUnimplemented, "this engine has no sessions"));
 }
-void Engine::read_cache_nodes(const CacheNodesQuery&, CacheNodesDone done) {
+void Engine::read_cache(const CacheNodesQuery&, CacheNodesDone done) {
   done(fail(error(StatusCode::kUnimplemented, "this engine's cache cannot be read")));
 }
-Result<CacheEvents> Engine::read_cache_events(uint64_t, size_t) const {
+Result<CacheEvents> Engine::read_cache(uint64_t, size_t) const {
   return fail(error(StatusCode::kFailedPrecondition,
                     "no events of the cache are kept: set num_cache_events (--kv-events-config)"));
 }
@@ -176,7 +176,8 @@ Result<std::unique_ptr<Engine>> create_one(const EngineConfig& user, MakePrefixC
                       .image_work = std::move(started.image_work),
                       .image_encoder = std::move(started.image_encoder),
                       .make_cache = std::move(make_cache),
-                      .expert_counts = std::move(started.expert_counts)};
+                      .expert_counts = std::move(started.expert_counts),
+                      .weights = std::move(started.weights)};
   if (parts.expert_counts) ESP_RETURN_IF_ERROR(parts.expert_counts->begin());
   if (!config.model.skip_tokenizer_init) {
     ESP_ASSIGN_OR_RETURN(parts.tokenizer, open_tokenizer(config.model.tokenizer_path.empty()

@@ -24,6 +24,7 @@
 #include "models/expert_counts.h"
 #include "models/image_encoder.h"
 #include "models/model.h"
+#include "models/model_weights.h"
 #include "seams/cache_event.h"
 #include "seams/cache_nodes.h"
 #include "seams/draft_counts.h"
@@ -33,6 +34,7 @@
 namespace espalier {
 
 class Executor;
+class WeightControl;
 
 // Makes an engine's tiers; tests put stores of their own here.
 using MakeTiers = std::function<Result<std::unique_ptr<KvTiers>>(
@@ -180,6 +182,7 @@ class Engine {
     MakePrefixCache make_cache = make_prefix_cache;
     MakeTiers make_tiers;                         // null: what the configuration names
     std::unique_ptr<ExpertCounts> expert_counts;  // null: the model does not count
+    std::unique_ptr<ModelWeights> weights;  // of the executor's model; null: they stay as they are
   };
   static Result<std::unique_ptr<Engine>> create(const EngineConfig& config, Parts parts);
   virtual ~Engine();
@@ -229,6 +232,9 @@ class Engine {
   virtual Status unload_adapter(const std::string& name);
   virtual std::vector<LoadedAdapter> adapters() const { return {}; }
 
+  // Replaces the weights while the engine serves; null where they cannot be.
+  virtual WeightControl* weights() { return nullptr; }
+
   // Drops all that is cached on the device and in the host's memory; what storage has stays.
   // kFailedPrecondition while requests run or wait.
   virtual Status flush_cache() = 0;
@@ -247,12 +253,12 @@ class Engine {
 
   // What the cache has come to hold and given up, from event number `from` on (0 is 1), at most so
   // many. kFailedPrecondition where num_cache_events is 0.
-  virtual Result<CacheEvents> read_cache_events(uint64_t from, size_t num_events_max) const;
+  virtual Result<CacheEvents> read_cache(uint64_t from, size_t num_events_max) const;
 
   // The nodes of the prefix cache's radix tree, a few at a time. `done` is called once, on the
   // scheduler's thread between two steps, and must not block. Callers keep one query under way, so
   // that a step waits for the work of one.
-  virtual void read_cache_nodes(const CacheNodesQuery& query, CacheNodesDone done);
+  virtual void read_cache(const CacheNodesQuery& query, CacheNodesDone done);
 
   // Starts or stops a profile (watch/step_profile.h). Returns at once.
   virtual void profile(ProfileCall call);

@@ -79,6 +79,16 @@ WatchdogLimits watchdog_limits(const EngineConfig& c) {
           .hard = duration(c.watch.watchdog_timeout)};
 }
 
+// Where there are no ModelWeights, or they are not used.
+Status why_weights_stay(const ModelInfo& info) {
+  if (info.images)
+    return error(StatusCode::kUnimplemented,
+                 "{} reads pictures, and the weights of its encoder are not replaced: start a "
+                 "server with the new model",
+                 info.architecture);
+  return error(StatusCode::kUnimplemented, "the weights of this engine are not replaced");
+}
+
 std::string share_of(const EngineConfig& c, const LiveRequest& request) {
   if (c.schedule.fair_share == "tenant")
     return request.tenant.empty() ? request.cache_namespace : request.tenant;
@@ -111,6 +121,11 @@ EngineImpl::EngineImpl(const EngineConfig& config, Parts parts, CacheParts cache
       sessions_(make_sessions(config, parts_, clock_)) {
   loop_ = std::make_unique<EngineLoop>(config_, parts_.info, *parts_.executor, cache_parts_,
                                        registry_, *sessions_, parts_.tokenizer.get());
+  weights_ = std::make_unique<WeightControl>(
+      WeightControl::Parts{.push = [this](Message message) { loop_->push(std::move(message)); },
+                           .engine = *this,
+                           .weights = parts_.info.images ? nullptr : parts_.weights.get(),
+                           .unsupported = why_weights_stay(parts_.info)});
   if (const WatchdogLimits limits = watchdog_limits(config_); limits.any())
     watchdog_ = std::make_unique<Watchdog>(limits, loop_->progress());
   if (parts_.image_encoder)
@@ -146,6 +161,7 @@ EngineImpl::~EngineImpl() {
   tokenizers_.reset();
   grammars_.reset();
   images_.reset();
+  weights_.reset();
   watchdog_.reset();  // it reads the progress of the loop
   loop_.reset();
 }
@@ -445,12 +461,12 @@ Result<std::vector<TokenId>> EngineImpl::session_prompt(const SessionParams& par
   return sessions_->prompt(params, std::move(ids));
 }
 
-void EngineImpl::read_cache_nodes(const CacheNodesQuery& query, CacheNodesDone done) {
+void EngineImpl::read_cache(const CacheNodesQuery& query, CacheNodesDone done) {
   loop_->push(CacheNodesMessage{query, std::move(done)});
 }
 
-Result<CacheEvents> EngineImpl::read_cache_events(uint64_t from, size_t num_events_max) const {
-  if (cache_parts_.events == nullptr) return Engine::read_cache_events(from, num_events_max);
+Result<CacheEvents> EngineImpl::read_cache(uint64_t from, size_t num_events_max) const {
+  if (cache_parts_.events == nullptr) return Engine::read_cache(from, num_events_max);
   return cache_parts_.events->read(from, num_events_max);
 }
 

@@ -20,6 +20,7 @@
 #include "engine/startup/cache_parts.h"
 #include "engine/text_io/tokenizer_pool.h"
 #include "engine/watch/watchdog.h"
+#include "engine/weights/weight_control.h"
 
 namespace espalier {
 
@@ -42,14 +43,15 @@ class EngineImpl final : public Engine {
                                    const std::filesystem::path& path) override;
   Status unload_adapter(const std::string& name) override;
   std::vector<LoadedAdapter> adapters() const override { return adapters_.list(); }
+  WeightControl* weights() override { return weights_.get(); }
   Status flush_cache() override;
   Result<std::vector<StorageReport>> storage(const StorageRequest& request) override;
   Status pause_generation(PauseMode mode) override;
   Status continue_generation() override;
   void drain(Duration timeout) override;
 
-  Result<CacheEvents> read_cache_events(uint64_t from, size_t num_events_max) const override;
-  void read_cache_nodes(const CacheNodesQuery& query, CacheNodesDone done) override;
+  Result<CacheEvents> read_cache(uint64_t from, size_t num_events_max) const override;
+  void read_cache(const CacheNodesQuery& query, CacheNodesDone done) override;
   void profile(ProfileCall call) override { loop_->push(ProfileMessage{std::move(call)}); }
   EngineStats stats() const override;
   const ModelInfo& model_info() const override { return parts_.info; }
@@ -80,6 +82,7 @@ class EngineImpl final : public Engine {
   // Taken down in this order: no tokens after the loop is gone, no loop after its parts are. The
   // loop's grammars are of the compiler's vocabulary, which they share.
   std::unique_ptr<EngineLoop> loop_;
+  std::unique_ptr<WeightControl> weights_;     // pushes to loop_
   std::unique_ptr<Watchdog> watchdog_;         // of loop_; null without a limit
   std::unique_ptr<TokenizerPool> tokenizers_;  // null without a tokenizer
   std::unique_ptr<GrammarCompiler> grammars_;  // the same

@@ -118,6 +118,7 @@ class ModelWithPool final : public Model {
     return model_->load_adapter(id, folder, rank_max);
   }
   void unload_adapter(AdapterId id) override { model_->unload_adapter(id); }
+  Status replace_weights(const OpenWeights& open) override { return model_->replace_weights(open); }
 
  private:
   std::unique_ptr<WorkPool> pool_;  // outlives model_
@@ -247,6 +248,11 @@ Result<AdapterInfo> Model::load_adapter(AdapterId, const std::filesystem::path&,
   return fail(error(StatusCode::kFailedPrecondition,
                     "{} was loaded without room for adapters: set --enable-lora",
                     info().architecture));
+}
+
+Status Model::replace_weights(const OpenWeights&) {
+  return error(StatusCode::kUnimplemented, "the weights of {} cannot be replaced: start anew",
+               info().architecture);
 }
 
 Result<JsonObject> read_changed_config(const ModelLoadOptions& options) {

@@ -19,7 +19,9 @@
 
 namespace espalier {
 
+class WeightSource;
 class WorkPool;
+struct Ranks;
 
 // Of a model whose texts become vectors.
 struct PooledInfo {
@@ -132,6 +134,11 @@ struct ForwardOutput {
 using InputLogitsSink =
     std::function<void(int32_t entry, int32_t target, std::span<const float> logits)>;
 
+// Opens the weights of the whole model for one rank. threads: of that rank. Called on the rank's
+// thread, all ranks at the same time.
+using OpenWeights =
+    std::function<std::unique_ptr<WeightSource>(const Ranks& ranks, WorkPool& threads)>;
+
 // Not thread-safe: one forward at a time, from one thread (it uses the pool's threads inside).
 class Model {
  public:
@@ -160,6 +167,10 @@ class Model {
                                            int32_t rank_max);
   // Unknown ids are no error. Thread-safe; entries that still name it run without an adapter.
   virtual void unload_adapter(AdapterId) {}
+
+  // Loads weights of the same shapes in place of the model's, all of them or, where it fails, none.
+  // Holds both until it returns. REQUIRES that no forward runs.
+  virtual Status replace_weights(const OpenWeights& open);
 };
 
 // Reads config.json and loads the weights. Fails by name: an architecture that is not known (with

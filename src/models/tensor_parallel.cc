@@ -51,25 +51,41 @@ Result<std::unique_ptr<Model>> TensorParallelModel::create(
 
 Status TensorParallelModel::load(const DecoderSpec& spec, const WeightTypes& types,
                                  const OpenWeights& open, ExpertCounts* expert_counts) {
-  std::vector<Status> failures(ranks_.size());
-  threads_->run([&](int32_t index) {
+  ESP_RETURN_IF_ERROR(each([&](int32_t index) -> Status {
     Rank& rank = ranks_[static_cast<size_t>(index)];
     Collective& collective = collectives_->rank(index);
     const auto source = open(collective.ranks(), *rank.threads);
-    auto model =
-        program::CpuModel::create(spec, types, *source, *rank.threads,
-                                  {.collective = &collective, .expert_counts = expert_counts});
-    if (model) {
-      rank.model = *std::move(model);
-    } else {
-      failures[static_cast<size_t>(index)] = std::move(model).error();
-    }
-  });
+    ESP_ASSIGN_OR_RETURN(rank.model, program::CpuModel::create(spec, types, *source, *rank.threads,
+                                                               {.collective = &collective,
+                                                                .expert_counts = expert_counts}));
+    return Status();
+  }));
+  info_ = describe_model(spec);
+  for (const Rank& rank : ranks_) info_.weight_bytes += rank.model->info().weight_bytes;
+  return Status();
+}
+
+Status TensorParallelModel::each(const std::function<Status(int32_t)>& fn) {
+  std::vector<Status> failures(ranks_.size());
+  threads_->run([&](int32_t index) { failures[static_cast<size_t>(index)] = fn(index); });
   for (Status& failure : failures) {
     if (!failure.ok()) return std::move(failure);
   }
-  info_ = describe_model(spec);
-  for (const Rank& rank : ranks_) info_.weight_bytes += rank.model->info().weight_bytes;
+  return Status();
+}
+
+// No rank takes its new weights before all have read theirs.
+Status TensorParallelModel::replace_weights(const OpenWeights& open) {
+  std::vector<DecoderWeights> weights(ranks_.size());
+  ESP_RETURN_IF_ERROR(each([&](int32_t index) -> Status {
+    Rank& rank = ranks_[static_cast<size_t>(index)];
+    const auto source = open(collectives_->rank(index).ranks(), *rank.threads);
+    ESP_ASSIGN_OR_RETURN(weights[static_cast<size_t>(index)], rank.model->read_weights(*source));
+    return Status();
+  }));
+  for (size_t i = 0; i < ranks_.size(); ++i) {
+    ranks_[i].model->set_weights(std::move(weights[i]));
+  }
   return Status();
 }
 

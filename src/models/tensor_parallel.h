@@ -24,11 +24,6 @@
 
 namespace espalier {
 
-// Opens the weights of the whole model for one rank. threads: of that rank. Called on the rank's
-// thread, all ranks at the same time.
-using OpenWeights =
-    std::function<std::unique_ptr<WeightSource>(const Ranks& ranks, WorkPool& threads)>;
-
 // Threads of all ranks together, of which each rank has at least one, and the first of the usable
 // processors that they are bound to.
 struct RankThreadsConfig {
@@ -51,6 +46,7 @@ class TensorParallelModel final : public Model {
   ForwardOutput forward(const ForwardBatch& batch, std::span<const TokenId> token_ids,
                         const KvView& kv, const InputLogitsSink& input_logits) override;
   std::vector<float> finish_pooled(std::span<const float> row) override;
+  Status replace_weights(const OpenWeights& open) override;
 
  private:
   struct Rank {
@@ -62,6 +58,8 @@ class TensorParallelModel final : public Model {
   TensorParallelModel(int32_t num_ranks, const RankThreadsConfig& threads);
   Status load(const DecoderSpec& spec, const WeightTypes& types, const OpenWeights& open,
               ExpertCounts* expert_counts);
+  // Calls fn(rank's index) on all ranks' threads and returns the first failure.
+  Status each(const std::function<Status(int32_t)>& fn);
 
   std::vector<Rank> ranks_;
   std::unique_ptr<ThreadCollectives> collectives_;

@@ -63,6 +63,7 @@ class CheckpointSource final : public WeightSource {
  public:
   CheckpointSource(const Checkpoint& checkpoint, const DecoderSpec& spec,
                    DType type = DType::kBFloat16, WorkPool* pool = nullptr);
+  bool has(const std::string& name) const { return checkpoint_.find(stored_name(name)) != nullptr; }
   // Reports from here on how many bytes have been given back.
   void report_to(ReportLoaded progress);
   // The tensor, checked as lend() does and counted as used, for loaders that decode it themselves

@@ -40,6 +40,7 @@ struct RequestStats {
   int32_t accepted_draft_tokens = 0;  // of drafted_tokens: equal to what was sampled or forced
   int32_t verify_steps = 0;           // entries with draft tokens
   int32_t dp_rank = 0;                // the replica that runs it
+  int32_t weight_epoch = 0;           // updates of the weights before it started
   TimePoint arrived{};                // accepted by the engine
   TimePoint scheduled{};              // first chosen for a step
   TimePoint first_token{};

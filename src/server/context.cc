@@ -5,6 +5,7 @@
 #include "base/rng.h"
 #include "base/thread.h"
 #include "engine/requests/exact_search.h"
+#include "engine/weights/weight_control.h"
 #include "server/batches/batches.h"
 #include "server/dialects/background_responses.h"
 #include "server/dialects/response_store.h"
@@ -31,8 +32,20 @@ void WorkerPool::stop() {
   threads_.clear();
 }
 
-Context::Context(ServerConfig c, Engine& e) : config(std::move(c)), engine(e) {}
+Context::Context(ServerConfig c, Engine& e) : config(std::move(c)), engine(e) {
+  if (WeightControl* const weights = engine.weights()) weights->name_first(config.weight_version);
+}
 Context::~Context() = default;
+
+std::string Context::weight_version(int32_t epoch) const {
+  const WeightControl* const weights = engine.weights();
+  return weights != nullptr ? weights->version_of(epoch) : config.weight_version;
+}
+
+std::string Context::weight_version() const {
+  const WeightControl* const weights = engine.weights();
+  return weights != nullptr ? weights->version() : config.weight_version;
+}
 
 std::string Context::make_rid() {
   std::random_device device;  // unpredictable, so that no client can abort another client's request

@@ -87,6 +87,10 @@ struct Context {
   std::unique_ptr<BackgroundResponses> background;  // those that run without a client
   std::unique_ptr<Batches> batches;                 // null without --storage-path
 
+  // The name of the weights that an epoch had (RequestStats::weight_epoch), or that serve now.
+  std::string weight_version(int32_t epoch) const;
+  std::string weight_version() const;
+
   // 32 hexadecimal digits that no other request of this process has.
   std::string make_rid();
   // The text of one token alone, special tokens included; "" without a tokenizer.

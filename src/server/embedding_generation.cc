@@ -47,7 +47,7 @@ class VectorGeneration : public Generation {
     w.begin_object().member("id", sample.rid).key("finish_reason").begin_object();
     w.member("type", "length").member("length", 0).end_object();
     w.member("prompt_tokens", s.prompt_tokens).member("cached_tokens", s.cached_tokens);
-    w.member("weight_version", context().config.weight_version);
+    w.member("weight_version", context().weight_version(s.weight_epoch));
     w.member("e2e_latency", to_seconds(s.finished - s.arrived)).end_object();
   }
   static int64_t now_unix() {

@@ -63,7 +63,7 @@ Status read_number(const HttpRequest& request, std::string_view name, uint64_t& 
 void stream(const ContextPtr& context, const Engine& replica, const ResponsePtr& response,
             uint64_t next) {
   if (response->closed()) return;
-  const auto read = replica.read_cache_events(next, kEventsMax);
+  const auto read = replica.read_cache(next, kEventsMax);
   if (!read) return response->finish();
   std::string out;
   for (const CacheEvent& event : read->events) {
@@ -91,7 +91,7 @@ void handle_kv_events(const ContextPtr& context, HttpRequest&& request, Response
     return response->send(malformed_response(invalid_argument(
         "dp_rank is {}, but there are {} replicas (--dp-size)", dp_rank, replicas.size())));
   const Engine& replica = *replicas[dp_rank];
-  const auto read = replica.read_cache_events(from, static_cast<size_t>(limit));
+  const auto read = replica.read_cache(from, static_cast<size_t>(limit));
   if (!read) return response->send(error_response(Dialect::kNative, read.error()));
   const auto mode = request.query_param("stream");
   if (mode && *mode != "false" && *mode != "0") {

@@ -238,7 +238,8 @@ void write_settings(JsonWriter& w, const Context& context, bool admin) {
   write_disaggregation_settings(w, context.engine);
   write_adapter_settings(w, context.engine);
   w.member("host", c.host).member("port", c.port);
-  w.member("served_model_name", context.model_name).member("weight_version", c.weight_version);
+  w.member("served_model_name", context.model_name)
+      .member("weight_version", context.weight_version());
   w.member("enable_metrics", c.enable_metrics);
   w.member("enable_playground", serves_playground(c));
   write_text_or_null(w, "tool_call_parser", c.tool_call_parser);
@@ -416,20 +417,11 @@ void handle_model_info(const ContextPtr& context, HttpRequest&&, ResponsePtr res
                                                                   : config.model.tokenizer_path)
                                  .string());
   w.member("is_generation", !info.pooled.has_value()).key("preferred_sampling_params").null();
-  w.member("weight_version", context->config.weight_version);
+  w.member("weight_version", context->weight_version());
   w.member("has_image_understanding", info.images.has_value())
       .member("has_audio_understanding", false);
   w.member("model_type", info.model_type).key("architectures").begin_array();
   w.value(info.architecture).end_array().end_object();
-  send_json(response, std::move(out));
-}
-
-void handle_weight_version(const ContextPtr& context, HttpRequest&&, ResponsePtr response) {
-  std::string out;
-  JsonWriter(out)
-      .begin_object()
-      .member("weight_version", context->config.weight_version)
-      .end_object();
   send_json(response, std::move(out));
 }
 
@@ -569,8 +561,6 @@ const std::vector<Route>& info_routes() {
        handle_health_generate},
       {{"GET"}, "/model_info", kUser, "The model", handle_model_info},
       {{"GET"}, "/get_model_info", kUser, "The model", handle_model_info},
-      {{"GET"}, "/weight_version", kUser, "The weights' version", handle_weight_version},
-      {{"GET"}, "/get_weight_version", kUser, "The weights' version", handle_weight_version},
       {{"GET"}, "/server_info", kUser, "Settings and state", handle_server_info},
       {{"GET"}, "/get_server_info", kUser, "Settings and state", handle_server_info},
       {{"GET"}, "/v1/loads", kUser, "Load", handle_loads},

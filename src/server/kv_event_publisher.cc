@@ -153,7 +153,7 @@ void KvEventPublisher::run() {
 }
 
 bool KvEventPublisher::publish() {
-  const auto read = engine_.read_cache_events(next_event_, kEventsPerBatch);
+  const auto read = engine_.read_cache(next_event_, kEventsPerBatch);
   if (!read || read->events.empty()) return false;
   next_event_ = read->next;
   const double now =

@@ -70,7 +70,8 @@ class NativeGeneration final : public Generation {
     w.member("prompt_tokens", s.prompt_tokens).member("completion_tokens", s.completion_tokens);
     w.member("cached_tokens", s.cached_tokens).key("cached_tokens_details");
     write_cached_tokens(w, s);
-    w.member("reasoning_tokens", 0).member("weight_version", context().config.weight_version);
+    w.member("reasoning_tokens", 0)
+        .member("weight_version", context().weight_version(s.weight_epoch));
     w.member("num_retractions", s.num_retractions).member("dp_rank", s.dp_rank);
     if (s.forced_tokens > 0) {
       w.member("forced_tokens", s.forced_tokens).member("forwards_saved", s.forwards_saved);

@@ -87,7 +87,7 @@ void handle_cache_node(const ContextPtr& context, HttpRequest&& request, Respons
   if (failed != std::errc() || at != stated.data() + stated.size() || number == 0)
     return response->send(malformed_response(
         invalid_argument("a node's number is a whole number above 0, but it is \"{}\"", stated)));
-  context->engine.read_cache_nodes(
+  context->engine.read_cache(
       {.from = number, .num_max = 1, .tokens_max = kShownTokensMax},
       [context, response, number](Result<CacheNodes> read) {
         response->post([context, response, number, read = std::move(read)] {

@@ -55,6 +55,13 @@ class OpenAiGeneration : public Generation {
     write_matched(w, *finish);
   }
 
+  // Of the sample that ran with the newest weights.
+  int32_t last_weight_epoch() const {
+    int32_t last = 0;
+    for (const Sample& sample : samples()) last = std::max(last, sample.stats.weight_epoch);
+    return last;
+  }
+
   // Each prompt counts once, however many choices it has.
   void write_usage(JsonWriter& w, const Sample* only = nullptr) const {
     int64_t prompt = 0, completion = 0, cached = 0, reasoning = 0;
@@ -100,7 +107,7 @@ class OpenAiGeneration : public Generation {
     w.key("usage");
     write_usage(w);
     w.key("metadata").begin_object();
-    w.member("weight_version", context().config.weight_version).end_object();
+    w.member("weight_version", context().weight_version(last_weight_epoch())).end_object();
     w.end_object();
   }
 

@@ -101,15 +101,17 @@ void handle(const ContextPtr& context, const Route& route, net::HttpRequest&& re
 const std::vector<Route>& routes() {
   static const std::vector<Route> all = [] {
     std::vector<Route> joined;
-    for (const auto* group : {&info_routes(),          &generate_routes(),  &stored_chat_routes(),
-                              &responses_routes(),     &anthropic_routes(), &ollama_routes(),
-                              &llama_cpp_routes(),     &rerank_routes(),    &moderation_routes(),
-                              &grammar_routes(),       &text_routes(),      &tool_routes(),
-                              &vertex_routes(),        &exact_routes(),     &file_routes(),
-                              &batch_routes(),         &session_routes(),   &lora_routes(),
-                              &event_routes(),         &observer_routes(),  &admin_routes(),
-                              &profile_routes(),       &sglang_routes(),    &conversation_routes(),
-                              &message_batch_routes(), &expert_routes(),    &storage_routes()})
+    for (const auto* group :
+         {&info_routes(),         &generate_routes(),      &stored_chat_routes(),
+          &responses_routes(),    &anthropic_routes(),     &ollama_routes(),
+          &llama_cpp_routes(),    &rerank_routes(),        &moderation_routes(),
+          &grammar_routes(),      &text_routes(),          &tool_routes(),
+          &vertex_routes(),       &exact_routes(),         &file_routes(),
+          &batch_routes(),        &session_routes(),       &lora_routes(),
+          &weight_routes(),       &event_routes(),         &observer_routes(),
+          &admin_routes(),        &profile_routes(),       &sglang_routes(),
+          &conversation_routes(), &message_batch_routes(), &expert_routes(),
+          &storage_routes()})
       joined.insert(joined.end(), group->begin(), group->end());
     return joined;
   }();

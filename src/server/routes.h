@@ -66,6 +66,7 @@ const std::vector<Route>& profile_routes();  // /start_profile, /stop_profile
 const std::vector<Route>& session_routes();  // open, close
 const std::vector<Route>& storage_routes();  // /hicache/storage-backend
 const std::vector<Route>& sglang_routes();   // of SGLang alone: 501 with advice
+const std::vector<Route>& weight_routes();   // /update_weights_from_disk, the version
 const std::vector<Route>& text_routes();     // tokenize, detokenize
 const std::vector<Route>& tool_routes();     // texts to tool calls and reasoning
 const std::vector<Route>& vertex_routes();   // /vertex_generate

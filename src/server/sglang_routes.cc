@@ -17,15 +17,15 @@ struct LackingRoutes {
 
 constexpr LackingRoutes kLacking[] = {
     {"/v1/audio/transcriptions /v1/realtime", "requests hold text alone; transcribe elsewhere"},
-    {"/update_weights_from_disk /update_weights_from_tensor /update_weights_from_distributed "
-     "/update_weights_from_ipc /update_weight_version /begin_weight_update /end_weight_update",
-     "weights are read once, at the start: start a server with the new --model-path and "
-     "--weight-version, then end this one"},
+    {"/update_weights_from_distributed "
+     "/begin_weight_update /end_weight_update",
+     "POST a safetensors file to /update_weights_from_tensor, or a checkpoint's path to "
+     "/update_weights_from_disk"},
     {"/init_weights_update_group /destroy_weights_update_group "
      "/init_weights_send_group_for_remote_instance /send_weights_to_remote_instance "
      "/get_remote_instance_transfer_engine_info /remote_instance_transfer_engine_info",
      "servers share weights through files alone: give each its --model-path"},
-    {"/get_weights_by_name /weights_checker", "read the weights from the files of --model-path"},
+    {"/weights_checker", "compare values of POST /get_weights_by_name"},
     {"/release_memory_occupation /resume_memory_occupation",
      "a server keeps its memory until it ends: end it and start it again"},
     {"/load_lora_adapter_from_tensors",

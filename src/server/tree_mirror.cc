@@ -119,7 +119,7 @@ void TreeWatch::begin() {
 }
 
 void TreeWatch::query(CacheNodesQuery query, const net::ResponsePtr& response) {
-  engine_.read_cache_nodes(query, [self = shared_from_this(), response](Result<CacheNodes> read) {
+  engine_.read_cache(query, [self = shared_from_this(), response](Result<CacheNodes> read) {
     response->post([self, response, read = std::move(read)] { self->on_nodes(read, response); });
   });
 }

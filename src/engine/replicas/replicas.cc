@@ -202,12 +202,12 @@ void Replicas::drain(Duration timeout) {
 
 // What an observer reads.
 
-Result<CacheEvents> Replicas::read_cache_events(uint64_t from, size_t num_events_max) const {
-  return first().read_cache_events(from, num_events_max);
+Result<CacheEvents> Replicas::read_cache(uint64_t from, size_t num_events_max) const {
+  return first().read_cache(from, num_events_max);
 }
 
-void Replicas::read_cache_nodes(const CacheNodesQuery& query, CacheNodesDone done) {
-  engines_.front()->read_cache_nodes(query, std::move(done));
+void Replicas::read_cache(const CacheNodesQuery& query, CacheNodesDone done) {
+  engines_.front()->read_cache(query, std::move(done));
 }
 
 std::vector<const Engine*> Replicas::replicas() const {

@@ -52,8 +52,8 @@ class Replicas final : public Engine {
   void drain(Duration timeout) override;
 
   // These three are of the first replica; replicas() has those of the others.
-  Result<CacheEvents> read_cache_events(uint64_t from, size_t num_events_max) const override;
-  void read_cache_nodes(const CacheNodesQuery& query, CacheNodesDone done) override;
+  Result<CacheEvents> read_cache(uint64_t from, size_t num_events_max) const override;
+  void read_cache(const CacheNodesQuery& query, CacheNodesDone done) override;
   void profile(ProfileCall call) override { at(0).profile(std::move(call)); }
   EngineStats stats() const override;  // sums
   std::vector<const Engine*> replicas() const override;

@@ -251,7 +251,7 @@ TEST(Replicas, EventsAreThoseOfEachReplica) {
   test.pause();
   std::set<TokenId> begins;
   for (const Engine* replica : test.front->replicas()) {
-    const auto read = replica->read_cache_events(1, 100);
+    const auto read = replica->read_cache(1, 100);
     ASSERT_TRUE(read);
     ASSERT_FALSE(read->events.empty());
     begins.insert(read->events.front().tokens.front());

@@ -138,6 +138,7 @@ void EventEmitter::finish_unscheduled(LiveRequest& request, FinishReason::Type t
                            .arrived = request.arrived,
                            .finished = parts_.clock.now()};
   request.awaits_tokens = request.awaits_grammar = request.awaits_images = false;
+  request.awaits_weights = false;
   for (SampleState& sample : request.samples)
     if (!sample.finished) finish(sample, {.type = type, .status = why}, stats);
 }
@@ -157,6 +158,7 @@ void EventEmitter::emit(SampleState& sample) {
   LiveRequest& request = *sample.request;
   TokenEvent& event = sample.event;
   event.index = static_cast<int32_t>(&sample - request.samples.data());
+  event.stats.weight_epoch = request.weight_epoch;
   sample.has_pending_event = false;
   if (sample.num_logprobs_due > 0) return;  // they come with the next step
   if (sample.finished) {

@@ -1,8 +1,8 @@
 // What other threads say to the loop. Its length is bounded by the registry: a request sends at
 // most five messages (it came, its tokens are there, its grammar and its pictures are, abort or
 // evict it), each flush or pause blocks its caller, who joins branches holds requests for them, who
-// reads the cache's nodes has one query under way, and a profile is started or stopped by one call
-// at a time.
+// reads the cache's nodes has one query under way, and weights are replaced, and a profile is
+// started or stopped, by one call at a time.
 #pragma once
 
 #include <chrono>
@@ -21,6 +21,7 @@
 #include "engine/engine.h"
 #include "engine/requests/live_request.h"
 #include "engine/watch/step_profile.h"
+#include "engine/weights/weight_epoch.h"
 
 namespace espalier {
 
@@ -64,12 +65,21 @@ struct PauseMessage {
 struct ContinueMessage {
   std::promise<Status> done;
 };
+struct HoldMessage {  // the weights are to be replaced
+  bool abort_all = false;
+  std::promise<RequestsLeft> done;  // when no step runs, nor will until a ReleaseMessage
+};
+struct ReleaseMessage {
+  WeightEpoch weights;  // of requests that start from here on
+  Status refusal;       // not ok: none starts, for want of weights; they end with this
+};
 struct ProfileMessage {
   ProfileCall call;
 };
-using Message = std::variant<ArrivalMessage, TokensMessage, GrammarMessage, ImagesMessage,
-                             AbortMessage, EvictMessage, JoinMessage, CacheNodesMessage,
-                             FlushMessage, PauseMessage, ContinueMessage, ProfileMessage>;
+using Message =
+    std::variant<ArrivalMessage, TokensMessage, GrammarMessage, ImagesMessage, AbortMessage,
+                 EvictMessage, JoinMessage, CacheNodesMessage, FlushMessage, PauseMessage,
+                 ContinueMessage, HoldMessage, ReleaseMessage, ProfileMessage>;
 
 // Thread-safe; one thread takes.
 class Inbox {

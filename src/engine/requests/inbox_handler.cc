@@ -107,16 +107,37 @@ void InboxHandler::on(ContinueMessage& message) {
   message.done.set_value(Status());
 }
 
+void InboxHandler::on(HoldMessage& message) {
+  if (message.abort_all) abort_all(error(StatusCode::kAborted, "the weights are replaced"));
+  hold_.begin(std::move(message.done));
+}
+
+void InboxHandler::on(ReleaseMessage& message) {
+  for (const RequestId id : hold_.release(std::move(message.weights), std::move(message.refusal))) {
+    LiveRequest* const request = parts_.requests.find(id);
+    if (request == nullptr) continue;  // aborted meanwhile
+    request->awaits_weights = false;
+    start_when_ready(*request);
+  }
+}
+
 void InboxHandler::on(ProfileMessage& message) { parts_.watch.handle(message.call); }
 
 void InboxHandler::start_when_ready(LiveRequest& request) {
   if (request.is_waiting()) return;
+  if (hold_.defers()) {
+    request.awaits_weights = true;
+    return hold_.defer(request.id);
+  }
   if (const Status status = start(request); !status.ok())
     parts_.events.finish_unscheduled(request, FinishReason::Type::kError, status);
 }
 
 // A failure is of the whole request. A sample that the scheduler refuses fails alone.
 Status InboxHandler::start(LiveRequest& request) {
+  ESP_RETURN_IF_ERROR(hold_.refusal());
+  request.weight_epoch = hold_.weights().epoch;
+  request.cache_namespace = hold_.weights().cache_prefix + request.cache_namespace;
   ESP_RETURN_IF_ERROR(continue_session(request));
   if (request.token_healing) parts_.proposer.heal(request);
   ESP_RETURN_IF_ERROR(check_tokens(request));
@@ -280,14 +301,19 @@ LiveRequest* InboxHandler::largest_request() {
 // All of it between two steps: what the tree holds is computed, and no step in flight uses the free
 // pages.
 Result<JoinedPrompt> InboxHandler::join(const JoinRequest& request) {
+  ESP_RETURN_IF_ERROR(hold_.defers() ? error(StatusCode::kUnavailable,
+                                             "the weights are being replaced: try again later")
+                                     : hold_.refusal());
   PrefixCache& cache = parts_.cache;
   JoinedPrompt joined = joined_prompt(request);
+  const std::string& prefix = hold_.weights().cache_prefix;
   std::vector<PageId> from;
   std::vector<SequencePages> sources;  // locked until they are copied
   for (const std::vector<TokenId>& branch : request.branches) {
     std::vector<TokenId> tokens = request.prefix;
     tokens.insert(tokens.end(), branch.begin(), branch.end());
-    const SequencePages& pages = sources.emplace_back(cache.begin(request.extra_key, tokens));
+    const SequencePages& pages =
+        sources.emplace_back(cache.begin(prefix + request.extra_key, tokens));
     if (static_cast<size_t>(pages.num_pages()) < tokens.size())
       return fail(error(StatusCode::kFailedPrecondition,
                         "a branch to be joined is not cached: {} of its {} tokens are",
@@ -296,7 +322,7 @@ Result<JoinedPrompt> InboxHandler::join(const JoinRequest& request) {
     const std::span<const PageId> own = pages.table().subspan(first);
     from.insert(from.end(), own.begin(), own.end());
   }
-  SequencePages pages = cache.begin(joined.extra_key, joined.input_ids);
+  SequencePages pages = cache.begin(prefix + joined.extra_key, joined.input_ids);
   const auto present = static_cast<size_t>(pages.num_pages());  // joined before
   if (!cache.grow(pages, static_cast<int32_t>(joined.input_ids.size())))
     return fail(error(StatusCode::kResourceExhausted, "no room in the cache for {} joined tokens",
@@ -309,6 +335,9 @@ Result<JoinedPrompt> InboxHandler::join(const JoinRequest& request) {
 
 void InboxHandler::answer(bool step_in_flight) {
   if (!pauses_.empty() && !step_in_flight) answer_pauses();
+  if (hold_.is_pending() && !step_in_flight && (paused_ || parts_.scheduler.idle()))
+    hold_.apply(
+        {.any = !parts_.scheduler.idle(), .num_running = parts_.scheduler.stats().num_running});
   if (!flushes_.empty()) answer_flushes(step_in_flight);
 }
 
@@ -323,12 +352,12 @@ void InboxHandler::answer_pauses() {
 void InboxHandler::answer_flushes(bool step_in_flight) {
   Status status;
   const bool in_use =
-      !parts_.requests.empty() && !(paused_ && parts_.scheduler.stats().num_running == 0);
+      !parts_.requests.empty() && !(paused() && parts_.scheduler.stats().num_running == 0);
   if (in_use)
     status = error(StatusCode::kFailedPrecondition,
                    "the cache is in use: {} requests run or wait; abort them or try again later",
                    parts_.requests.size());
-  else if (step_in_flight || (!paused_ && !parts_.scheduler.idle()))
+  else if (step_in_flight || (!paused() && !parts_.scheduler.idle()))
     return;
   else
     parts_.cache.flush();

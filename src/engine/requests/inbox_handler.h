@@ -1,5 +1,5 @@
 // Handles what other threads send to the loop: requests and their tokens and grammars, aborts,
-// joins of branches, flushes of the cache, pauses.
+// joins of branches, flushes of the cache, pauses, and the change of weights.
 //
 // Not thread-safe: the loop's thread alone uses it, between two steps. Borrows all but the flushes
 // and pauses that are not answered yet.
@@ -19,6 +19,7 @@
 #include "engine/stats_publisher.h"
 #include "engine/tiers/kv_tiers.h"
 #include "engine/watch/loop_watch.h"
+#include "engine/weights/weight_hold.h"
 
 namespace espalier {
 
@@ -54,8 +55,10 @@ class InboxHandler {
   // step is committed; a flush too, since entries of that step may be of requests that have ended.
   void answer(bool step_in_flight);
 
-  bool paused() const { return paused_; }
-  bool has_unanswered() const { return !flushes_.empty() || !pauses_.empty(); }
+  bool paused() const { return paused_ || hold_.is_applied(); }
+  bool has_unanswered() const {
+    return !flushes_.empty() || !pauses_.empty() || hold_.is_pending();
+  }
 
  private:
   void on(ArrivalMessage& message);
@@ -69,6 +72,8 @@ class InboxHandler {
   void on(FlushMessage& message);
   void on(PauseMessage& message);
   void on(ContinueMessage& message);
+  void on(HoldMessage& message);
+  void on(ReleaseMessage& message);
   void on(ProfileMessage& message);
 
   void start_when_ready(LiveRequest& request);
@@ -93,6 +98,7 @@ class InboxHandler {
   std::vector<std::promise<Status>> flushes_;
   std::vector<PauseMessage> pauses_;
   bool paused_ = false;
+  WeightHold hold_;
 };
 
 }  // namespace espalier

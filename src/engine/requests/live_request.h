@@ -65,6 +65,7 @@ struct LiveRequest {
   std::vector<SampleState> samples;  // never resized once the loop has it
   size_t num_unfinished = 0;         // samples whose last event is not out
   RequestId id = 0;
+  int32_t weight_epoch = 0;  // of the weights that it runs with
   std::string rid;
   ResolvedSampling sampling;
   uint64_t seed = 0;
@@ -89,12 +90,15 @@ struct LiveRequest {
   bool awaits_tokens = false;   // a TokensMessage is to come
   bool awaits_grammar = false;  // a GrammarMessage is to come
   bool awaits_images = false;   // an ImagesMessage is to come
+  bool awaits_weights = false;  // they are being replaced: a ReleaseMessage is to come
   std::vector<TokenId> prompt_ids;
   std::vector<EncodedImage> images;          // until they are placed in prompt_ids
   std::shared_ptr<const PromptSpans> spans;  // of prompt_ids; null: text alone
   TimePoint arrived{};
 
-  bool is_waiting() const { return awaits_tokens || awaits_grammar || awaits_images; }
+  bool is_waiting() const {
+    return awaits_tokens || awaits_grammar || awaits_images || awaits_weights;
+  }
 };
 
 }  // namespace espalier

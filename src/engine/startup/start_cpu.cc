@@ -53,6 +53,7 @@ Result<StartedExecutor> start_cpu_executor(const EngineConfig& config, const Sys
   options.expert_counts = out.expert_counts.get();
   ESP_ASSIGN_OR_RETURN(auto model, load_model(options));
   out.info = model->info();
+  ESP_ASSIGN_OR_RETURN(out.weights, make_model_weights(*model, options));
   SystemInfo left = system;
   if (out.info.images) {
     ESP_RETURN_IF_ERROR(load_encoder(pool->num_threads(), options, out));

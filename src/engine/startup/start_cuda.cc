@@ -9,6 +9,7 @@
 #include "base/log.h"
 #include "engine/executor/cuda/cuda_executor.h"
 #include "engine/executor/cuda/cuda_ranks.h"
+#include "models/cuda/cuda_model_weights.h"
 #include "models/model_plan.h"
 #include "tensor/cuda/device.h"
 
@@ -94,9 +95,11 @@ Result<StartedExecutor> start_one(const EngineConfig& user, const SystemInfo& sy
   ESP_RETURN_IF_ERROR(model->set_kv_type(type));
   // What does not depend on memory; the KV cache's size follows from what is then left.
   ESP_ASSIGN_OR_RETURN(const EngineConfig sizes, resolve(config, out.info, system));
+  const CudaDecoder& decoder = *model;
   ESP_ASSIGN_OR_RETURN(auto executor,
                        CudaExecutor::create(std::move(model), executor_config(sizes)));
   ESP_RETURN_IF_ERROR(fill_memory(*executor, config, sizes, system, out.info, type, out));
+  ESP_ASSIGN_OR_RETURN(out.weights, make_cuda_model_weights({&decoder}, options));
   out.executor = std::move(executor);
   return out;
 }
@@ -114,6 +117,7 @@ Result<StartedExecutor> start_ranks(const EngineConfig& config, const SystemInfo
   ESP_ASSIGN_OR_RETURN(const KvType type, resolve_kv_type(config, out.info));
   ESP_RETURN_IF_ERROR(ranks->set_kv_type(type));
   ESP_ASSIGN_OR_RETURN(const EngineConfig sizes, resolve(config, ranks->rank_info(), system));
+  ESP_ASSIGN_OR_RETURN(out.weights, make_cuda_model_weights(ranks->decoders(), options));
   ESP_RETURN_IF_ERROR(ranks->reserve(executor_config(sizes)));
   ESP_RETURN_IF_ERROR(fill_memory(*ranks, config, sizes, system, ranks->rank_info(), type, out));
   out.executor = std::move(ranks);

@@ -10,6 +10,7 @@
 #include "models/expert_counts.h"
 #include "models/image_encoder.h"
 #include "models/model.h"
+#include "models/model_weights.h"
 #include "tensor/work_pool.h"
 
 namespace espalier {
@@ -20,6 +21,7 @@ struct StartedExecutor {
   std::unique_ptr<WorkPool> image_work;         // outlives the encoder
   std::unique_ptr<ImageEncoder> image_encoder;  // null: the model, or the device, takes no pictures
   std::unique_ptr<ExpertCounts> expert_counts;  // null: the configuration does not ask for them
+  std::unique_ptr<ModelWeights> weights;
   EngineConfig config;  // effective: the KV cache takes what weights and scratch have left
 };
 

@@ -26,6 +26,15 @@ constexpr int32_t kPdlTokens = 3, kPdlTokensOfCodes = 1;
 // Behind a sum over ranks, which waits for the link, the next GEMM prefetches its weights.
 constexpr int32_t kPdlTokensOfRanks = 1;
 
+// Of a plan's types those that a GPU holds.
+WeightTypes device_types(const ModelPlan& plan) {
+  WeightTypes types = plan.type;
+  types.e4m3 = plan.weights.e4m3, types.int4 = plan.weights.int4;
+  types.mxfp4 = plan.weights.mxfp4;
+  types.keep_blocks = plan.weights.keep_blocks;
+  return types;
+}
+
 bool is_output(const CudaPlan& plan, const Op& op) {
   return plan.program().buffer(op.outputs[0]).rows.count == program::RowCount::kOutputs;
 }
@@ -46,15 +55,16 @@ bool is_tuned(const Op& op) {
 
 }  // namespace
 
-CudaDecoder::CudaDecoder(const DecoderSpec& whole, const CudaRank& rank, PendingCudaWeights weights,
+CudaDecoder::CudaDecoder(const ModelPlan& whole, const CudaRank& rank, PendingCudaWeights weights,
                          std::unique_ptr<kc::Linear> linear, CudaPlan plan)
     : device_(cuda::current_device()),
       rank_(rank),
-      spec_(program::local_spec(whole, rank.ranks())),
+      whole_(whole),
+      spec_(program::local_spec(whole.spec, rank.ranks())),
       weights_(std::move(weights.weights)),
       loader_(std::move(weights.loader)),
       linear_(std::move(linear)),
-      info_(describe_model(whole)),
+      info_(describe_model(whole.spec)),
       plan_(std::move(plan)),
       prologue_(plan_.program(), plan_.alternatives(), weights_.type()),
       limits_(
@@ -92,8 +102,8 @@ Result<std::unique_ptr<CudaDecoder>> CudaDecoder::begin_load(ModelPlan plan,
   ESP_ASSIGN_OR_RETURN(PendingCudaWeights weights, load_weights(plan, options, rank));
   ESP_ASSIGN_OR_RETURN(auto linear,
                        kc::Linear::create({.cache_folder = kc::default_linear_cache()}));
-  std::unique_ptr<CudaDecoder> model(new CudaDecoder(plan.spec, rank, std::move(weights),
-                                                     std::move(linear), std::move(cuda_plan)));
+  std::unique_ptr<CudaDecoder> model(
+      new CudaDecoder(plan, rank, std::move(weights), std::move(linear), std::move(cuda_plan)));
   model->load_start_ = start;
   ESP_ASSIGN_OR_RETURN(model->ropes_, CudaRopes::upload(model->spec_));
   // The router has the same result on ranks that divide the same experts, so the first one counts.
@@ -117,14 +127,18 @@ Result<std::unique_ptr<CudaDecoder>> CudaDecoder::begin_load(ModelPlan plan,
 Result<PendingCudaWeights> CudaDecoder::load_weights(const ModelPlan& plan,
                                                      const ModelLoadOptions& options,
                                                      const CudaRank& rank) {
-  WeightTypes types = plan.type;
-  types.e4m3 = plan.weights.e4m3, types.int4 = plan.weights.int4;
-  types.mxfp4 = plan.weights.mxfp4;
-  types.keep_blocks = plan.weights.keep_blocks;
   ModelLoadOptions own = options;
   if (rank.ranks().rank > 0) own.progress = [](int64_t, int64_t) {};  // rank 0 reports
   return load_cuda_weights(program::local_spec(plan.spec, rank.ranks()),
-                           program::partition_weights(plan.spec, rank.ranks()), types, own);
+                           program::partition_weights(plan.spec, rank.ranks()), device_types(plan),
+                           own);
+}
+
+PlacedWeights CudaDecoder::placed_weights() const {
+  return {.spec = spec_,
+          .layout = program::partition_weights(whole_.spec, rank_.ranks()),
+          .types = device_types(whole_),
+          .weights = weights_};
 }
 
 Status CudaDecoder::count_experts(ExpertCounts& counts) {

@@ -64,6 +64,8 @@ class CudaDecoder {
                                                          const Rewrite& rewrite = {},
                                                          const CudaRank& rank = {});
   Status finish_loading();
+  // For what reads weights, and replaces them where they are: see CudaWeightUpdate.
+  PlacedWeights placed_weights() const;
 
   // Of the whole model, but for what this rank has of keys, values and weights.
   const ModelInfo& info() const { return info_; }
@@ -119,7 +121,7 @@ class CudaDecoder {
   Status logits(int32_t first, int32_t count, float* out, const cuda::Stream& stream);
 
  private:
-  CudaDecoder(const DecoderSpec& whole, const CudaRank& rank, PendingCudaWeights weights,
+  CudaDecoder(const ModelPlan& whole, const CudaRank& rank, PendingCudaWeights weights,
               std::unique_ptr<kernels::cuda::Linear> linear, CudaPlan plan);
   static Result<PendingCudaWeights> load_weights(const ModelPlan& plan,
                                                  const ModelLoadOptions& options,
@@ -133,6 +135,7 @@ class CudaDecoder {
 
   const int32_t device_;
   const CudaRank rank_;
+  const ModelPlan whole_;   // of all ranks
   const DecoderSpec spec_;  // of the rank's part
   const CudaWeights weights_;
   std::unique_ptr<CudaTensorLoader> loader_;  // null when all is there

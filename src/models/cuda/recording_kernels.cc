@@ -206,6 +206,14 @@ Result<std::unique_ptr<CudaTensorLoader>> make_checkpoint_loader(const ModelLoad
                                                                  const DecoderSpec&) {
   return std::make_unique<recording::Loader>();
 }
+Result<std::unique_ptr<CudaTensorLoader>> make_shared_loader(std::vector<SharedTensor>) {
+  return std::make_unique<recording::Loader>();
+}
+Result<std::unique_ptr<CudaTensorLoader>> make_partial_loader(const std::filesystem::path&,
+                                                              const DecoderSpec&) {
+  return std::make_unique<recording::Loader>();
+}
+
 Result<std::unique_ptr<CudaTensorLoader>> make_dummy_loader(uint64_t) {
   return std::make_unique<recording::Loader>();
 }

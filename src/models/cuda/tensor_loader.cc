@@ -517,12 +517,17 @@ class ChunkList {
 
 class CheckpointLoader final : public CudaTensorLoader {
  public:
-  CheckpointLoader(Checkpoint checkpoint, const DecoderSpec& spec, ReportLoaded report)
-      : checkpoint_(std::move(checkpoint)),
+  // some: tensors that the checkpoint lacks are left out.
+  CheckpointLoader(Checkpoint checkpoint, const DecoderSpec& spec, ReportLoaded report, bool some)
+      : some_(some),
+        checkpoint_(std::move(checkpoint)),
         source_(checkpoint_, spec),
         report_(std::move(report)) {}
 
+  bool loads(const std::string& name) const override { return !some_ || source_.has(name); }
+
   Status put(const TensorPart& part, DType type, std::byte* device) override {
+    if (!loads(part.name)) return Status();
     ESP_ASSIGN_OR_RETURN(const CheckpointTensor* tensor, source_.find(part.name, part.shape));
     const bool plain = tensor->reader == nullptr && !part.slice;
     const SafetensorsFile* file = plain ? checkpoint_.find_file(*tensor) : nullptr;
@@ -539,6 +544,7 @@ class CheckpointLoader final : public CudaTensorLoader {
   }
 
   Status put_e4m3(const TensorPart& part, std::byte* device, float* scales) override {
+    if (!loads(part.name)) return Status();
     ESP_ASSIGN_OR_RETURN(const CheckpointTensor* tensor, source_.find(part.name, part.shape));
     const TensorSlice slice = part.slice.value_or(TensorSlice::whole(part.shape));
     if (stored_codes(part.name).e4m3) return list_.add_codes(*tensor, slice, device, scales);
@@ -547,6 +553,7 @@ class CheckpointLoader final : public CudaTensorLoader {
   }
 
   Status put_int4(const TensorPart& part, const kc::Int4Destination& to) override {
+    if (!loads(part.name)) return Status();
     ESP_ASSIGN_OR_RETURN(const CheckpointTensor* tensor, source_.find(part.name, part.shape));
     const kc::Int4Format stored = stored_codes(part.name).int4;
     if (stored.group >= to.format.group && (to.format.zeros || !stored.zeros)) {
@@ -557,6 +564,7 @@ class CheckpointLoader final : public CudaTensorLoader {
   }
 
   Status put_rounded_mxfp4(const TensorPart& part, const kc::Mxfp4Destination& to) override {
+    if (some_) return refuse_records(part.name);
     ESP_ASSIGN_OR_RETURN(const CheckpointTensor* tensor, source_.find(part.name, part.shape));
     return add_rounded(*tensor, part, {.columns = part.shape[1], .mxfp4 = to});
   }
@@ -570,6 +578,7 @@ class CheckpointLoader final : public CudaTensorLoader {
 
   Status put_mxfp4(const std::string& name, int64_t count,
                    const kc::Mxfp4Destination& to) override {
+    if (some_) return refuse_records(name + "_blocks");
     const int64_t row_blocks = to.shape.in_features / kc::kMxfp4Block;
     const int64_t block_shape[] = {count, to.rows, row_blocks, kc::kMxfp4BlockBytes};
     ESP_ASSIGN_OR_RETURN(const Stored blocks, find_bytes(name + "_blocks", block_shape));
@@ -585,8 +594,10 @@ class CheckpointLoader final : public CudaTensorLoader {
     join();
   }
 
+  Status check() override { return source_.finish(); }
+
   Status start() override {
-    ESP_RETURN_IF_ERROR(source_.finish());
+    ESP_RETURN_IF_ERROR(check());
     ESP_RETURN_IF_ERROR(list_.copy_scales());
     const size_t count =
         std::clamp<size_t>(list_.chunks().size(), 1,
@@ -609,6 +620,15 @@ class CheckpointLoader final : public CudaTensorLoader {
   }
 
  private:
+  // They are written into zeros, which other tensors' records are not.
+  Status refuse_records(const std::string& name) const {
+    if (!loads(name)) return Status();
+    return error(StatusCode::kUnimplemented,
+                 "the tensor '{}' is held in MXFP4, whose records are not replaced in part: give a "
+                 "whole checkpoint",
+                 name);
+  }
+
   struct Stored {
     const CheckpointTensor* tensor;
     const SafetensorsFile* file;
@@ -677,6 +697,7 @@ class CheckpointLoader final : public CudaTensorLoader {
   }
 
   const int32_t device_ = cuda::current_device();
+  const bool some_;
   const Checkpoint checkpoint_;
   CheckpointSource source_;
   const ReportLoaded report_;
@@ -695,7 +716,13 @@ class CheckpointLoader final : public CudaTensorLoader {
 Result<std::unique_ptr<CudaTensorLoader>> make_checkpoint_loader(const ModelLoadOptions& options,
                                                                  const DecoderSpec& spec) {
   ESP_ASSIGN_OR_RETURN(Checkpoint checkpoint, Checkpoint::open(options.path));
-  return std::make_unique<CheckpointLoader>(std::move(checkpoint), spec, options.progress);
+  return std::make_unique<CheckpointLoader>(std::move(checkpoint), spec, options.progress, false);
+}
+
+Result<std::unique_ptr<CudaTensorLoader>> make_partial_loader(const std::filesystem::path& file,
+                                                              const DecoderSpec& spec) {
+  ESP_ASSIGN_OR_RETURN(Checkpoint checkpoint, Checkpoint::open_file(file));
+  return std::make_unique<CheckpointLoader>(std::move(checkpoint), spec, nullptr, true);
 }
 
 }  // namespace espalier

@@ -16,6 +16,7 @@
 #include "kernels/moe/mxfp4_weights.h"
 #include "models/decoder_spec.h"
 #include "models/model.h"
+#include "models/model_weights.h"
 #include "models/storage_format.h"
 #include "tensor/dtype.h"
 
@@ -55,9 +56,14 @@ class CudaTensorLoader {
   // A tensor of bytes (U8), for what is decoded on the device.
   virtual Status put_bytes(const std::string& name, std::span<const int64_t> shape,
                            std::byte* device) = 0;
+  // Whether the tensor is loaded. A loader of some tensors does nothing for the others, whose
+  // memory stays as it is.
+  virtual bool loads(const std::string& name) const { return static_cast<void>(name), true; }
   // Says that the tensor is used, though not here.
   virtual void pass_over(const std::string& name) { static_cast<void>(name); }
   // Fails for a tensor of the checkpoint that was never requested nor passed over.
+  virtual Status check() { return Status(); }
+  // The same, and begins to write.
   virtual Status start() = 0;
   // Fails for a tensor that could not be read.
   virtual Status finish() = 0;
@@ -67,6 +73,12 @@ class CudaTensorLoader {
 // device.
 Result<std::unique_ptr<CudaTensorLoader>> make_checkpoint_loader(const ModelLoadOptions& options,
                                                                  const DecoderSpec& spec);
+// Of the tensors in one safetensors file alone; check() fails for one that the model has not.
+// kUnimplemented for those that become records (int4, MXFP4), whose memory must be zeros.
+Result<std::unique_ptr<CudaTensorLoader>> make_partial_loader(const std::filesystem::path& file,
+                                                              const DecoderSpec& spec);
+// Of tensors that another process has on the GPU; otherwise as the loader of one file.
+Result<std::unique_ptr<CudaTensorLoader>> make_shared_loader(std::vector<SharedTensor> tensors);
 Result<std::unique_ptr<CudaTensorLoader>> make_dummy_loader(uint64_t seed);
 
 }  // namespace espalier

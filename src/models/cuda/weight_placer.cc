@@ -76,6 +76,7 @@ Status WeightPlacer::transposed(const MatrixStack& stack, std::byte* data) {
     args.columns = static_cast<int32_t>(stack.slice->rows);
   }
   const int64_t group = int64_t{args.rows} * args.columns;
+  if (loader_ != nullptr && !loader_->loads(stack.name)) return Status();
   auto* from = staging_.take<std::byte>(count_of(stack) * group * element_bytes());
   args.from = from;
   args.from_group_stride = group;
@@ -85,6 +86,7 @@ Status WeightPlacer::transposed(const MatrixStack& stack, std::byte* data) {
 
 Status WeightPlacer::mxfp4(const MatrixStack& stack, std::byte* data) {
   ESP_RETURN_IF_ERROR(check_whole_blocks(stack));
+  if (loader_ != nullptr && !loader_->loads(stack.name + "_blocks")) return Status();
   const int64_t groups = stack.columns / kMxBlock;
   auto* from = staging_.take<std::byte>(count_of(stack) * stack.rows * groups * kMxBytes);
   auto* scales = staging_.take<std::byte>(count_of(stack) * stack.rows * groups);

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "checkpoint/convert.h"
 #include "kernels/linear/cuda.h"
 #include "kernels/relayout/cuda.h"
 #include "models/weight_layout.h"
@@ -258,15 +259,25 @@ void CudaWeights::note_formats() {
   });
 }
 
-Result<PendingCudaWeights> load_cuda_weights(const DecoderSpec& spec, const WeightLayout& layout,
-                                             const WeightTypes& types,
-                                             const ModelLoadOptions& options) {
-  const DType type = types.type;
+namespace {
+
+// What both kinds of loading begin with.
+struct Loading {
+  std::unique_ptr<CudaTensorLoader> loader;
+  WeightPlacer::Rounding rounding;
+};
+
+Result<std::unique_ptr<CudaTensorLoader>> make_loader(const ModelLoadOptions& options,
+                                                      const DecoderSpec& spec) {
+  return options.format == LoadFormat::kDummy ? make_dummy_loader(options.seed)
+                                              : make_checkpoint_loader(options, spec);
+}
+
+Result<Loading> begin_loading(const DecoderSpec& spec, const WeightTypes& types,
+                              Result<std::unique_ptr<CudaTensorLoader>> loader) {
   ESP_RETURN_IF_ERROR(check_format(spec, types));
-  PendingCudaWeights out{.weights = CudaWeights(type, spec.layers.size()), .loader = nullptr};
-  ESP_ASSIGN_OR_RETURN(out.loader, options.format == LoadFormat::kDummy
-                                       ? make_dummy_loader(options.seed)
-                                       : make_checkpoint_loader(options, spec));
+  Loading out;
+  ESP_ASSIGN_OR_RETURN(out.loader, std::move(loader));
   ESP_ASSIGN_OR_RETURN(const bool multiplies, kc::Linear::multiplies_e4m3());
   const char* rounded = rounded_name(types);
   if (rounded != nullptr && !multiplies) {
@@ -275,33 +286,193 @@ Result<PendingCudaWeights> load_cuda_weights(const DecoderSpec& spec, const Weig
                       "--quantization out",
                       rounded));
   }
-  const bool stored = multiplies && types.keep_blocks && type == DType::kBFloat16;
-  const WeightPlacer::Rounding rounding{.types = types,
-                                        .stored = stored ? out.loader.get() : nullptr};
+  const bool stored = multiplies && types.keep_blocks && types.type == DType::kBFloat16;
+  out.rounding = {.types = types, .stored = stored ? out.loader.get() : nullptr};
+  return out;
+}
+
+Result<cuda::DeviceBuffer> allocate_staging(int64_t size_bytes) {
+  return cuda::DeviceBuffer::allocate(size_bytes, "weights on their way");
+}
+
+// In their order.
+Status run_relayouts(const std::vector<kc::RelayoutArgs>& relayouts, const cuda::Stream& stream) {
+  for (const kc::RelayoutArgs& args : relayouts) {
+    ESP_RETURN_IF_ERROR(kc::relayout(args, {.stream = stream.get()}));
+  }
+  return stream.synchronize();
+}
+
+}  // namespace
+
+Result<PendingCudaWeights> load_cuda_weights(const DecoderSpec& spec, const WeightLayout& layout,
+                                             const WeightTypes& types,
+                                             const ModelLoadOptions& options) {
+  const DType type = types.type;
+  ESP_ASSIGN_OR_RETURN(Loading loading, begin_loading(spec, types, make_loader(options, spec)));
+  PendingCudaWeights out{.weights = CudaWeights(type, spec.layers.size()),
+                         .loader = std::move(loading.loader)};
   cuda::Arena measured, measured_staging;
-  WeightPlacer measuring(type, rounding, measured, measured_staging, nullptr);
+  WeightPlacer measuring(type, loading.rounding, measured, measured_staging, nullptr);
   ESP_RETURN_IF_ERROR(ModelPlacer(spec, layout, measuring, out.weights).place_all());
   ESP_ASSIGN_OR_RETURN(const cuda::Stream stream, cuda::Stream::create());
   ESP_ASSIGN_OR_RETURN(cuda::DeviceBuffer block, allocate_zeros(measured.used_bytes(), stream));
   cuda::Arena arena(block.data());
   out.weights.set_block(std::move(block));
-  cuda::DeviceBuffer staged;  // given back when this returns
-  if (measured_staging.used_bytes() > 0) {
-    ESP_ASSIGN_OR_RETURN(staged, cuda::DeviceBuffer::allocate(measured_staging.used_bytes(),
-                                                              "weights on their way"));
-  }
+  // Given back when this returns.
+  ESP_ASSIGN_OR_RETURN(const cuda::DeviceBuffer staged,
+                       allocate_staging(measured_staging.used_bytes()));
   cuda::Arena staging(staged.data());
-  WeightPlacer placer(type, rounding, arena, staging, out.loader.get());
+  WeightPlacer placer(type, loading.rounding, arena, staging, out.loader.get());
   ESP_RETURN_IF_ERROR(ModelPlacer(spec, layout, placer, out.weights).place_all());
   out.weights.note_formats();
   ESP_RETURN_IF_ERROR(out.loader->start());
   if (placer.relayouts().empty()) return out;
   ESP_RETURN_IF_ERROR(out.loader->finish());
-  for (const kc::RelayoutArgs& args : placer.relayouts()) {
-    ESP_RETURN_IF_ERROR(kc::relayout(args, {.stream = stream.get()}));
-  }
-  ESP_RETURN_IF_ERROR(stream.synchronize());
+  ESP_RETURN_IF_ERROR(run_relayouts(placer.relayouts(), stream));
   return out;
+}
+
+bool CudaWeights::places_as(const CudaWeights& other) const {
+  return type_ == other.type_ &&
+         std::ranges::equal(table_, other.table_, [](const CudaWeight& a, const CudaWeight& b) {
+           return a.data == b.data && a.scales == b.scales && a.in_features == b.in_features &&
+                  a.out_features == b.out_features && a.group_stride == b.group_stride &&
+                  a.format.codes.e4m3 == b.format.codes.e4m3 &&
+                  a.format.codes.mxfp4 == b.format.codes.mxfp4 &&
+                  a.format.codes.int4 == b.format.codes.int4;
+         });
+}
+
+Result<CudaWeightUpdate> CudaWeightUpdate::prepare(const PlacedWeights& old,
+                                                   const ModelLoadOptions& options,
+                                                   const MakeTensorLoader& some) {
+  const auto& [spec, layout, types, current] = old;
+  ESP_ASSIGN_OR_RETURN(Loading loading,
+                       begin_loading(spec, types, some ? some(spec) : make_loader(options, spec)));
+  // What is stored in codes is not replaced in part, so the formats are those that are there.
+  if (some && current.has_codes()) loading.rounding.stored = nullptr;
+  CudaWeightUpdate out;
+  out.loader_ = std::move(loading.loader);
+  out.block_ = current.block();
+  CudaWeights placed(types.type, spec.layers.size());
+  cuda::Arena measured, measured_staging;
+  WeightPlacer measuring(types.type, loading.rounding, measured, measured_staging, nullptr);
+  ESP_RETURN_IF_ERROR(ModelPlacer(spec, layout, measuring, placed).place_all());
+  ESP_ASSIGN_OR_RETURN(out.staging_, allocate_staging(measured_staging.used_bytes()));
+  cuda::Arena arena(out.block_), staging(out.staging_.data());
+  WeightPlacer placer(types.type, loading.rounding, arena, staging, out.loader_.get());
+  ESP_RETURN_IF_ERROR(ModelPlacer(spec, layout, placer, placed).place_all());
+  ESP_RETURN_IF_ERROR(out.loader_->check());
+  if (measured.used_bytes() != current.size_bytes() || !placed.places_as(current)) {
+    return fail(error(StatusCode::kFailedPrecondition,
+                      "{} stores weights in other formats than the checkpoint that runs; convert "
+                      "it to the same formats, or start a server with it (some tensors alone are "
+                      "not replaced where the checkpoint stores codes)",
+                      options.path.string()));
+  }
+  out.relayouts_ = placer.relayouts();
+  if (current.has_codes() && !some) out.zeroed_bytes_ = current.size_bytes();
+  return out;
+}
+
+namespace {
+
+// Finds out where a tensor lies, and in which type.
+class TensorFinder final : public CudaTensorLoader {
+ public:
+  explicit TensorFinder(std::string name) : name_(std::move(name)) {}
+
+  Status put(const TensorPart& part, DType type, std::byte* device) override {
+    if (part.name != name_ || found_) return Status();
+    found_ = true;
+    device_ = device;
+    type_ = type;
+    count_ = part.slice.value_or(TensorSlice::whole(part.shape)).num_elements();
+    return Status();
+  }
+  WeightCodes stored_codes(const std::string&) const override { return {}; }
+  Status put_e4m3(const TensorPart& part, std::byte*, float*) override { return note(part.name); }
+  Status put_int4(const TensorPart& part, const kc::Int4Destination&) override {
+    return note(part.name);
+  }
+  Status put_mxfp4(const std::string& name, int64_t, const kc::Mxfp4Destination&) override {
+    return note(name);
+  }
+  Status put_rounded_mxfp4(const TensorPart& part, const kc::Mxfp4Destination&) override {
+    return note(part.name);
+  }
+  Status put_bytes(const std::string& name, std::span<const int64_t>, std::byte*) override {
+    return note(name);
+  }
+  Status start() override { return Status(); }
+  Status finish() override { return Status(); }
+
+  Result<std::vector<float>> read(int64_t num_max, const std::byte* block, int64_t size) const {
+    if (!found_) return fail(error(StatusCode::kNotFound, "the model has no tensor '{}'", name_));
+    // What the GPU converts has a place beside the block, of an arena without memory.
+    if (device_ < block || device_ >= block + size)
+      return fail(error(StatusCode::kUnimplemented,
+                        "the tensor '{}' is held in codes, or in another order than its own",
+                        name_));
+    const int64_t count = std::min(num_max, count_);
+    const auto bytes = count * static_cast<int64_t>(dtype_size(type_));
+    ESP_ASSIGN_OR_RETURN(const auto host, cuda::PinnedBuffer::allocate(bytes, "a weight"));
+    ESP_ASSIGN_OR_RETURN(const cuda::Stream stream, cuda::Stream::create());
+    ESP_RETURN_IF_ERROR(cuda::copy_to_host(host.data(), device_, bytes, stream));
+    ESP_RETURN_IF_ERROR(stream.synchronize());
+    std::vector<float> out(static_cast<size_t>(count));
+    copy_as_float({.name = {},
+                   .dtype_name = {},
+                   .dtype = type_,
+                   .shape = {count},
+                   .bytes = {host.data(), static_cast<size_t>(bytes)},
+                   .reader = nullptr},
+                  0, out);
+    return out;
+  }
+
+ private:
+  Status note(const std::string& name) {
+    found_ = found_ || name == name_;
+    return Status();
+  }
+
+  const std::string name_;
+  const std::byte* device_ = nullptr;
+  DType type_ = DType::kBFloat16;
+  int64_t count_ = 0;
+  bool found_ = false;
+};
+
+}  // namespace
+
+Result<std::vector<float>> read_cuda_weight(const PlacedWeights& placed, const std::string& name,
+                                            int64_t num_max) {
+  const auto& [spec, layout, types, current] = placed;
+  if (current.has_codes() && types.keep_blocks && !types.e4m3 && !types.int4 && !types.mxfp4)
+    return fail(error(StatusCode::kUnimplemented,
+                      "the checkpoint stores codes, whose tensors are not read back"));
+  TensorFinder finder(name);
+  cuda::Arena arena(current.block()), staging;
+  CudaWeights again(types.type, spec.layers.size());
+  WeightPlacer placer(types.type, {.types = types}, arena, staging, &finder);
+  ESP_RETURN_IF_ERROR(ModelPlacer(spec, layout, placer, again).place_all());
+  return finder.read(num_max, current.block(), current.size_bytes());
+}
+
+Status CudaWeightUpdate::start() {
+  ESP_ASSIGN_OR_RETURN(const cuda::Stream stream, cuda::Stream::create());
+  ESP_RETURN_IF_ERROR(cuda::fill_bytes(block_, 0, zeroed_bytes_, stream));
+  ESP_RETURN_IF_ERROR(stream.synchronize());
+  return loader_->start();
+}
+
+Status CudaWeightUpdate::finish() {
+  ESP_RETURN_IF_ERROR(loader_->finish());
+  loader_.reset();
+  ESP_ASSIGN_OR_RETURN(const cuda::Stream stream, cuda::Stream::create());
+  return run_relayouts(relayouts_, stream);
 }
 
 }  // namespace espalier

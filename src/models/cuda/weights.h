@@ -5,7 +5,9 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "base/status.h"
@@ -37,6 +39,10 @@ class CudaWeights {
 
   int64_t size_bytes() const { return block_.size_bytes(); }
   void set_block(cuda::DeviceBuffer block) { block_ = std::move(block); }
+  // Where all data lies; weights that replace these are written there (CudaWeightUpdate).
+  std::byte* block() const { return block_.data(); }
+  // Whether all weights have the same shapes and formats at the same places.
+  bool places_as(const CudaWeights& other) const;
   // When all are placed.
   void note_formats();
 
@@ -54,6 +60,46 @@ class CudaWeights {
 struct PendingCudaWeights {
   CudaWeights weights;
   std::unique_ptr<CudaTensorLoader> loader;  // started
+};
+
+using MakeTensorLoader =
+    std::function<Result<std::unique_ptr<CudaTensorLoader>>(const DecoderSpec& spec)>;
+
+// Weights with what they were placed by.
+struct PlacedWeights {
+  const DecoderSpec& spec;  // of the rank's part
+  WeightLayout layout;      // the same
+  WeightTypes types;
+  const CudaWeights& weights;
+};
+
+// The first elements of a tensor, at most so many, from where `current` has them. As ModelWeights'.
+Result<std::vector<float>> read_cuda_weight(const PlacedWeights& current, const std::string& name,
+                                            int64_t num_max);
+
+// Weights of another checkpoint of the same layout on their way into the memory of a model's. The
+// GPU has no room for both, so what can be checked is checked before the first byte is written.
+// Used from one thread, whose current device is the weights'.
+class CudaWeightUpdate {
+ public:
+  // Every tensor is there with its shape, in the formats that `current` has. Takes memory for what
+  // the GPU has to convert. options: as current was loaded, but for the path.
+  // kFailedPrecondition where the checkpoint stores other codes than the one before.
+  // some: not null, it makes the loader of some tensors, and the others stay as they are.
+  static Result<CudaWeightUpdate> prepare(const PlacedWeights& current,
+                                          const ModelLoadOptions& options,
+                                          const MakeTensorLoader& some);
+  // Begins to write; finish() returns when all is there. No step runs from here on until finish()
+  // has succeeded.
+  Status start();
+  Status finish();
+
+ private:
+  std::unique_ptr<CudaTensorLoader> loader_;
+  cuda::DeviceBuffer staging_;
+  std::vector<kernels::cuda::RelayoutArgs> relayouts_;
+  std::byte* block_ = nullptr;
+  int64_t zeroed_bytes_ = 0;  // of the block, before it is written
 };
 
 // Begins to load the layout's matrices, or their shards, from what `options` name: a checkpoint,

@@ -47,10 +47,11 @@ Program cpu_passes(Program program, bool adapters) {
   return remove_unused_buffers(std::move(program));
 }
 
-CpuModel::CpuModel(DecoderSpec spec, Program program, DecoderWeights weights,
+CpuModel::CpuModel(DecoderSpec spec, Program program, Storage storage, DecoderWeights weights,
                    std::unique_ptr<kernels::CpuBackend> backend, const CpuModelOptions& options)
     : spec_(std::move(spec)),
       program_(std::move(program)),
+      storage_(std::move(storage)),
       weights_(std::move(weights)),
       backend_(std::move(backend)),
       info_(describe(spec_, weights_)),
@@ -71,16 +72,28 @@ Result<std::unique_ptr<CpuModel>> CpuModel::create(const DecoderSpec& whole,
   program = cpu_passes(std::move(program), options.adapters);
   ESP_RETURN_IF_ERROR(check_runs(program));
   ESP_ASSIGN_OR_RETURN(auto backend, kernels::CpuBackend::create(pool));
-  ESP_ASSIGN_OR_RETURN(
-      DecoderWeights weights,
-      load_weights(*backend, spec, partition_weights(whole, ranks), program, types, source));
+  Storage storage{.layout = partition_weights(whole, ranks), .types = types};
+  ESP_ASSIGN_OR_RETURN(DecoderWeights weights,
+                       load_weights(*backend, spec, storage.layout, program, types, source));
   std::unique_ptr<CpuModel> model(new CpuModel(std::move(spec), std::move(program),
-                                               std::move(weights), std::move(backend), options));
+                                               std::move(storage), std::move(weights),
+                                               std::move(backend), options));
   if (options.expert_counts != nullptr && ranks.rank == 0) {
     model->context_.experts().count_to(*options.expert_counts, model->program_);
   }
   ESP_RETURN_IF_ERROR(model->reserve(1, 1));
   return model;
+}
+
+Result<DecoderWeights> CpuModel::read_weights(WeightSource& source) {
+  return load_weights(*backend_, spec_, storage_.layout, program_, storage_.types, source);
+}
+
+Status CpuModel::replace_weights(const OpenWeights& open) {
+  const auto source = open({}, backend_->pool());
+  ESP_ASSIGN_OR_RETURN(DecoderWeights weights, read_weights(*source));
+  set_weights(std::move(weights));
+  return Status();
 }
 
 void CpuModel::bind() {

@@ -56,6 +56,12 @@ class CpuModel final : public Model {
   Result<AdapterInfo> load_adapter(AdapterId id, const std::filesystem::path& folder,
                                    int32_t rank_max) override;
   void unload_adapter(AdapterId id) override { adapters_.remove(id); }
+  Status replace_weights(const OpenWeights& open) override;
+
+  // The two steps of replace_weights(): weights of this model's shapes that nothing uses yet, and
+  // the exchange, which cannot fail.
+  Result<DecoderWeights> read_weights(WeightSource& source);
+  void set_weights(DecoderWeights weights) { weights_ = std::move(weights); }
 
  private:
   struct BoundOp {
@@ -64,7 +70,13 @@ class CpuModel final : public Model {
     Rows rows;
   };
 
-  CpuModel(DecoderSpec spec, Program program, DecoderWeights weights,
+  // How the weights are laid out and held.
+  struct Storage {
+    WeightLayout layout;
+    WeightTypes types;
+  };
+
+  CpuModel(DecoderSpec spec, Program program, Storage storage, DecoderWeights weights,
            std::unique_ptr<kernels::CpuBackend> backend, const CpuModelOptions& options);
   void bind();
   // Those of [first, last) that have rows in this step.
@@ -78,7 +90,8 @@ class CpuModel final : public Model {
 
   const DecoderSpec spec_;
   const Program program_;
-  const DecoderWeights weights_;
+  const Storage storage_;
+  DecoderWeights weights_;
   const std::unique_ptr<kernels::CpuBackend> backend_;
   const ModelInfo info_;
   CpuContext context_;

@@ -82,6 +82,12 @@ Result<std::unique_ptr<CudaRanks>> CudaRanks::begin_load(const ModelPlan& plan,
   return out;
 }
 
+std::vector<const CudaDecoder*> CudaRanks::decoders() const {
+  std::vector<const CudaDecoder*> out;
+  for (const auto& model : models_) out.push_back(model.get());
+  return out;
+}
+
 Status CudaRanks::set_kv_type(KvType type) {
   for (const auto& model : models_) ESP_RETURN_IF_ERROR(model->set_kv_type(type));
   return Status();

@@ -38,6 +38,8 @@ class CudaRanks final : public Executor {
   // Of the whole model; and of what the rank with the largest part has of keys, values and weights.
   const ModelInfo& info() const { return info_; }
   const ModelInfo& rank_info() const { return rank_info_; }
+  // Of all ranks, which live as long as this. Before reserve().
+  std::vector<const CudaDecoder*> decoders() const;
   // Before reserve().
   Status set_kv_type(KvType type);
   // Takes all device memory but the KV pools'. config.collective is set here.

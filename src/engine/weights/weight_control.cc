@@ -1,0 +1,178 @@
+#include "engine/weights/weight_control.h"
+
+#include <chrono>
+#include <random>
+#include <utility>
+
+#include "base/log.h"
+#include "engine/startup/model_fingerprint.h"
+
+namespace espalier {
+namespace {
+
+constexpr std::chrono::minutes kHoldTimeout{10};
+constexpr size_t kVersionsKept = 4096;
+
+// A mark that no adapter's namespace and no escaped key begins with (namespace_of_adapter).
+std::string cache_prefix(const std::string& name) {
+  std::string out(1, '\0');
+  out += 'w' + name;
+  out += '\0';
+  return out;
+}
+
+Status update_under_way() {
+  return error(StatusCode::kUnavailable, "weights are being replaced: try again when they are");
+}
+
+// Of weights whose cache holds what several versions have computed: no other has this name.
+std::string unique_name() {
+  std::random_device random;
+  const uint64_t high = random(), low = random();
+  return fmt::format("{:08x}{:08x}", high, low);
+}
+
+// Equal for equal checkpoints, so that servers that were updated alike share what they store.
+Result<std::string> cache_name(EngineConfig config, const WeightUpdate& update) {
+  if (update.some || !update.shared.empty()) return unique_name();
+  config.model.model_path = update.path;
+  return model_fingerprint(config);
+}
+
+bool stores_beyond(const EngineConfig& config) {
+  return config.tiers.hicache_storage_backend != "none" ||
+         config.disaggregation.disaggregation_mode != "null";
+}
+
+}  // namespace
+
+// What was computed by other weights than its name says must not leave the engine.
+Status WeightControl::check_cache_use(const WeightUpdate& update, const RequestsLeft& left) const {
+  if (!stores_beyond(parts_.engine.config())) return Status();
+  if (!update.flush_cache)
+    return error(StatusCode::kFailedPrecondition,
+                 "flush_cache is false, but keys and values are stored beyond this server, where "
+                 "those of old and new weights would be mixed: leave it out");
+  if (left.any)
+    return error(StatusCode::kFailedPrecondition,
+                 "the engine is paused with requests that have started, and keys and values are "
+                 "stored beyond this server, where those of old and new weights would be mixed: "
+                 "continue, or pause with mode abort");
+  return Status();
+}
+
+Result<RequestsLeft> WeightControl::hold(bool abort_requests) {
+  HoldMessage message{.abort_all = abort_requests};
+  std::future<RequestsLeft> done = message.done.get_future();
+  parts_.push(std::move(message));
+  if (done.wait_for(kHoldTimeout) == std::future_status::ready) return done.get();
+  release(refusal_);
+  return fail(error(StatusCode::kUnavailable,
+                    "requests that have started did not end within {} minutes, and the weights "
+                    "stay as they are: give abort_all_requests, or pause before",
+                    kHoldTimeout.count()));
+}
+
+void WeightControl::release(Status refusal) {
+  refusal_ = std::move(refusal);
+  parts_.push(ReleaseMessage{current_, refusal_});
+}
+
+void WeightControl::name_version(std::string name) {
+  const std::lock_guard lock(mutex_);
+  versions_.push_back({current_.epoch, std::move(name)});
+  if (versions_.size() > kVersionsKept) versions_.pop_front();
+}
+
+Status WeightControl::prepare(const WeightUpdate& update) {
+  if (!parts_.weights->is_whole() && (update.some || !update.shared.empty()))
+    return error(StatusCode::kFailedPrecondition,
+                 "the weights are a mixture since an update failed half way: give a whole "
+                 "checkpoint to /update_weights_from_disk");
+  if (!update.shared.empty()) return parts_.weights->prepare_shared(update.shared);
+  return update.some ? parts_.weights->prepare_some(update.path)
+                     : parts_.weights->prepare(update.path);
+}
+
+// Between hold() and release(). What fails before the first byte is written changes nothing.
+Status WeightControl::replace(const WeightUpdate& update, const RequestsLeft& left,
+                              const std::string& name, WeightUpdateReport& report) {
+  ESP_RETURN_IF_ERROR(check_cache_use(update, left));
+  const TimePoint start = clock_.now();
+  ESP_RETURN_IF_ERROR(parts_.weights->commit());
+  report.seconds = to_seconds(clock_.now() - start);
+  ++current_.epoch;
+  if (update.flush_cache) {
+    current_.cache_prefix = cache_prefix(left.any ? unique_name() : name);
+    report.cache_flushed = parts_.engine.flush_cache().ok();
+  }
+  name_version(update.version.value_or(version()));
+  if (update.keep_pause)
+    ESP_RETURN_IF_ERROR(parts_.engine.pause_generation(Engine::PauseMode::kInPlace));
+  return Status();
+}
+
+Result<WeightUpdateReport> WeightControl::update(const WeightUpdate& update) {
+  const std::unique_lock lock(changing_, std::try_to_lock);
+  if (!lock.owns_lock()) return fail(update_under_way());
+  if (parts_.weights == nullptr) return fail(parts_.unsupported);
+  ESP_RETURN_IF_ERROR(check_cache_use(update, {}));
+  ESP_RETURN_IF_ERROR(prepare(update));
+  ESP_ASSIGN_OR_RETURN(const std::string name, cache_name(parts_.engine.config(), update));
+  WeightUpdateReport report;
+  ESP_ASSIGN_OR_RETURN(const RequestsLeft left, hold(update.abort_requests));
+  if (left.any) report.num_paused_requests = left.num_running;
+  Status status = replace(update, left, name, report);
+  if (parts_.weights->is_whole()) {
+    release();
+  } else {
+    if (!status.ok()) status = Status(StatusCode::kInternal, status.message());
+    release(error(StatusCode::kUnavailable,
+                  "the weights are a mixture since an update failed half way ({}): POST "
+                  "/update_weights_from_disk with a checkpoint that can be read",
+                  status.message()));
+  }
+  if (!status.ok()) {
+    log_error("weights not replaced path={} reason=\"{}\"", update.path.string(), status.message());
+    return fail(std::move(status));
+  }
+  log_info("weights replaced path={} version={} epoch={} seconds={:.3f}", update.path.string(),
+           version(), current_.epoch, report.seconds);
+  return report;
+}
+
+Result<std::vector<float>> WeightControl::read(const std::string& name, int64_t num_max) {
+  const std::unique_lock lock(changing_, std::try_to_lock);
+  if (!lock.owns_lock()) return fail(update_under_way());
+  if (parts_.weights == nullptr) return fail(parts_.unsupported);
+  return parts_.weights->read(name, num_max);
+}
+
+void WeightControl::name_first(std::string name) {
+  const std::lock_guard lock(mutex_);
+  versions_.front().name = std::move(name);
+}
+
+Status WeightControl::set_version(std::string name, bool abort_requests) {
+  const std::unique_lock lock(changing_, std::try_to_lock);
+  if (!lock.owns_lock()) return update_under_way();
+  if (abort_requests) parts_.engine.abort({}, Engine::AbortScope::kAll);
+  ++current_.epoch;
+  name_version(std::move(name));
+  release(refusal_);
+  return Status();
+}
+
+std::string WeightControl::version() const {
+  const std::lock_guard lock(mutex_);
+  return versions_.back().name;
+}
+
+std::string WeightControl::version_of(int32_t epoch) const {
+  const std::lock_guard lock(mutex_);
+  for (auto it = versions_.rbegin(); it != versions_.rend(); ++it)
+    if (it->epoch <= epoch) return it->name;
+  return versions_.front().name;
+}
+
+}  // namespace espalier

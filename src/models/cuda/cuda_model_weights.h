@@ -1,0 +1,19 @@
+// The weights of decoders on GPUs, replaced in their own memory: pointers stay, in graphs too.
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "base/status.h"
+#include "models/cuda/decoder.h"
+#include "models/model_weights.h"
+
+namespace espalier {
+
+// Of one decoder, or of those of all ranks of a model, which outlive the result. They were loaded
+// with these options. A read error in commit() leaves the weights a mixture: there is no memory for
+// a copy, so all that can be checked is checked by prepare().
+Result<std::unique_ptr<ModelWeights>> make_cuda_model_weights(
+    std::vector<const CudaDecoder*> decoders, const ModelLoadOptions& options);
+
+}  // namespace espalier
