@@ -1,6 +1,7 @@
 #include "models/decoder_spec.h"
 
 #include <algorithm>
+#include <functional>
 
 namespace espalier {
 namespace {
@@ -251,6 +252,29 @@ Status validate_pooling(const DecoderSpec& spec) {
   return Status();
 }
 
+// Beside what a decoder with one table has.
+int64_t draft_parameters(const DecoderSpec& spec) {
+  const AttentionSpec& a = spec.layers[0].attention;
+  const int64_t hidden = spec.hidden_size, qkv = a.q_dim() + 2ll * a.kv_dim();
+  return static_cast<int64_t>(spec.draft->target_layers.size()) * hidden * hidden + qkv * hidden +
+         hidden;
+}
+
+Status validate_draft(const DecoderSpec& spec) {
+  const DraftSpec& draft = *spec.draft;
+  if (spec.layers.size() != 1 || spec.layers[0].attention.latent || spec.layers[0].experts ||
+      !spec.layers[0].input_norm || !spec.final_norm) {
+    return error(StatusCode::kUnimplemented,
+                 "a draft head has one layer of attention and a dense MLP, with norms");
+  }
+  if (draft.target_layers.empty() || draft.target_layers[0] < 0 ||
+      std::ranges::adjacent_find(draft.target_layers, std::greater_equal()) !=
+          draft.target_layers.end()) {
+    return invalid_argument("a draft head reads states in front of different layers");
+  }
+  return Status();
+}
+
 }  // namespace
 
 int32_t DecoderSpec::pooled_size() const {
@@ -260,7 +284,8 @@ int32_t DecoderSpec::pooled_size() const {
 
 int64_t DecoderSpec::num_parameters() const {
   const int64_t table = static_cast<int64_t>(vocab_size) * hidden_size;
-  int64_t count = tied_embeddings || pooling ? table : 2 * table;
+  int64_t count = tied_embeddings || pooling || draft ? table : 2 * table;
+  if (draft) count += draft_parameters(*this);
   if (pooling) count += head_parameters(pooling->head, hidden_size);
   if (projector) {
     count += head_parameters(projector->layers, int64_t{projector->merge} * hidden_size);
@@ -286,6 +311,7 @@ Status validate(const DecoderSpec& spec) {
   if (spec.layers.empty()) return invalid_argument("num_hidden_layers must be positive");
   if (spec.pooling) ESP_RETURN_IF_ERROR(validate_pooling(spec));
   if (spec.patches) ESP_RETURN_IF_ERROR(validate_patches(spec));
+  if (spec.draft) ESP_RETURN_IF_ERROR(validate_draft(spec));
   for (const RopeSpec& rope : spec.ropes) ESP_RETURN_IF_ERROR(validate_rope(rope));
   for (size_t i = 0; i < spec.layers.size(); ++i) ESP_RETURN_IF_ERROR(validate_layer(spec, i));
   for (const TokenId id : spec.eos_ids) {

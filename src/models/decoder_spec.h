@@ -177,6 +177,8 @@ struct WeightNames {
   std::string gate_up;
   bool transposed = false;  // matrices of layers lie [in, out]: GPT-2's Conv1D
 
+  std::string draft_input;      // of DraftSpec, as is
+  std::string hidden_norm;      // the next
   std::string patch_embedding;  // a convolution, [hidden, channels, patch, patch]
   std::string class_embedding;  // whole
   std::string embedding_norm;   // of PatchesSpec
@@ -270,6 +272,19 @@ struct ProjectorSpec {
   int32_t merge = 1;  // rows that are put side by side before the first matrix
 };
 
+// Of a draft head (EAGLE-3, Li et al. 2025): a decoder of one layer behind a target, without an
+// embedding of its own. A row reads what the target made of position p and the embedding of the
+// token at p + 1, and predicts the token at p + 2:
+//   x = fc(the target's states in front of three of its layers)
+//   attention reads cat(input_norm(embedding), hidden_norm(x)); x is the residual
+// vocab_size counts the tokens that it predicts among.
+struct DraftSpec {
+  std::vector<int32_t> target_layers;  // rising
+  int32_t target_vocab_size = 0;
+  NormSpec hidden_norm;
+  bool own_states = false;  // x is the head's own state of the row before: behind a draft token
+};
+
 struct DecoderSpec {
   std::string architecture;  // config.json's architectures[0]
   std::string model_type;
@@ -295,6 +310,8 @@ struct DecoderSpec {
   std::optional<ProjectorSpec> projector;     // of an encoder
   std::optional<TilesSpec> tiles;             // of an encoder
   std::optional<ImagesSpec> images;           // of a decoder beside an encoder
+  std::optional<DraftSpec> draft;             // it is a draft head
+  std::vector<int32_t> kept_states;           // layers in front of which states are kept for one
   WeightNames names;
 
   int64_t num_parameters() const;

@@ -34,6 +34,7 @@ class Loader {
     if (spec_.patches) ESP_RETURN_IF_ERROR(load_patches(layout, weights));
     ESP_RETURN_IF_ERROR(read_.table(layout.position_embedding, weights.position_embedding));
     ESP_RETURN_IF_ERROR(read_.matrix(layout.head, weights.head));
+    ESP_RETURN_IF_ERROR(read_.matrix(layout.draft_input, weights.draft_input));
     ESP_RETURN_IF_ERROR(load_head(layout.pooling_head, weights.pooling_head));
     ESP_RETURN_IF_ERROR(load_head(layout.projector, weights.projector));
     for (size_t i = 0; i < layout.layers.size(); ++i) {
@@ -67,6 +68,10 @@ class Loader {
     const LayerSpec& spec = spec_.layers[static_cast<size_t>(index)];
     const AttentionSpec& a = spec.attention;
     ESP_RETURN_IF_ERROR(read_.norm(spec.input_norm, layout.input_norm, out.input_norm));
+    if (spec_.draft) {
+      ESP_RETURN_IF_ERROR(
+          read_.norm(spec_.draft->hidden_norm, layout.hidden_norm, out.hidden_norm));
+    }
     ESP_RETURN_IF_ERROR(read_.matrix(layout.qkv, out.qkv));
     ESP_RETURN_IF_ERROR(read_.vector(layout.qkv_bias, out.qkv_bias));
     ESP_RETURN_IF_ERROR(read_.norm(a.qk_norm, layout.q_norm, out.q_norm));
@@ -219,9 +224,9 @@ int64_t bytes_of(const ExpertsWeights& experts) {
          bytes_of(experts.shared_gate);
 }
 int64_t bytes_of(const LayerWeights& layer) {
-  return bytes_of(layer.input_norm) + bytes_of(layer.qkv) + bytes_of(layer.qkv_bias) +
-         bytes_of(layer.q_norm) + bytes_of(layer.k_norm) + bytes_of(layer.sinks) +
-         bytes_of(layer.latent) + bytes_of(layer.attention_output) +
+  return bytes_of(layer.input_norm) + bytes_of(layer.hidden_norm) + bytes_of(layer.qkv) +
+         bytes_of(layer.qkv_bias) + bytes_of(layer.q_norm) + bytes_of(layer.k_norm) +
+         bytes_of(layer.sinks) + bytes_of(layer.latent) + bytes_of(layer.attention_output) +
          bytes_of(layer.attention_output_bias) + bytes_of(layer.attention_output_norm) +
          bytes_of(layer.post_attention_norm) + bytes_of(layer.mlp) + bytes_of(layer.experts) +
          bytes_of(layer.mlp_output_norm);
@@ -231,9 +236,10 @@ int64_t bytes_of(const LayerWeights& layer) {
 
 int64_t DecoderWeights::size_bytes() const {
   return static_cast<int64_t>(embedding.size_bytes() + position_embedding.size_bytes()) +
-         bytes_of(quantized_embedding) + bytes_of(head) + bytes_of_all(pooling_head) +
-         bytes_of_all(projector) + bytes_of(patch_embedding) + bytes_of(patch_embedding_bias) +
-         bytes_of(class_embedding) + bytes_of(line_end) + bytes_of(embedding_norm) +
+         bytes_of(quantized_embedding) + bytes_of(head) + bytes_of(draft_input) +
+         bytes_of_all(pooling_head) + bytes_of_all(projector) + bytes_of(patch_embedding) +
+         bytes_of(patch_embedding_bias) + bytes_of(class_embedding) + bytes_of(line_end) +
+         bytes_of(embedding_norm) +
          bytes_of(final_norm) + bytes_of_all(layers);
 }
 
@@ -247,6 +253,8 @@ const PackedMatrix& DecoderWeights::matrix(WeightId id) const {
       return projector[static_cast<size_t>(id.index)].matrix;
     case WeightKind::kPatchEmbedding:
       return patch_embedding;
+    case WeightKind::kDraftInput:
+      return draft_input;
     case WeightKind::kQkv:
       return layer(id).qkv;
     case WeightKind::kLatentQA:
@@ -275,6 +283,8 @@ const NormWeights& DecoderWeights::norm(WeightId id) const {
   switch (id.kind) {
     case WeightKind::kInputNorm:
       return layer(id).input_norm;
+    case WeightKind::kHiddenNorm:
+      return layer(id).hidden_norm;
     case WeightKind::kQNorm:
       return layer(id).q_norm;
     case WeightKind::kKNorm:

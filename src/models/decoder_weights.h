@@ -59,6 +59,7 @@ struct ExpertsWeights {
 
 struct LayerWeights {
   NormWeights input_norm;     // [hidden]
+  NormWeights hidden_norm;    // [hidden], of a draft head
   kernels::PackedMatrix qkv;  // hidden -> [q; k; v]
   std::vector<float> qkv_bias;
   NormWeights q_norm, k_norm;  // [head_dim], or [q_dim] and [kv_dim]
@@ -90,6 +91,7 @@ struct DecoderWeights {
   std::vector<float> line_end;                               // [outputs of the projector], or empty
   NormWeights embedding_norm;                                // [hidden]
   Buffer position_embedding;                                 // [learned_positions, hidden]
+  kernels::PackedMatrix draft_input;                         // of a draft head: 3 hidden -> hidden
   std::vector<LayerWeights> layers;
   NormWeights final_norm;      // [hidden]
   kernels::PackedMatrix head;  // hidden -> vocab

@@ -141,6 +141,15 @@ KvMemory::KvMemory(const ModelInfo& info, KvType type, int32_t page_size, int32_
     layer.v = planes_[at + static_cast<size_t>(info.kv_planes) - 1].data();
     view_.layers.push_back(layer);
   }
+  if (info.draft_kv) {
+    layer.num_kv_heads = info.draft_kv->num_kv_heads;
+    layer.head_dim = info.draft_kv->head_dim;
+    layer.set_dense_strides(page_size);
+    const auto of_head = static_cast<size_t>(layer.plane_bytes() / 4 + 1);
+    layer.k = planes_.emplace_back(of_head, ~0u).data();
+    layer.v = planes_.emplace_back(of_head, ~0u).data();
+    view_.layers.push_back(layer);
+  }
   free_.resize(static_cast<size_t>(layer.num_pages));
   std::iota(free_.begin(), free_.end(), 0);
   std::shuffle(free_.begin(), free_.end(), rng);

@@ -39,6 +39,12 @@ struct ImagesInfo {
   int32_t width = 0;         // of a row
 };
 
+// Of a draft head beside a model: what its layer keeps of a token.
+struct DraftKvInfo {
+  int32_t num_kv_heads = 0;
+  int32_t head_dim = 0;
+};
+
 // What the engine must know of a model to size its memory and check its inputs.
 struct ModelInfo {
   std::string architecture;  // "LlamaForCausalLM"
@@ -59,6 +65,9 @@ struct ModelInfo {
   std::vector<TokenId> eos_ids;      // from generation_config.json, else config.json
   std::optional<PooledInfo> pooled;  // the model makes vectors of texts, and does not generate
   std::optional<ImagesInfo> images;  // the model reads pictures
+  // The model has a draft head, whose keys and values lie in a layer of their own behind the
+  // others.
+  std::optional<DraftKvInfo> draft_kv;
 
   int32_t num_window_layers() const {
     return static_cast<int32_t>(std::count(window_layers.begin(), window_layers.end(), true));
@@ -66,9 +75,13 @@ struct ModelInfo {
   int64_t kv_bytes_per_layer_token(KvType type) const {
     return int64_t{kv_planes} * num_kv_heads * head_dim * kv_element_bytes(type);
   }
+  int64_t draft_kv_bytes_per_token(KvType type) const {
+    if (!draft_kv) return 0;
+    return int64_t{2} * draft_kv->num_kv_heads * draft_kv->head_dim * kv_element_bytes(type);
+  }
   // Of all layers together.
   int64_t kv_bytes_per_token(KvType type) const {
-    return num_layers * kv_bytes_per_layer_token(type);
+    return num_layers * kv_bytes_per_layer_token(type) + draft_kv_bytes_per_token(type);
   }
 };
 
@@ -86,6 +99,7 @@ struct GenerationDefaults {
   std::optional<int32_t> top_k, max_new_tokens;
 };
 
+class DraftHead;
 class ExpertCounts;
 
 enum class LoadFormat {
@@ -108,8 +122,9 @@ struct ModelLoadOptions {
   int32_t tp_size = 1;
   // Groups of these ranks that have whole experts; divides tp_size.
   int32_t ep_size = 1;
-  int32_t first_cpu = 0;      // of the usable ones, where ranks' threads begin
-  bool enable_lora = false;   // load_adapter() is to be used
+  std::filesystem::path draft_path;  // the folder of a draft head; empty: none
+  int32_t first_cpu = 0;             // of the usable ones, where ranks' threads begin
+  bool enable_lora = false;          // load_adapter() is to be used
   int32_t max_lora_rank = 0;  // of an adapter, where scratch is sized by it; 0: the back end's own
   // Where the model counts the tokens of its experts; borrowed. Null: it does not.
   ExpertCounts* expert_counts = nullptr;
@@ -159,6 +174,9 @@ class Model {
   // The vector of a text whose pooled row is `row`, [hidden_size]: through the head's layers where
   // there are some, then as it is (not normalised). REQUIRES: info().pooled.
   virtual std::vector<float> finish_pooled(std::span<const float> row);
+
+  // Drafts what forward() computes next; null where the model was loaded without one.
+  virtual DraftHead* draft_head() { return nullptr; }
 
   // Reads a folder that PEFT saved and lets entries name the adapter by this id, which no other
   // has. rank_max: 0: any. Fails with what does not fit; kFailedPrecondition where the model was

@@ -53,6 +53,8 @@ enum class WeightKind : uint8_t {
   kProjector,            // [outputs, inputs]
   kProjectorBias,        // [outputs]
   kLineEnd,              // [outputs of the projector]: TilesSpec
+  kDraftInput,           // [hidden, 3 hidden]
+  kHiddenNorm,           // [hidden]
 };
 
 struct WeightId {

@@ -25,6 +25,7 @@ class Layer {
     const int64_t hidden = spec_.hidden_size;
     LayerLayout out;
     out.input_norm = norm(layer.input_norm, names_.input_norm, hidden);
+    if (spec_.draft) out.hidden_norm = norm(spec_.draft->hidden_norm, names_.hidden_norm, hidden);
     a.latent ? add_latent(a, out) : add_qkv(a, out);
     if (a.sinks) out.sinks = vector_of(name(names_.sinks), a.num_heads);
     out.attention_output = matrix({{name(names_.attention_output), hidden}}, a.output_dim());
@@ -76,7 +77,7 @@ class Layer {
   void add_qkv(const AttentionSpec& a, LayerLayout& out) const {
     out.qkv = matrix(
         {{name(names_.q), a.q_dim()}, {name(names_.k), a.kv_dim()}, {name(names_.v), a.kv_dim()}},
-        spec_.hidden_size, names_.qkv.empty() ? "" : name(names_.qkv));
+        (spec_.draft ? 2 : 1) * spec_.hidden_size, names_.qkv.empty() ? "" : name(names_.qkv));
     if (a.qkv_bias) out.qkv_bias = biases(out.qkv);
     const bool all = a.qk_norm_scope == AttentionSpec::NormScope::kAll;
     out.q_norm = norm(a.qk_norm, names_.q_norm, all ? a.q_dim() : a.head_dim);
@@ -298,6 +299,8 @@ const MatrixLayout* find_matrix(const WeightLayout& layout, WeightId id) {
       return &layout.projector[static_cast<size_t>(id.index)].matrix;
     case WeightKind::kPatchEmbedding:
       return &layout.patch_embedding;
+    case WeightKind::kDraftInput:
+      return &layout.draft_input;
     default:
       break;
   }
@@ -324,6 +327,10 @@ WeightLayout weight_layout(const DecoderSpec& spec) {
   const WeightNames& names = spec.names;
   if (spec.patches) {
     add_patches(spec, out);
+  } else if (spec.draft) {
+    out.draft_input = {
+        .blocks = {{names.draft_input + ".weight", spec.hidden_size}},
+        .in_features = std::ssize(spec.draft->target_layers) * int64_t{spec.hidden_size}};
   } else if (!spec.tied_embeddings) {
     out.embedding = table(names.embedding, spec.vocab_size);
   }

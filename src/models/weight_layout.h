@@ -119,9 +119,10 @@ struct ExpertsLayout {
 };
 
 struct LayerLayout {
-  VectorLayout input_norm;  // [hidden]
-  MatrixLayout qkv;         // hidden -> [q; k; v]; empty where there are latents
-  VectorLayout qkv_bias;    // [q_dim + 2 kv_dim]
+  VectorLayout input_norm;   // [hidden]
+  VectorLayout hidden_norm;  // [hidden], of a draft head
+  MatrixLayout qkv;          // hidden -> [q; k; v]; empty where there are latents
+  VectorLayout qkv_bias;     // [q_dim + 2 kv_dim]
   VectorLayout q_norm, k_norm;
   LatentLayout latent;
   VectorLayout sinks;                  // [heads]
@@ -151,6 +152,7 @@ struct WeightLayout {
   MatrixLayout head;                  // hidden -> vocab; empty where a text becomes a vector
   std::vector<PoolingLayout> pooling_head;
   std::vector<PoolingLayout> projector;  // of an encoder
+  MatrixLayout draft_input;              // of a draft head: 3 hidden -> hidden
   std::vector<LayerLayout> layers;
   VectorLayout final_norm;  // [hidden]
 };

@@ -121,6 +121,13 @@ struct BatchEntry {
     return prefix_len == kLengthFromSlot ? prefix_len_max : prefix_len;
   }
 
+  // How many tokens the executor's draft head predicts behind what this entry samples
+  // (EntryResult::chain). 0: it computes its own keys and values of the entry's tokens alone, so
+  // that it can draft later; kNoChain: not even these. Read where Executor::chain_max() is above 0.
+  static constexpr int32_t kNoChain = -1;
+  int32_t chain_length = kNoChain;
+  TokenId next_token = -1;  // the known token behind an entry that does not sample; -1: none
+
   // Log-probabilities of this entry's prompt tokens: for query tokens [input_logprob_begin,
   // num_query_tokens) the log-probability of input_logprob_targets[i - input_logprob_begin] (the
   // NEXT prompt token) is wanted. -1: none. The prompt's last token has no target.

@@ -23,13 +23,17 @@ struct EntryResult {
   TokenLogprobs logprobs;                     // of `token`, where its sampling requests it
   std::vector<TokenLogprobs> draft_logprobs;  // of `draft_tokens`, the same
   std::vector<TokenLogprobs> input_logprobs;  // one for each input_logprob_target
-  std::vector<float> pooled;                  // the text's vector, of an entry with pooled_end
+  // Of an entry with a chain_length above 0: what the draft head predicts behind the slot's last
+  // token, so many tokens. It does not depend on the other entries.
+  std::vector<TokenId> chain;
+  std::vector<float> pooled;  // the text's vector, of an entry with pooled_end
 };
 
 struct StepResult {
   uint64_t step = 0;
   std::vector<EntryResult> entries;
   double forward_seconds = 0;  // measured by the executor, launch to done
+  double draft_seconds = 0;    // of these, those of the draft head
   TimePoint started{};         // of the forward; not set by executors that measure its length alone
 };
 

@@ -18,6 +18,7 @@ Arity arity_of(OpKind kind) {
     case OpKind::kEmbed:
     case OpKind::kEmbedPosition:
     case OpKind::kPatches:
+    case OpKind::kInput:
     case OpKind::kMegakernel:
       return {0, 0, 1, 1};
     case OpKind::kClassEmbed:

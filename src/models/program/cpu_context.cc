@@ -70,7 +70,7 @@ Status CpuContext::reserve(int32_t max_tokens, int32_t max_entries, int64_t outp
   ESP_RETURN_IF_ERROR(reserve_linear());
   wanted_.reserve(static_cast<size_t>(max_entries));
   adapters_.reserve(static_cast<size_t>(max_entries));
-  if (spec_.patches) pictures_.rows.reserve(static_cast<size_t>(max_tokens));
+  if (spec_.patches) inputs_.rows.reserve(static_cast<size_t>(max_tokens));
   if (collective_ != nullptr || spec_.images) local_ids_.reserve(static_cast<size_t>(max_tokens));
   place_buffers();
   return Status();
@@ -114,15 +114,15 @@ void CpuContext::place_buffers() {
 }
 
 void CpuContext::begin(const ForwardBatch& batch, std::span<const TokenId> token_ids,
-                       const KvView& kv, const CpuPicture& picture) {
-  pictures_.input = picture;
+                       const KvView& kv, const GivenRows& given) {
+  inputs_.given = given;
   batch_ = &batch;
   kv_ = &kv;
   token_ids_ = token_ids;
   output_rows_ = {};
   wanted_.plan(batch.entries);
   place_buffers();
-  ropes_.fill(batch, picture.places);
+  ropes_.fill(batch, given.places);
 }
 
 void CpuContext::begin_outputs(std::span<const int32_t> rows, float* out) {
@@ -161,17 +161,17 @@ void CpuContext::alias(const Operand& to, const Operand& from) {
 }
 
 std::span<const BatchEntry> CpuContext::each_row(RowCount count, bool windowed) {
-  pictures_.rows.clear();
-  for (const BatchEntry& entry : windowed ? pictures_.input.windows : entries(count)) {
+  inputs_.rows.clear();
+  for (const BatchEntry& entry : windowed ? inputs_.given.windows : entries(count)) {
     BatchEntry row = entry;
     row.prefix_len = entry.prefix_len + entry.num_query_tokens - 1;
     row.num_query_tokens = 1;
     for (int32_t i = 0; i < entry.num_query_tokens; ++i) {
       row.query_begin = entry.query_begin + i;
-      pictures_.rows.push_back(row);
+      inputs_.rows.push_back(row);
     }
   }
-  return pictures_.rows;
+  return inputs_.rows;
 }
 
 std::span<const BatchEntry> CpuContext::entries(RowCount count) const {

@@ -31,11 +31,15 @@ struct CpuView {
   int64_t stride = 0;     // elements from one row to the next
 };
 
-// What an encoder reads in place of tokens; spans of its owner's.
-struct CpuPicture {
+// What a step is given in place of tokens: an encoder's the patches of a picture, a draft head's
+// the rest (Input). It outlives the step.
+struct GivenRows {
   std::span<const float> patches;       // [patches, features]
   std::span<const int32_t> places;      // [3, patches]: components of rotary positions, or empty
   std::span<const BatchEntry> windows;  // of attention; empty: there are none
+  CpuView states;
+  std::span<const int32_t> state_rows;  // of each token its row of `states`
+  CpuView embeddings;                   // a row for each token
 };
 
 class CpuContext {
@@ -47,13 +51,13 @@ class CpuContext {
   Status reserve(int32_t max_tokens, int32_t max_entries, int64_t output_rows);
 
   // Starts a step. The batch, the ids and the view outlive it.
-  // picture: of an encoder instead of tokens.
   void begin(const ForwardBatch& batch, std::span<const TokenId> token_ids, const KvView& kv,
-             const CpuPicture& picture = {});
+             const GivenRows& given = {});
   // The rows that the output section selects from here on, among the wanted rows, and where the
   // section's last buffer lies: out, [rows, columns]; null: in memory of the context.
   void begin_outputs(std::span<const int32_t> rows, float* out);
 
+  const GivenRows& given() const { return inputs_.given; }
   const DecoderSpec& spec() const { return spec_; }
   const DecoderWeights& weights() const { return weights_; }
   kernels::CpuBackend& backend() { return backend_; }
@@ -73,7 +77,6 @@ class CpuContext {
   const ForwardBatch& batch() const { return *batch_; }
   const KvView& kv() const { return *kv_; }
   std::span<const TokenId> token_ids() const { return token_ids_; }
-  std::span<const float> patches() const { return pictures_.input.patches; }
   // The ids as rows of a rank's part of the vocabulary; 0 for tokens of other ranks.
   std::span<const TokenId> local_ids(const VocabularyPart& part);
   const WantedRows& wanted() const { return wanted_; }
@@ -112,11 +115,11 @@ class CpuContext {
   const KvView* kv_ = nullptr;
   std::span<const TokenId> token_ids_;
   std::span<const int32_t> output_rows_;
-  struct Pictures {  // of an encoder
-    CpuPicture input;
+  struct Inputs {
+    GivenRows given;
     std::vector<BatchEntry> rows;  // of each_row()
   };
-  Pictures pictures_;
+  Inputs inputs_;
 };
 
 }  // namespace espalier::program

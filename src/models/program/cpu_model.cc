@@ -6,6 +6,7 @@
 #include "base/check.h"
 #include "models/model_plan.h"
 #include "models/program/check.h"
+#include "models/program/lower.h"
 #include "models/program/partition.h"
 #include "models/program/passes.h"
 
@@ -110,6 +111,7 @@ Status CpuModel::reserve(int32_t max_tokens, int32_t max_entries) {
   max_tokens_ = max_tokens;
   max_entries_ = max_entries;
   const int64_t block = std::min<int64_t>(kLogitBlock, max_tokens);
+  if (draft_head_ != nullptr) ESP_RETURN_IF_ERROR(draft_head_->reserve(max_tokens, max_entries));
   const int64_t outputs = spec_.pooling ? max_tokens : std::max<int64_t>(block, max_entries);
   ESP_RETURN_IF_ERROR(context_.reserve(max_tokens, max_entries, outputs));
   picked_.reserve(static_cast<size_t>(outputs));
@@ -117,6 +119,21 @@ Status CpuModel::reserve(int32_t max_tokens, int32_t max_entries) {
   targets_.reserve(static_cast<size_t>(block));
   ESP_RETURN_IF_ERROR(allocate_floats(max_entries, spec_.vocab_size, logits_));
   return allocate_floats(block, spec_.vocab_size, block_logits_);
+}
+
+Status CpuModel::add_draft_head(std::unique_ptr<CpuDraftHead> head) {
+  ESP_CHECK(head->info().target_layers == spec_.kept_states);
+  const auto kept = std::ranges::find(program_.buffers, kKeptStates, &Buffer::name);
+  ESP_CHECK(kept != program_.buffers.end());
+  kept_states_ = {static_cast<BufferId>(kept - program_.buffers.begin()), 0, kept->columns};
+  info_.draft_kv = head->kv_info();
+  info_.weight_bytes += head->info().weight_bytes;
+  draft_head_ = std::move(head);
+  return draft_head_->reserve(max_tokens_, max_entries_);
+}
+
+void CpuModel::embed(std::span<const TokenId> ids, const CpuView& out) {
+  embed_rows(*backend_, spec_, weights_, ids, out);
 }
 
 void CpuModel::run(size_t first, size_t last) {
@@ -138,7 +155,8 @@ ForwardOutput CpuModel::forward(const ForwardBatch& batch, std::span<const Token
             "{} tokens in {} entries, reserved {} in {}", batch.num_tokens(), batch.entries.size(),
             max_tokens_, max_entries_);
   ESP_CHECK(token_ids.size() == batch.token_ids.size() &&
-            batch.positions.size() == token_ids.size() && kv.layers.size() == spec_.layers.size());
+            batch.positions.size() == token_ids.size() &&
+            kv.layers.size() == spec_.layers.size() + (draft_head_ != nullptr ? 1 : 0));
   if (token_ids.empty()) return {};
   context_.begin(batch, token_ids, kv);
   if (takes_adapters_) context_.adapters().begin(adapters_, batch.entries, context_.wanted());

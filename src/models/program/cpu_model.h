@@ -13,6 +13,7 @@
 #include "models/decoder_weights.h"
 #include "models/model.h"
 #include "models/program/cpu_context.h"
+#include "models/program/cpu_draft_head.h"
 #include "models/program/cpu_ops.h"
 #include "models/program/program.h"
 #include "models/weight_source.h"
@@ -63,6 +64,14 @@ class CpuModel final : public Model {
   Result<DecoderWeights> read_weights(WeightSource& source);
   void set_weights(DecoderWeights weights) { weights_ = std::move(weights); }
 
+  // The model keeps the states that the head reads (DecoderSpec::kept_states), and reserves for
+  // both from here on.
+  Status add_draft_head(std::unique_ptr<CpuDraftHead> head);
+  DraftHead* draft_head() override { return draft_head_.get(); }
+  // For the head: the states of the last forward's tokens, and rows of the embedding.
+  CpuView kept_states() const { return context_.view(kept_states_); }
+  void embed(std::span<const TokenId> ids, const CpuView& out);
+
  private:
   struct BoundOp {
     CpuOp run = nullptr;
@@ -93,11 +102,13 @@ class CpuModel final : public Model {
   const Storage storage_;
   DecoderWeights weights_;
   const std::unique_ptr<kernels::CpuBackend> backend_;
-  const ModelInfo info_;
+  ModelInfo info_;  // changed by add_draft_head() alone
   CpuContext context_;
   const bool takes_adapters_;
   AdapterTable adapters_;
   std::vector<BoundOp> ops_;
+  Operand kept_states_;  // of a model with a draft head
+  std::unique_ptr<CpuDraftHead> draft_head_;
   size_t output_begin_ = 0;  // of ops_: the output section, then
   size_t text_begin_ = 0;    // what runs for each text that becomes a vector
 

@@ -49,10 +49,8 @@ void embed_spans(CpuContext& context, bool first_rank, const CpuView& out) {
   }
 }
 
-// An embedding that shares its memory with the head, or is quantised, is a packed matrix.
 void run_embed(CpuContext& context, const Op& op) {
   const DecoderSpec& spec = context.spec();
-  const DecoderWeights& weights = context.weights();
   const bool spans = !context.batch().embedding_spans.empty();
   for (const TokenId id : context.token_ids()) {
     ESP_CHECK((id >= 0 && id < spec.vocab_size) || (spans && id >= kFirstSpanKey),
@@ -64,18 +62,7 @@ void run_embed(CpuContext& context, const Op& op) {
       part != nullptr ? context.local_ids(*part)
       : spans         ? context.local_ids({.first = 0, .count = spec.vocab_size})
                       : context.token_ids();
-  if (spec.tied_embeddings || weights.quantized_embedding.quantized()) {
-    const kernels::PackedMatrix& table =
-        spec.tied_embeddings ? weights.head : weights.quantized_embedding;
-    kernels::gather_packed_rows(context.backend(), table, ids, out.data, out.stride);
-  } else {
-    kernels::gather_rows(context.backend(), {.table = weights.embedding.data(),
-                                             .type = weights.type,
-                                             .dim = spec.hidden_size,
-                                             .ids = ids,
-                                             .out = out.data,
-                                             .out_stride = out.stride});
-  }
+  embed_rows(context.backend(), spec, context.weights(), ids, out);
   if (part != nullptr) clear_other_rows(context, *part, out);
   embed_spans(context, part == nullptr || part->first == 0, out);
 }
@@ -95,7 +82,7 @@ void run_patches(CpuContext& context, const Op& op) {
   const CpuView out = context.view(op.outputs[0]);
   const auto columns = static_cast<size_t>(op.outputs[0].columns);
   const bool class_token = context.spec().patches->class_token;
-  const float* from = context.patches().data();
+  const float* from = context.given().patches.data();
   for (const BatchEntry& entry : context.batch().entries) {
     for (int32_t i = 0; i < entry.num_query_tokens; ++i) {
       float* to = out.data + (entry.query_begin + i) * out.stride;
@@ -106,6 +93,19 @@ void run_patches(CpuContext& context, const Op& op) {
         from += columns;
       }
     }
+  }
+}
+
+void run_input(CpuContext& context, const Op& op) {
+  const GivenRows& given = context.given();
+  const CpuView out = context.view(op.outputs[0]);
+  const auto bytes = static_cast<size_t>(op.outputs[0].columns) * sizeof(float);
+  const bool states = op.as<Input>().kind == Input::Kind::kStates;
+  const CpuView& from = states ? given.states : given.embeddings;
+  const int64_t rows = context.num_rows(op.outputs[0]);
+  for (int64_t row = 0; row < rows; ++row) {
+    const int64_t source = states ? given.state_rows[static_cast<size_t>(row)] : row;
+    std::memcpy(out.data + row * out.stride, from.data + source * from.stride, bytes);
   }
 }
 
@@ -327,6 +327,22 @@ void run_relu(CpuContext& context, const Op& op) {
 
 }  // namespace
 
+// An embedding that shares its memory with the head, or is quantised, is a packed matrix.
+void embed_rows(kernels::CpuBackend& backend, const DecoderSpec& spec,
+                const DecoderWeights& weights, std::span<const TokenId> ids, const CpuView& out) {
+  if (spec.tied_embeddings || weights.quantized_embedding.quantized()) {
+    const kernels::PackedMatrix& table =
+        spec.tied_embeddings ? weights.head : weights.quantized_embedding;
+    return kernels::gather_packed_rows(backend, table, ids, out.data, out.stride);
+  }
+  kernels::gather_rows(backend, {.table = weights.embedding.data(),
+                                 .type = weights.type,
+                                 .dim = spec.hidden_size,
+                                 .ids = ids,
+                                 .out = out.data,
+                                 .out_stride = out.stride});
+}
+
 CpuOp cpu_op(OpKind kind) {
   switch (kind) {
     case OpKind::kEmbed:
@@ -335,6 +351,8 @@ CpuOp cpu_op(OpKind kind) {
       return run_embed_position;
     case OpKind::kPatches:
       return run_patches;
+    case OpKind::kInput:
+      return run_input;
     case OpKind::kClassEmbed:
       return run_class_embed;
     case OpKind::kScale:

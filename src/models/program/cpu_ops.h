@@ -12,6 +12,10 @@ using CpuOp = void (*)(CpuContext& context, const Op& op);
 // Null: the CPU does not run this kind.
 CpuOp cpu_op(OpKind kind);
 
+// Rows of the embedding, as the table has them.
+void embed_rows(kernels::CpuBackend& backend, const DecoderSpec& spec,
+                const DecoderWeights& weights, std::span<const TokenId> ids, const CpuView& out);
+
 // cpu_attention.cc
 void run_rope(CpuContext& context, const Op& op);
 void run_kv_append(CpuContext& context, const Op& op);

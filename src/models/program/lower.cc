@@ -147,10 +147,22 @@ void lower_residual(Builder& b, const std::optional<NormSpec>& norm, WeightKind 
   b.add(OpKind::kResidualAdd, {hidden, branch}, {hidden}, ResidualAdd{b.spec().residual_scale});
 }
 
+// Of a draft head: the tokens' embeddings beside the states, each with its norm.
+Operand lower_draft_input(Builder& b, const LayerSpec& layer, const Operand& hidden) {
+  const Operand embedded = b.buffer("embedded", hidden.columns);
+  b.add(OpKind::kInput, {}, {embedded}, Input{Input::Kind::kEmbeddings});
+  const Operand x = b.buffer("embedded_and_hidden", 2 * hidden.columns);
+  b.norm(*layer.input_norm, WeightKind::kInputNorm, embedded, slice(x, 0, hidden.columns));
+  b.norm(b.spec().draft->hidden_norm, WeightKind::kHiddenNorm, hidden,
+         slice(x, hidden.columns, hidden.columns));
+  return x;
+}
+
 void lower_attention(Builder& b, const LayerSpec& layer, const Operand& hidden) {
   const AttentionSpec& a = layer.attention;
   const bool latent = a.latent.has_value();
-  const Operand x = b.normed(layer.input_norm, WeightKind::kInputNorm, hidden);
+  const Operand x = b.spec().draft ? lower_draft_input(b, layer, hidden)
+                                   : b.normed(layer.input_norm, WeightKind::kInputNorm, hidden);
   const Operand qkv = latent ? lower_latent_qk(b, a, x) : lower_qkv(b, a, x);
   std::vector<Operand> new_kv = {slice(qkv, a.q_dim(), a.kv_dim())};
   if (!latent) new_kv.push_back(slice(qkv, a.q_dim() + a.kv_dim(), a.kv_dim()));
@@ -254,9 +266,21 @@ void lower_experts(Builder& b, const ExpertsSpec& experts, const Operand& x,
   if (experts.shared) lower_shared_expert(b, experts, x, branch);
 }
 
+// The states in front of a layer, for a draft head: side by side in one buffer.
+void lower_kept_states(Builder& b, int32_t index, const Operand& hidden) {
+  const std::vector<int32_t>& kept = b.spec().kept_states;
+  const auto found = std::ranges::find(kept, index);
+  if (found == kept.end()) return;
+  const auto count = static_cast<int32_t>(kept.size());
+  const auto at = static_cast<int32_t>(found - kept.begin());
+  const Operand states = b.buffer(kKeptStates, count * hidden.columns);
+  b.add(OpKind::kScale, {hidden}, {slice(states, at * hidden.columns, hidden.columns)}, Scale{});
+}
+
 void lower_layer(Builder& b, int32_t index, const Operand& hidden) {
   const LayerSpec& layer = b.spec().layers[static_cast<size_t>(index)];
   b.set_layer(index);
+  lower_kept_states(b, index, hidden);
   lower_attention(b, layer, hidden);
   const Operand x = b.normed(layer.post_attention_norm, WeightKind::kPostAttentionNorm, hidden);
   const Operand branch = b.buffer("branch", hidden.columns);
@@ -318,6 +342,26 @@ void lower_projector(Builder& b, Operand x) {
   }
 }
 
+Operand lower_draft_states(Builder& b) {
+  const DraftSpec& draft = *b.spec().draft;
+  const int32_t width = b.spec().hidden_size;
+  const Operand hidden = b.buffer("hidden", width);
+  if (draft.own_states) {
+    b.add(OpKind::kInput, {}, {hidden}, Input{});
+    return hidden;
+  }
+  const auto count = static_cast<int32_t>(draft.target_layers.size());
+  const Operand states = b.buffer(kKeptStates, count * width);
+  b.add(OpKind::kInput, {}, {states}, Input{});
+  b.matmul({WeightKind::kDraftInput}, {}, states, hidden);
+  return hidden;
+}
+
+Operand lower_inputs(Builder& b) {
+  if (b.spec().patches) return lower_patches(b);
+  return b.spec().draft ? lower_draft_states(b) : lower_embedding(b);
+}
+
 void lower_logits(Builder& b, const Operand& x) {
   const DecoderSpec& spec = b.spec();
   const Operand logits =
@@ -352,16 +396,18 @@ Operand lower_outputs(Builder& b, const Operand& hidden) {
   const DecoderSpec& spec = b.spec();
   const int32_t merge = spec.projector ? spec.projector->merge : 1;
   const Operand outputs = b.buffer("outputs", merge * spec.hidden_size, {RowCount::kOutputs});
-  const auto norm = [&](const Operand& x) {
-    if (spec.final_norm) b.norm(*spec.final_norm, WeightKind::kFinalNorm, x, x);
+  const auto norm = [&](const Operand& x, const Operand& out) {
+    if (spec.final_norm) b.norm(*spec.final_norm, WeightKind::kFinalNorm, x, out);
   };
   if (merge > 1) {
-    norm(hidden);
+    norm(hidden, hidden);
     b.add(OpKind::kSelectRows, {hidden}, {outputs}, MergeRows{merge});
-  } else {
-    b.add(OpKind::kSelectRows, {hidden}, {outputs});
-    norm(outputs);
+    return outputs;
   }
+  const Operand selected =
+      spec.draft ? b.buffer(kNextStates, spec.hidden_size, {RowCount::kOutputs}) : outputs;
+  b.add(OpKind::kSelectRows, {hidden}, {selected});
+  norm(selected, outputs);
   return outputs;
 }
 
@@ -369,7 +415,7 @@ Operand lower_outputs(Builder& b, const Operand& hidden) {
 
 Program lower(const DecoderSpec& spec) {
   Builder b(spec);
-  const Operand hidden = spec.patches ? lower_patches(b) : lower_embedding(b);
+  const Operand hidden = lower_inputs(b);
   for (int32_t i = 0; i < static_cast<int32_t>(spec.layers.size()); ++i) {
     lower_layer(b, i, hidden);
   }

@@ -6,6 +6,11 @@
 
 namespace espalier::program {
 
+// Buffers that a draft head's interpreter finds by name: of a target the states in front of some
+// layers, [tokens, layers * hidden]; of a head its own states, [outputs, hidden].
+inline constexpr const char* kKeptStates = "kept_states";
+inline constexpr const char* kNextStates = "next_states";
+
 // The program before any pass: every operation by itself, every row computed to the end.
 //
 //   hidden = embed(token) * embedding_scale (+ position)
@@ -14,6 +19,8 @@ namespace espalier::program {
 //   outputs = select_rows(hidden);  logits = softcap(scale * head(norm(outputs)))
 //   or, where a text becomes a vector: pool(norm(outputs)) through the head's layers
 //   of an encoder: hidden = norm(matmul(patches) + class + position); projector(norm(outputs))
+//
+// of a draft head: hidden = states, or matmul(states), and attention reads the embedding beside it
 //
 // REQUIRES: a valid spec.
 Program lower(const DecoderSpec& spec);

@@ -53,6 +53,9 @@ class Writer {
     put("first", a.first);
     put("count", a.count);
   }
+  void operator()(const Input& a) {
+    put("kind", a.kind == Input::Kind::kStates ? "states" : "embeddings");
+  }
   void operator()(const Scale& a) { put("factor", a.factor); }
   void operator()(const Softcap& a) { put("cap", a.cap); }
   void operator()(const MergeRows& a) { put("rows", a.count); }

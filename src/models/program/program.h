@@ -69,6 +69,7 @@ enum class OpKind : uint8_t {
   kEmbed,          // -> x: row of the token; zero where another rank has it (VocabularyPart)
   kEmbedPosition,  // -> x: row of the position
   kPatches,        // -> x: of each picture its patches, below a row of zeros where it has a class
+  kInput,          // -> x: rows that the step is given
   kClassEmbed,     // x -> x: the class embedding is added to each picture's first row
   kScale,          // x -> y = factor * x
   kSoftcap,        // x -> x = cap * tanh(x / cap)
@@ -104,6 +105,15 @@ enum class OpKind : uint8_t {
 struct VocabularyPart {
   int32_t first = 0;
   int32_t count = 0;
+};
+
+// Rows that a draft head's step is given.
+struct Input {
+  enum class Kind : uint8_t {
+    kStates,      // the target's, or the head's own of the row before
+    kEmbeddings,  // of the tokens, from the target's table
+  };
+  Kind kind = Kind::kStates;
 };
 
 struct Scale {
@@ -268,10 +278,11 @@ struct Megakernel {
   int32_t num_layers = 0;
 };
 
-using Attributes = std::variant<std::monostate, VocabularyPart, Scale, Softcap, MergeRows, Norm,
-                                Activation, Matmul, HeadMatmul, HeadCopy, Rope, KvAppend, Attention,
-                                ResidualAdd, AllReduce, MoeRoute, MoeMatmul, MoeCombine, Pool,
-                                QkRopeAppend, MoeExperts, MoeBlock, LatentPrefill, Megakernel>;
+using Attributes =
+    std::variant<std::monostate, VocabularyPart, Input, Scale, Softcap, MergeRows, Norm, Activation,
+                 Matmul, HeadMatmul, HeadCopy, Rope, KvAppend, Attention, ResidualAdd, AllReduce,
+                 MoeRoute, MoeMatmul, MoeCombine, Pool, QkRopeAppend, MoeExperts, MoeBlock,
+                 LatentPrefill, Megakernel>;
 
 struct Op {
   OpKind kind = OpKind::kEmbed;

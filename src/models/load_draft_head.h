@@ -1,0 +1,32 @@
+// A draft head from its folder, beside the model that it drafts for.
+#pragma once
+
+#include <filesystem>
+#include <memory>
+#include <vector>
+
+#include "base/status.h"
+#include "checkpoint/checkpoint.h"
+#include "models/decoder_spec.h"
+#include "models/program/cpu_draft_head.h"
+#include "models/storage_format.h"
+#include "tensor/work_pool.h"
+
+namespace espalier {
+
+// config.json's spec; `target` is the model's own.
+Result<DecoderSpec> read_draft_spec(const std::filesystem::path& folder, const DecoderSpec& target);
+
+// The target's ids of the tokens that a head predicts among: d2t holds for each what its id exceeds
+// its index by. Without d2t they are all ids. Fails by name for another type or shape, and for an
+// id that the target does not have.
+Result<std::vector<TokenId>> read_draft_ids(const Checkpoint& checkpoint, const DecoderSpec& spec);
+
+// The weights of the spec; the model keeps the states that it reads.
+Result<std::unique_ptr<program::CpuDraftHead>> load_draft_head(const std::filesystem::path& folder,
+                                                               const DecoderSpec& spec,
+                                                               const WeightTypes& types,
+                                                               WorkPool& pool,
+                                                               program::CpuModel& target);
+
+}  // namespace espalier
