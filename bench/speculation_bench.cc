@@ -27,6 +27,7 @@ struct Options {
   std::string model = "share/default_model";
   int rounds = 5, threads = 2, draft_tokens = 8;
   std::vector<std::string> only;
+  std::vector<std::string> algorithms = {"NGRAM", "RADIX", "COMBINED", "EAGLE3"};
 };
 
 struct Ask {
@@ -227,7 +228,8 @@ std::string spread(std::vector<double> values) {
 }
 
 void bench(const Options& options, const std::string& name, const Mix& mix) {
-  static const std::vector<std::string> algorithms = {"none", "NGRAM", "RADIX", "COMBINED"};
+  std::vector<std::string> algorithms = options.algorithms;
+  algorithms.insert(algorithms.begin(), "none");
   std::map<std::string, std::vector<double>> processor, wall;
   std::map<std::string, Run> last;
   for (int round = 0; round < options.rounds; ++round) {
@@ -270,6 +272,8 @@ int run(int argc, char** argv) {
   app.add_option("--threads", options.threads, "that compute")->capture_default_str();
   app.add_option("--draft-tokens", options.draft_tokens, "of one request in one step, at most")
       ->check(CLI::Range(1, 16))
+      ->capture_default_str();
+  app.add_option("--algorithms", options.algorithms, "drafters, by --speculative-algorithm's names")
       ->capture_default_str();
   app.add_option("--only", options.only, "mixes, by name; may be repeated");
   CLI11_PARSE(app, argc, argv);

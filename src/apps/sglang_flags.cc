@@ -168,23 +168,23 @@ constexpr Group kGroups[] = {
      "enable-unified-cache-external-linker enable-linker-mla-dedup"},
     {Rule::kRefused, kValue, "", "pages beyond the device are kept by --enable-hierarchical-cache",
      "radix-cache-backend swa-prefix-tails radix-eviction-policy-config"},
-    {Rule::kNoEffect, kValue, "", "it matters only with draft models, which are not supported",
+    {Rule::kNoEffect, kValue, "", "it matters only with draft models other than EAGLE-3 heads",
      "speculative-accept-threshold-acc speculative-accept-threshold-single "
      "speculative-adaptive-config speculative-attention-mode speculative-dflash-block-size "
      "speculative-domino-candidate-pool-size speculative-draft-attention-backend "
-     "speculative-draft-kv-cache-dtype speculative-draft-load-format speculative-draft-model-path "
-     "speculative-draft-model speculative-draft-model-quantization "
+     "speculative-draft-kv-cache-dtype speculative-draft-load-format "
+     "speculative-draft-model-quantization "
      "speculative-draft-model-revision speculative-draft-sink-size speculative-draft-window-size "
      "speculative-dsa-topk-backend speculative-dspark-block-size "
      "speculative-dspark-confidence-sts-path speculative-dspark-sps-table-path "
-     "speculative-eagle-topk speculative-moe-a2a-backend speculative-moe-runner-backend "
+     "speculative-moe-a2a-backend speculative-moe-runner-backend "
      "speculative-ngram-external-corpus-max-tokens "
      "speculative-ngram-external-corpus-path speculative-ngram-external-sam-budget "
      "speculative-ngram-match-type speculative-ngram-max-bfs-breadth "
      "speculative-ngram-max-trie-depth speculative-ngram-min-bfs-breadth "
-     "speculative-num-steps speculative-token-map spec-trace-dir "
+     "speculative-token-map spec-trace-dir "
      "linear-replayssm-cache-len"},
-    {Rule::kNoEffect, kSwitch, "", "it matters only with draft models, which are not supported",
+    {Rule::kNoEffect, kSwitch, "", "it matters only with draft models other than EAGLE-3 heads",
      "speculative-adaptive speculative-use-block-verification speculative-use-rejection-sampling "
      "speculative-dspark-align-verify-tokens-to-graph-tier enable-multi-layer-eagle "
      "enable-draft-weights-cpu-backup enable-linear-replayssm-spec "
@@ -193,6 +193,10 @@ constexpr Group kGroups[] = {
      "draft models are not supported; --speculative-algorithm COMBINED needs none",
      "decoupled-spec-bind-endpoint decoupled-spec-connect-endpoints "
      "decoupled-spec-rank"},
+    {Rule::kRefused, kValue, "", "it is named --speculative-draft-model-path here",
+     "speculative-draft-model"},
+    {Rule::kOnlyValue, kValue, "1", "draft tokens of a head are a chain, without branches: set 1",
+     "speculative-eagle-topk"},
     {Rule::kOnlyValue, kValue, "null", "draft models are not supported; leave it out",
      "decoupled-spec-role"},
     {Rule::kNoEffect, kValue, "", "adapters are found by their files, and one kernel serves all",

@@ -10,6 +10,7 @@
 #include "engine/replicas/replica_choice.h"
 #include "engine/sampling/params.h"
 #include "engine/scheduler/scheduler.h"
+#include "engine/speculation/head_drafter.h"
 #include "engine/startup/device.h"
 #include "engine/tiers/start_tiers.h"
 #include "kernels/attention/op.h"
@@ -168,11 +169,31 @@ Result<int32_t> resolve_total_tokens(const EngineConfig& user, const EngineConfi
   return static_cast<int32_t>(whole_pages);
 }
 
+Status check_draft_head(const EngineConfig& c) {
+  const SpeculationSettings& settings = c.speculation;
+  if (settings.speculative_algorithm != "EAGLE3") {
+    if (settings.speculative_draft_model_path.empty()) return {};
+    return invalid_argument(
+        "speculative_draft_model_path is set, and speculative_algorithm {} has no draft model: set "
+        "speculative_algorithm to EAGLE3",
+        settings.speculative_algorithm);
+  }
+  if (settings.speculative_num_steps < 1 || settings.speculative_num_steps > HeadText::kChainMax)
+    return invalid_argument("speculative_num_steps is {}, but must be 1 to {}",
+                            settings.speculative_num_steps, HeadText::kChainMax);
+  if (c.tiers.enable_hierarchical_cache || c.disaggregation.disaggregation_mode != "null")
+    return error(StatusCode::kUnimplemented,
+                 "speculative_algorithm EAGLE3 keeps keys of its draft head on the device alone: "
+                 "leave enable_hierarchical_cache and disaggregation_mode out, or set COMBINED");
+  return {};
+}
+
 Status check_speculation(const EngineConfig& c) {
-  constexpr std::string_view kAlgorithms[] = {"none", "NGRAM", "RADIX", "COMBINED"};
+  ESP_RETURN_IF_ERROR(check_draft_head(c));
+  constexpr std::string_view kAlgorithms[] = {"none", "NGRAM", "RADIX", "COMBINED", "EAGLE3"};
   if (std::ranges::find(kAlgorithms, c.speculation.speculative_algorithm) == std::end(kAlgorithms))
     return invalid_argument(
-        "speculative_algorithm is '{}', but must be none, NGRAM, RADIX or COMBINED",
+        "speculative_algorithm is '{}', but must be none, NGRAM, RADIX, COMBINED or EAGLE3",
         c.speculation.speculative_algorithm);
   if (c.speculation.speculative_algorithm == "RADIX" && c.cache.disable_radix_cache)
     return invalid_argument(
@@ -259,23 +280,30 @@ Result<KvType> resolve_kv_type(const EngineConfig& config, const ModelInfo& info
 }
 
 KvPoolConfig kv_pool_config(const EngineConfig& config, const ModelInfo& info, KvType type) {
-  return {.num_layers = info.num_layers,
-          .num_kv_heads = info.num_kv_heads,
-          .head_dim = info.head_dim,
-          .type = type,
-          .num_pages = config.cache.max_total_tokens / config.cache.page_size,
-          .page_size = config.cache.page_size,
-          .num_planes = info.kv_planes,
-          .window_layers =
-              config.cache.max_window_tokens > 0 ? info.window_layers : std::vector<bool>(),
-          .num_window_pages = config.cache.max_window_tokens / config.cache.page_size};
+  KvPoolConfig pool{.num_layers = info.num_layers,
+                    .num_kv_heads = info.num_kv_heads,
+                    .head_dim = info.head_dim,
+                    .type = type,
+                    .num_pages = config.cache.max_total_tokens / config.cache.page_size,
+                    .page_size = config.cache.page_size,
+                    .num_planes = info.kv_planes,
+                    .window_layers = config.cache.max_window_tokens > 0 ? info.window_layers
+                                                                        : std::vector<bool>(),
+                    .num_window_pages = config.cache.max_window_tokens / config.cache.page_size};
+  if (!info.draft_kv) return pool;
+  pool.layer_shapes.assign(static_cast<size_t>(info.num_layers), pool.shape_of(0));
+  pool.layer_shapes.push_back({info.draft_kv->num_kv_heads, info.draft_kv->head_dim, type});
+  if (!pool.window_layers.empty()) pool.window_layers.push_back(false);
+  ++pool.num_layers;
+  return pool;
 }
 
 int64_t kv_bytes(const EngineConfig& config, const ModelInfo& info, KvType type) {
   const int64_t num_window = config.cache.max_window_tokens > 0 ? info.num_window_layers() : 0;
-  return info.kv_bytes_per_layer_token(type) *
-         ((info.num_layers - num_window) * config.cache.max_total_tokens +
-          num_window * config.cache.max_window_tokens);
+  return info.draft_kv_bytes_per_token(type) * config.cache.max_total_tokens +
+         info.kv_bytes_per_layer_token(type) *
+             ((info.num_layers - num_window) * config.cache.max_total_tokens +
+              num_window * config.cache.max_window_tokens);
 }
 
 Result<EngineConfig> resolve(const EngineConfig& user, const ModelInfo& info,
@@ -328,6 +356,15 @@ Result<EngineConfig> resolve(const EngineConfig& user, const ModelInfo& info,
   return c;
 }
 
+namespace {
+std::filesystem::path draft_path(const EngineConfig& config) {
+  const SpeculationSettings& settings = config.speculation;
+  if (settings.speculative_algorithm != "EAGLE3") return {};
+  return settings.speculative_draft_model_path.empty() ? config.model.model_path / "draft"
+                                                       : settings.speculative_draft_model_path;
+}
+}  // namespace
+
 ModelLoadOptions model_load_options(const EngineConfig& config) {
   return {.path = config.model.model_path,
           .format = config.model.load_format,
@@ -337,6 +374,7 @@ ModelLoadOptions model_load_options(const EngineConfig& config) {
           .is_embedding = config.model.is_embedding,
           .config_overrides = config.model.json_model_override_args,
           .ep_size = config.compute.ep_size,
+          .draft_path = draft_path(config),
           .enable_lora = config.lora.enable_lora,
           .max_lora_rank = config.lora.max_lora_rank,
           .progress = config.model.load_progress};

@@ -146,6 +146,14 @@ Result<EngineDevice> device_of(const std::string& name, int32_t base_gpu_id,
   return device;
 }
 
+Status check_draft_device(const EngineConfig& config, const EngineDevice& device) {
+  if (!device.cuda || config.speculation.speculative_algorithm != "EAGLE3") return {};
+  return error(StatusCode::kUnimplemented,
+               "speculative_algorithm EAGLE3 runs on CPUs, and the device is {}: set device to "
+               "cpu, or speculative_algorithm to COMBINED",
+               device.name);
+}
+
 Result<std::unique_ptr<Engine>> create_one(const EngineConfig& user, MakePrefixCache make_cache,
                                            const ReplicaPart& part) {
   const SteadyClock clock;
@@ -155,6 +163,7 @@ Result<std::unique_ptr<Engine>> create_one(const EngineConfig& user, MakePrefixC
   ESP_ASSIGN_OR_RETURN(const ModelInfo stated, read_model_info(model_load_options(config)));
   ESP_ASSIGN_OR_RETURN(EngineDevice device,
                        device_of(config.compute.device, config.compute.base_gpu_id, part));
+  ESP_RETURN_IF_ERROR(check_draft_device(config, device));
   config.compute.device = device.cuda ? "cuda" : "cpu";
   config.compute.base_gpu_id = device.index;
   config.compute.first_cpu = part.index * device.system.num_cpus;

@@ -50,6 +50,7 @@ class ActingExecutor final : public Executor {
     return device_.wait(step);
   }
   int32_t draft_samples_max() const override { return device_.draft_samples_max(); }
+  int32_t chain_max() const override { return device_.chain_max(); }
   PageCopier* page_copier() override { return device_.page_copier(); }
 
  private:
@@ -134,6 +135,7 @@ class EngineSimulation {
         .executor = std::make_unique<ActingExecutor>(
             NullExecutorConfig{.vocab_size = kByteVocabSize,
                                .page_size = config.cache.page_size,
+                               .chain_max = 16,
                                .next_token = [](uint64_t history) { return next_of(history); }},
             [this] { act(); }),
         .info = {.vocab_size = kByteVocabSize, .context_length = 150, .eos_ids = {kByteEosId}}};
@@ -144,6 +146,9 @@ class EngineSimulation {
                                 const auto& clock) {
         return make_tiers(c, scope, *executor.page_copier(), clock);
       };
+    } else if (mix64(seed + 1) % 2 == 0) {
+      config.speculation.speculative_algorithm = "EAGLE3";
+      config.speculation.speculative_num_steps = static_cast<int32_t>(1 + seed % 16);
     }
     auto engine = Engine::create(config, std::move(parts));
     EXPECT_TRUE(engine) << engine.error().to_string();
@@ -198,11 +203,11 @@ class EngineSimulation {
                               .refuse_one_of = static_cast<uint64_t>(pick({0, 3, 20})),
                               .delay_max = std::chrono::microseconds(pick({0, 200, 2000}))});
     if (rng_.below(3) == 0) {  // elsewhere: it answers at once, or only that it is asked
-      auto elsewhere = std::make_unique<AskedStore>(FlakyStore::Options{
-          .seed = rng_(),
-          .page_bytes = page_bytes,
-          .lose_one_of = static_cast<uint64_t>(pick({0, 5})),
-          .delay_max = std::chrono::microseconds(pick({0, 500}))});
+      auto elsewhere = std::make_unique<AskedStore>(
+          FlakyStore::Options{.seed = rng_(),
+                              .page_bytes = page_bytes,
+                              .lose_one_of = static_cast<uint64_t>(pick({0, 5})),
+                              .delay_max = std::chrono::microseconds(pick({0, 500}))});
       if (rng_.below(4) > 0) elsewhere->answer();
       parts.remote = std::move(elsewhere);
     }

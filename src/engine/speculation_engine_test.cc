@@ -16,6 +16,8 @@ namespace {
 const std::string kPrompt = "copy: the quick brown fox jumps over the lazy dog|";
 const std::string kAnswer = "the quick brown fox jumps over the lazy dog, the quick brown fox.";
 
+using Tokens = std::vector<TokenId>;
+
 TestEngine make_engine(const std::string& algorithm, Script& script, EngineConfig config = {}) {
   script.add(kPrompt, kAnswer);
   config.speculation.speculative_algorithm = algorithm;
@@ -49,6 +51,40 @@ TEST(SpeculationEngine, AnswersAreTheSameInFewerSteps) {
     // What the answer said serves the next request, whose own text lacks it.
     EXPECT_EQ(plain.engine->stats().tokens.cached, drafting.engine->stats().tokens.cached);
   }
+}
+
+// The null device's head is right three times in four.
+TEST(SpeculationEngine, ADraftHeadSavesSteps) {
+  for (const bool overlap : {true, false})
+    for (const int32_t page_size : {1, 4}) {
+      const EngineConfig config{.compute = {.disable_overlap_schedule = !overlap},
+                                .cache = {.page_size = page_size},
+                                .schedule = {.chunked_prefill_size = 8}};
+      Script script;
+      const TestEngine plain = make_engine("none", script, config);
+      const TestEngine drafting = make_engine("EAGLE3", script, config);
+      GenerateRequest request = request_of("0123456789", 120);
+      request.return_logprob = true;
+      const auto want = plain.engine->generate(request), got = drafting.engine->generate(request);
+      ASSERT_TRUE(want && got);
+      EXPECT_EQ(got->output_ids, want->output_ids);
+      ASSERT_EQ(got->output_logprobs.size(), want->output_logprobs.size());
+      for (size_t i = 0; i < want->output_logprobs.size(); ++i)
+        EXPECT_EQ(got->output_logprobs[i].logprob, want->output_logprobs[i].logprob) << i;
+      EXPECT_GT(got->stats.accepted_draft_tokens, 40);
+      EXPECT_LT(drafting.device->num_steps(), plain.device->num_steps() - 40);
+      const auto by_drafter = drafting.engine->stats().speculation.by_drafter;
+      EXPECT_EQ(by_drafter[static_cast<size_t>(Drafter::kHead)].accepted_tokens,
+                got->stats.accepted_draft_tokens);
+      for (int32_t count = 1; count < 20; ++count) {
+        const auto part = drafting.engine->generate(request_of("0123456789", count));
+        ASSERT_TRUE(part);
+        EXPECT_EQ(part->output_ids,
+                  Tokens(want->output_ids.begin(), want->output_ids.begin() + count));
+      }
+      request.sampling.draft_tokens = false;
+      EXPECT_EQ(drafting.engine->generate(request)->stats.drafted_tokens, 0);
+    }
 }
 
 class SpeculationEngineOf : public testing::TestWithParam<std::string> {};
@@ -128,7 +164,7 @@ TEST(SpeculationEngine, TheCacheIsAsWithoutDraftTokens) {
       Script script;
       const TestEngine plain = make_engine("none", script, config);
       std::vector<TestEngine> drafting;
-      for (const char* algorithm : {"NGRAM", "RADIX", "COMBINED"})
+      for (const char* algorithm : {"NGRAM", "RADIX", "COMBINED", "EAGLE3"})
         drafting.push_back(make_engine(algorithm, script, config));
       Rng rng(31);
       std::vector<std::string> prompts;
@@ -187,7 +223,7 @@ TEST(SpeculationEngine, RefusesWhatIsNotKnown) {
     EXPECT_NE(made.error().message().find(why), std::string::npos) << made.error().message();
   };
   refused({.speculation = {.speculative_algorithm = "EAGLE"}},
-          "must be none, NGRAM, RADIX or COMBINED");
+          "must be none, NGRAM, RADIX, COMBINED or EAGLE3");
   refused(
       {.cache = {.disable_radix_cache = true}, .speculation = {.speculative_algorithm = "RADIX"}},
       "reads the radix cache");

@@ -13,11 +13,12 @@ enum class Drafter : uint8_t {
   kGrammar,  // earlier answers of the same grammar
   kNgram,    // the request's own text, and recent answers
   kRadix,    // what other requests said behind the same prefix, from the radix tree
+  kHead,     // a draft head
 };
-inline constexpr size_t kNumDrafters = 3;
+inline constexpr size_t kNumDrafters = 4;
 
 constexpr std::string_view drafter_name(Drafter drafter) {
-  constexpr std::string_view kNames[kNumDrafters] = {"grammar", "ngram", "radix"};
+  constexpr std::string_view kNames[kNumDrafters] = {"grammar", "ngram", "radix", "head"};
   return kNames[static_cast<size_t>(drafter)];
 }
 

@@ -154,6 +154,8 @@ void write_engine_settings(JsonWriter& w, const EngineConfig& e) {
       .member("soft_watchdog_timeout", e.watch.soft_watchdog_timeout);
   write_grammar_settings(w, e.grammar);
   w.member("speculative_algorithm", e.speculation.speculative_algorithm)
+      .member("speculative_draft_model_path", e.speculation.speculative_draft_model_path.string())
+      .member("speculative_num_steps", e.speculation.speculative_num_steps)
       .member("speculative_num_draft_tokens", e.speculation.speculative_num_draft_tokens)
       .member("speculative_ngram_capacity", e.speculation.speculative_ngram_capacity);
   w.member("sampling_defaults", e.sampling.sampling_defaults);

@@ -214,10 +214,29 @@ class SpeculationTest(unittest.TestCase):
 
             wait_until(accepts, "draft tokens are accepted")
 
+    def test_a_draft_head_changes_no_answer(self):
+        with Server("--random-seed", "3") as plain:
+            expected = self.answers(plain)
+        with Server("--random-seed", "3", "--device", "cpu", "--speculative-algorithm", "EAGLE3",
+                    "--speculative-num-steps", "4", "--enable-metrics") as drafting:
+            found = self.answers(drafting)
+            self.assertEqual(self.flat(found), self.flat(expected))
+            self.assertGreater(found[0]["meta_info"]["spec_verify_ct"], 0)
+            info = json.loads(drafting.get("/server_info")[2])
+            self.assertEqual(info["speculative_num_steps"], 4)
+            head = info["internal_states"][0]["spec_drafters"]["head"]
+            self.assertGreater(head["spec_verify_ct"], 0)
+            self.assertIn('drafter="head"', drafting.get("/metrics")[2])
+
     def test_what_is_not_known_is_refused(self):
-        done = run("serve", "--speculative-algorithm", "EAGLE3")
-        self.assertNotEqual(done.returncode, 0)
-        self.assertIn("NGRAM", done.stderr + done.stdout)
+        def refused(*args):
+            done = run("serve", "--device", "cpu", *args)
+            self.assertNotEqual(done.returncode, 0)
+            return done.stderr + done.stdout
+        self.assertIn("NGRAM", refused("--speculative-algorithm", "EAGLE"))
+        self.assertIn("set 1", refused("--speculative-algorithm", "EAGLE3", "--speculative-eagle-topk", "4"))
+        self.assertIn("draft heads are not divided", refused("--speculative-algorithm", "EAGLE3", "--tp-size", "2"))
+        self.assertIn("the draft head", refused("--speculative-algorithm", "EAGLE3", "--speculative-draft-model-path", "/tmp"))
 
 
 class SettingsTest(unittest.TestCase):

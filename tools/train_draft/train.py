@@ -31,6 +31,7 @@ def parse():
     parser.add_argument("--work", type=pathlib.Path, required=True, help="folder for the tokens and the checkpoint")
     parser.add_argument("--data", type=pathlib.Path, help="a text file, or a folder of *.txt, or of *.npy with token ids")
     parser.add_argument("--generate", type=int, default=0, help="without --data: so many tokens that the target itself writes")
+    parser.add_argument("--init", type=pathlib.Path, help="start from this trained head, whose sizes and draft vocabulary stay")
     parser.add_argument("--seconds", type=float, default=600, help="training time, earlier runs with the same --work included")
     parser.add_argument("--rows", type=int, default=16, help="sequences a step")
     parser.add_argument("--length", type=int, default=512, help="tokens a sequence")
@@ -141,6 +142,18 @@ def frequent_ids(tokens, config):
     return torch.from_numpy(ids)
 
 
+def load_head(folder, device):
+    """A head that save() wrote, and its draft vocabulary."""
+    from safetensors.torch import load_file
+
+    head = DraftHead(json.loads((folder / "config.json").read_text())).to(device)
+    tensors = load_file(str(folder / "model.safetensors"))
+    with torch.no_grad():
+        for name, parameter in head.parameters_by_name.items():
+            parameter.copy_(tensors[name.replace("/", ".") + ".weight"])
+    return head, (tensors["d2t"] + torch.arange(len(tensors["d2t"]))).to(device)
+
+
 class Unroll:
     """A head's rows over texts, each going on from its own states: what it predicts at each step, and what the target says there."""
 
@@ -248,11 +261,14 @@ def main():
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     target = Target(args.model, device, torch.bfloat16 if device.type == "cuda" else torch.float32)
     tokens = read_tokens(args, target)
-    config = head_config(args, target)
-    draft_ids = frequent_ids(tokens, config).to(device)
-    head = DraftHead(config).to(device)
-    with torch.no_grad():
-        head.weight("lm_head").copy_(target.model.get_output_embeddings().weight[draft_ids])
+    if args.init:
+        head, draft_ids = load_head(args.init, device)
+    else:
+        config = head_config(args, target)
+        draft_ids = frequent_ids(tokens, config).to(device)
+        head = DraftHead(config).to(device)
+        with torch.no_grad():
+            head.weight("lm_head").copy_(target.model.get_output_embeddings().weight[draft_ids])
     log("%.2f M parameters on %s" % (sum(p.numel() for p in head.parameters()) / 1e6, device))
     tokens = torch.from_numpy(tokens)
     held_out = max(10 * args.length, len(tokens) // 50)

@@ -25,6 +25,8 @@ CpuExecutor::CpuExecutor(CpuExecutorParts parts, const CpuExecutorConfig& config
       slots_(static_cast<size_t>(config.max_slots)),
       thread_("cpu-executor",
               [this](const ForwardBatch& batch, StepResult& result) { run(batch, result); }) {
+  if (DraftHead* const head = parts_.model->draft_head(); head != nullptr)
+    chains_.emplace(*head, config.first_chain_page);
   const int32_t vocab_size = parts_.model->info().vocab_size;
   samplers_.reserve(static_cast<size_t>(parts_.pool->num_threads()));
   for (int i = 0; i < parts_.pool->num_threads(); ++i) samplers_.emplace_back(vocab_size);
@@ -39,6 +41,7 @@ void CpuExecutor::run(const ForwardBatch& launched, StepResult& result) {
   const ForwardBatch& batch = lengths_.resolve(launched, parts_.kv.view().page_size);
   resolve_tokens(batch);
   result.entries.assign(batch.entries.size(), {});
+  result.draft_seconds = 0;
   for (size_t i = 0; i < batch.entries.size(); ++i)
     result.entries[i].input_logprobs.resize(batch.entries[i].input_logprob_targets.size());
   for (size_t i = 0; i < batch.entries.size(); ++i) {
@@ -59,6 +62,7 @@ void CpuExecutor::run(const ForwardBatch& launched, StepResult& result) {
     const TokenId last = lengths_.commit(batch, entry, result.entries[i]);
     if (last >= 0) slots_[static_cast<size_t>(entry.slot)].last_token = last;
   }
+  if (chains_) chains_->run(batch, token_ids_, parts_.kv.view(), result);
   result.forward_seconds = to_seconds(clock.now() - start);
   result.started = start;
 }

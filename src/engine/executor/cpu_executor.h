@@ -3,10 +3,12 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "base/status.h"
 #include "cache/kv_pool.h"
+#include "engine/executor/draft_chains.h"
 #include "engine/executor/executor.h"
 #include "engine/executor/slot_lengths.h"
 #include "engine/executor/step_thread.h"
@@ -27,6 +29,8 @@ struct CpuExecutorParts {
 struct CpuExecutorConfig {
   int32_t max_slots = 0;   // slots, and entries of a step
   int32_t max_tokens = 0;  // query tokens of a step
+  // With a draft head: the first page behind the cache's, of DraftChains::num_pages().
+  PageId first_chain_page = 0;
 };
 
 class CpuExecutor final : public Executor {
@@ -49,6 +53,7 @@ class CpuExecutor final : public Executor {
   }
   void unload_adapter(AdapterId id) override { parts_.model->unload_adapter(id); }
   int32_t draft_samples_max() const override { return kDraftSamplesMax; }
+  int32_t chain_max() const override { return chains_ ? DraftChains::kChainMax : 0; }
   bool takes_lengths_from_slots() const override { return true; }
 
  private:
@@ -93,8 +98,9 @@ class CpuExecutor final : public Executor {
   const std::unique_ptr<PageCopier> page_copier_;  // null for layers that cannot be copied
   std::vector<Slot> slots_;
   SlotLengths lengths_;
-  std::vector<Sampler> samplers_;   // one for each thread of the pool
-  std::vector<TokenId> token_ids_;  // [tokens] of the step, without kTokenFromSlot
+  std::optional<DraftChains> chains_;  // of a model with a draft head
+  std::vector<Sampler> samplers_;      // one for each thread of the pool
+  std::vector<TokenId> token_ids_;     // [tokens] of the step, without kTokenFromSlot
   std::vector<SampleJob> jobs_;
   StepThread thread_;  // last, for it uses all of the above
 };

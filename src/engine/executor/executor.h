@@ -76,6 +76,9 @@ class Executor {
   // 0: entries must have no draft tokens.
   virtual int32_t draft_samples_max() const { return 0; }
 
+  // The most that BatchEntry::chain_length may be. 0: there is no draft head, and it is not read.
+  virtual int32_t chain_max() const { return 0; }
+
   // Whether entries may have kLengthFromSlot. Where not, such an entry fails with kUnimplemented.
   virtual bool takes_lengths_from_slots() const { return false; }
 };

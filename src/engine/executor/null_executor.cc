@@ -83,6 +83,7 @@ void NullExecutor::run(const ForwardBatch& launched, StepResult& result) {
       sample_draft(entry, sample_histories_[next_history++], mask(), result.entries[i]);
     const TokenId last = lengths_.commit(batch, entry, result.entries[i]);
     if (last >= 0) slots_[static_cast<size_t>(entry.slot)].last_token = last;
+    if (entry.chain_length > 0 && last >= 0) draft_chain(batch, entry, result.entries[i]);
   }
   if (config_.step_delay.count() > 0) std::this_thread::sleep_until(busy_until_);
   result.forward_seconds = to_seconds(config_.step_delay);
@@ -205,6 +206,20 @@ void NullExecutor::sample_draft(const BatchEntry& entry, uint64_t history,
   result.draft_tokens.push_back(token);
   const bool wanted = spec.return_logprob && token >= 0;
   result.draft_logprobs.push_back(wanted ? logprobs(spec, token) : TokenLogprobs());
+}
+
+// Whether a token is wrong follows from the history, so that a chain does not depend on the batch.
+void NullExecutor::draft_chain(const ForwardBatch& batch, const BatchEntry& entry,
+                               EntryResult& result) {
+  std::lock_guard lock(histories_mutex_);
+  uint64_t history = history_at(batch, entry, result.length - 1);
+  history = extend(history, slots_[static_cast<size_t>(entry.slot)].last_token);
+  for (int32_t i = 0; i < entry.chain_length; ++i) {
+    const TokenId token = draw(history, {}).value_or(0);
+    const bool right = history % 4 != 0;
+    result.chain.push_back(right ? token : (token + 1) % config_.vocab_size);
+    history = extend(history, result.chain.back());
+  }
 }
 
 TokenLogprobs NullExecutor::logprobs(const SamplingSpec& spec, TokenId token) const {

@@ -27,6 +27,7 @@ namespace espalier {
 struct NullExecutorConfig {
   int32_t vocab_size = 0;
   int32_t page_size = 1;
+  int32_t chain_max = 0;  // above 0: a draft head that is right three times in four
   Duration step_delay{};  // of each step on the device, independent of its size
   // Returns the token that follows a history with this hash; a failure fails the entry. Called on
   // the device's thread. Null: uniform over the vocabulary.
@@ -44,6 +45,7 @@ class NullExecutor final : public Executor {
 
   PageCopier* page_copier() override { return &copier_; }
   int32_t draft_samples_max() const override { return 16; }
+  int32_t chain_max() const override { return config_.chain_max; }
   bool takes_lengths_from_slots() const override { return true; }
 
   // The values that a test expects.
@@ -84,6 +86,7 @@ class NullExecutor final : public Executor {
               EntryResult& result);
   void sample_draft(const BatchEntry& entry, uint64_t history, std::span<const uint32_t> mask,
                     EntryResult& result) const;
+  void draft_chain(const ForwardBatch& batch, const BatchEntry& entry, EntryResult& result);
   TokenLogprobs logprobs(const SamplingSpec& spec, TokenId token) const;
 
   const NullExecutorConfig config_;

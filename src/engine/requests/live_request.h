@@ -14,6 +14,7 @@
 #include "engine/requests/request.h"
 #include "engine/sampling/params.h"
 #include "engine/scheduler/scheduler.h"
+#include "engine/speculation/head_drafter.h"
 #include "engine/speculation/speculator.h"
 #include "engine/text_io/output_processor.h"
 #include "grammar/grammar.h"
@@ -34,7 +35,7 @@ struct SampleState {
   bool in_session = false;         // the same
   bool has_grammar = false;        // `matcher` is set
   bool heals = false;              // `healing` is not empty
-  bool speculates = false;         // `speculative` is set
+  bool speculates = false;         // `speculative` or `head` is set
   int32_t num_tokens = 0;          // output tokens so far
   int32_t num_logprobs_due =
       0;  // trailing forced tokens of the event without log-probabilities yet
@@ -44,6 +45,7 @@ struct SampleState {
   int32_t num_input_logprobs = 0;                // reported so far
   std::optional<grammar::Matcher> matcher;       // where the request has a grammar
   std::unique_ptr<SpeculativeText> speculative;  // where draft tokens come from its text
+  std::unique_ptr<HeadText> head;                // where they come from a draft head
   std::vector<TokenId> recent;                   // with a grammar: the last output tokens
   std::vector<TokenId> choices;                  // the few continuations behind `choices_at` tokens
   int32_t choices_at = -1;                       // -1: not computed yet

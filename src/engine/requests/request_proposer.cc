@@ -1,5 +1,6 @@
 #include "engine/requests/request_proposer.h"
 
+#include <algorithm>
 #include <functional>
 #include <string>
 
@@ -12,6 +13,12 @@ RequestProposer::RequestProposer(const EngineConfig& config, const RequestTable&
       grammars_(config, requests, masks) {
   const SpeculationSettings& settings = config.speculation;
   if (settings.speculative_algorithm == "none") return;
+  if (settings.speculative_algorithm == "EAGLE3") {
+    head_ = std::make_unique<HeadDrafter>(
+        HeadDrafter::Config{.chain_max = std::min(settings.speculative_num_steps,
+                                                  settings.speculative_num_draft_tokens)});
+    return;
+  }
   speculator_ = std::make_unique<Speculator>(Speculator::Config{
       .draft_tokens_max = settings.speculative_num_draft_tokens,
       .history_tokens = settings.speculative_ngram_capacity,
@@ -21,26 +28,34 @@ RequestProposer::RequestProposer(const EngineConfig& config, const RequestTable&
 
 void RequestProposer::start(SampleState& sample, int32_t max_new_tokens) {
   const LiveRequest& request = *sample.request;
-  if (!speculator_ || !request.speculates || max_new_tokens < 2 ||
+  if ((!speculator_ && !head_) || !request.speculates || max_new_tokens < 2 ||
       request.sampling.spec.has_penalties())
     return;
+  sample.speculates = true;
+  if (head_) {
+    sample.head = std::make_unique<HeadText>(head_->start());
+    return;
+  }
   const uint64_t scope = std::hash<std::string>()(request.cache_namespace);
   // Keys of pictures are no tokens and cannot be proposed.
   const auto text_begin =
       request.spans == nullptr ? 0 : static_cast<size_t>(request.spans->spans.back().end());
   sample.speculative =
       speculator_->start(scope, std::span(request.prompt_ids).subspan(text_begin), max_new_tokens);
-  sample.speculates = true;
 }
 
 void RequestProposer::observe_token(SampleState& sample, TokenId token) {
-  speculator_->observe_token(*sample.speculative, token);
+  if (head_)
+    head_->observe_token(*sample.head, token);
+  else
+    speculator_->observe_token(*sample.speculative, token);
 }
 
 void RequestProposer::finish(SampleState& sample) {
   if (!sample.speculates) return;
-  speculator_->finish(*sample.speculative);
+  if (!head_) speculator_->finish(*sample.speculative);
   sample.speculative.reset();
+  sample.head.reset();
   sample.speculates = false;
 }
 
@@ -54,7 +69,9 @@ bool RequestProposer::forces_after_next(SequenceId id) {
 
 void RequestProposer::propose_draft_tokens(const DraftSite& site, DraftTokens& draft) {
   SampleState& sample = requests_.sample(site.id);
-  if (sample.speculates)
+  if (sample.speculates && head_)
+    head_->propose(*sample.head, draft);
+  else if (sample.speculates)
     speculator_->propose(*sample.speculative, site, draft);
   else
     grammars_.propose_draft_tokens(site, draft);
@@ -63,7 +80,24 @@ void RequestProposer::propose_draft_tokens(const DraftSite& site, DraftTokens& d
 bool RequestProposer::draft_tokens_after_next(const DraftSite& site) {
   SampleState& sample = requests_.sample(site.id);
   if (!sample.speculates) return grammars_.draft_tokens_after_next(site);
+  if (head_) return sample.head->awaits_chain();
   return overlap_ && speculator_->pays_to_wait(*sample.speculative, site);
+}
+
+int32_t RequestProposer::chain_length(SequenceId id, bool samples) {
+  SampleState& sample = requests_.sample(id);
+  if (!head_ || !sample.speculates) return BatchEntry::kNoChain;
+  return head_->chain_length(*sample.head, samples);
+}
+
+void RequestProposer::take_chain(SequenceId id, std::span<const TokenId> chain) {
+  SampleState& sample = requests_.sample(id);
+  if (head_ && sample.speculates) head_->take_chain(*sample.head, chain);
+}
+
+void RequestProposer::observe_chains(const ForwardBatch& batch, double seconds,
+                                     double draft_seconds) {
+  if (head_) head_->observe_step(batch, seconds, draft_seconds);
 }
 
 void RequestProposer::observe_step(const ForwardBatch& batch, double seconds) {

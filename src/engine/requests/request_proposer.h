@@ -1,6 +1,6 @@
 // The TokenProposer of all requests: a sample with a grammar or text to heal gets what its grammar
-// proposes, any other one draft tokens from its text, recent answers and the radix tree, where
-// these are on.
+// proposes, any other one draft tokens from its text, recent answers and the radix tree, or from a
+// draft head, where these are on.
 //
 // Not thread-safe: the loop's thread alone uses it. Owns the grammars' proposer; borrows
 // the table, the masks and the cache.
@@ -13,6 +13,7 @@
 #include "engine/constrained/grammar_proposer.h"
 #include "engine/requests/request_table.h"
 #include "engine/scheduler/token_proposer.h"
+#include "engine/speculation/head_drafter.h"
 #include "engine/speculation/speculator.h"
 
 namespace espalier {
@@ -34,6 +35,9 @@ class RequestProposer final : public TokenProposer {
   bool forces_after_next(SequenceId id) override;
   void propose_draft_tokens(const DraftSite& site, DraftTokens& draft) override;
   bool draft_tokens_after_next(const DraftSite& site) override;
+  int32_t chain_length(SequenceId id, bool samples) override;
+  void take_chain(SequenceId id, std::span<const TokenId> chain) override;
+  void observe_chains(const ForwardBatch& batch, double seconds, double draft_seconds) override;
   void observe_step(const ForwardBatch& batch, double seconds) override;
 
  private:
@@ -41,6 +45,7 @@ class RequestProposer final : public TokenProposer {
   const RequestTable& requests_;
   GrammarProposer grammars_;
   std::unique_ptr<Speculator> speculator_;  // null: off
+  std::unique_ptr<HeadDrafter> head_;       // null: there is no draft head; else no speculator_
 };
 
 }  // namespace espalier

@@ -147,9 +147,8 @@ constexpr int32_t kDraftedTopLogprobsMax = 32;
 // A penalty depends on the tokens before, so it does not go with draft tokens; nor do
 // log-probabilities where a grammar forces tokens, which have none in this entry, and long lists of
 // log-probabilities.
-bool BatchBuilder::may_draft(const Sequence& sequence) const {
-  return draft_samples_left_ > 0 && sequence.spec.takes_proposals &&
-         !sequence.spec.sampling->has_penalties() &&
+bool BatchBuilder::can_draft(const Sequence& sequence) {
+  return sequence.spec.takes_proposals && !sequence.spec.sampling->has_penalties() &&
          !(sequence.spec.has_grammar && sequence.spec.sampling->return_logprob) &&
          sequence.spec.sampling->token_ids_logprob.empty() &&
          sequence.spec.sampling->top_logprobs_num <= kDraftedTopLogprobsMax;
@@ -249,6 +248,7 @@ void BatchBuilder::add_entry(ForwardBatch& batch, Sequence& sequence, int32_t nu
   if (entry.sample && sequence.spec.takes_proposals && end == sequence.num_tokens())
     sequence.awaiting_commit =
         entry.num_draft_tokens > 0 || proposer_.forces_after_next(sequence.spec.id);
+  if (config_.chain_max > 0 && sequence.spec.takes_proposals) set_chain(entry, sequence);
   add_logprob_targets(entry, sequence);
   if (sequence.spec.pooled != PooledTokens::kNone) set_pooling(entry, sequence);
 }
@@ -263,6 +263,16 @@ void BatchBuilder::add_draft_tokens(ForwardBatch& batch, BatchEntry& entry) cons
                          draft_tokens_.tokens.end());
   for (int32_t i = 0; i < entry.num_draft_tokens; ++i)
     batch.positions.push_back(batch.positions.back() + 1);
+}
+
+// A chain is of use as far as draft tokens behind the entry's sample may be accepted.
+void BatchBuilder::set_chain(BatchEntry& entry, const Sequence& sequence) {
+  if (!entry.sample && sequence.num_launched < sequence.num_tokens())
+    entry.next_token = sequence.tokens[static_cast<size_t>(sequence.num_launched)];
+  const int32_t most =
+      std::min(config_.chain_max, sequence.spec.max_new_tokens - sequence.num_samples_launched - 1);
+  if (!can_draft(sequence) || (entry.sample && most < 1)) return;
+  entry.chain_length = std::min(proposer_.chain_length(sequence.spec.id, entry.sample), most);
 }
 
 // The log-probability of the token at position p comes from the logits of position p - 1.
@@ -331,8 +341,10 @@ void BatchBuilder::add_shared_prefixes(ForwardBatch& batch) {
   shared_prefixes_.fill(batch);
 }
 
-void BatchBuilder::observe_step_time(const ForwardBatch& batch, double seconds) {
-  proposer_.observe_step(batch, seconds);
+void BatchBuilder::observe_step_time(const ForwardBatch& batch, double seconds,
+                                     double draft_seconds) {
+  proposer_.observe_step(batch, seconds - draft_seconds);
+  if (config_.chain_max > 0) proposer_.observe_chains(batch, seconds, draft_seconds);
   if (config_.inter_token_seconds_max <= 0) return;
   int32_t num_prompt_tokens = 0;
   for (const BatchEntry& entry : batch.entries)

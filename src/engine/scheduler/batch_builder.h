@@ -60,7 +60,8 @@ class BatchBuilder {
   int32_t prompt_tokens_left() const { return prompt_tokens_left_; }
 
   // Learns the duration of a step, for inter_token_seconds_max and the proposer.
-  void observe_step_time(const ForwardBatch& batch, double seconds);
+  // draft_seconds: of these, those of a draft head.
+  void observe_step_time(const ForwardBatch& batch, double seconds, double draft_seconds = 0);
 
   // Aborts unless the sequence's launched tokens and samples are consistent.
   void check_sequence(const Sequence& sequence) const;
@@ -74,8 +75,12 @@ class BatchBuilder {
   void set_page_table(ForwardBatch& batch, BatchEntry& entry, Sequence& sequence);
   void propose_draft_tokens(Sequence& sequence, int32_t num_query_tokens);  // into draft_tokens_
   void add_draft_tokens(ForwardBatch& batch, BatchEntry& entry) const;
-  bool may_draft(const Sequence& sequence) const;
+  static bool can_draft(const Sequence& sequence);
+  bool may_draft(const Sequence& sequence) const {
+    return draft_samples_left_ > 0 && can_draft(sequence);
+  }
   bool waits_for_draft_tokens(Sequence& sequence);
+  void set_chain(BatchEntry& entry, const Sequence& sequence);
   static void add_logprob_targets(BatchEntry& entry, Sequence& sequence);
   static void add_spans(ForwardBatch& batch, const BatchEntry& entry, const Sequence& sequence);
   static void add_rotary_spans(ForwardBatch& batch, const BatchEntry& entry,

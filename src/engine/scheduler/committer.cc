@@ -45,6 +45,7 @@ void Committer::commit_entry(const ForwardBatch& batch, const BatchEntry& entry,
   } else if (!sequence.entry_failed) {
     sequence.num_computed = entry.prefix_len + entry.last_known() + 1;
     if (wanted) take_result(sequence, batch, entry, result);
+    if (wanted && entry.chain_length > 0) take_chain(sequence, result);
     parts_.budget.advance(sequence);  // after share(), so that what it passes stays cached
   }
   if (sequence.state != SequenceState::kRunning && is_last) departing_.push_back(&sequence);
@@ -76,6 +77,15 @@ void Committer::take_sample(Sequence& sequence, const EntryResult& result) {
   if (stale) return;
   if (take_token(sequence, result.token, TokenOrigin::kSampled, TokenLogprobs(result.logprobs)))
     take_forced(sequence);
+}
+
+// The chain follows the tokens that the executor accepted; a grammar may have forced others, and
+// what was sampled may have been stale.
+void Committer::take_chain(const Sequence& sequence, const EntryResult& result) {
+  if (sequence.finish_reported) return;
+  const bool follows = result.length + 1 == sequence.num_tokens();
+  parts_.proposer.take_chain(sequence.spec.id, follows ? std::span<const TokenId>(result.chain)
+                                                       : std::span<const TokenId>());
 }
 
 void Committer::take_prefill_only(Sequence& sequence, const BatchEntry& entry,

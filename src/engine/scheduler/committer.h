@@ -78,6 +78,7 @@ class Committer {
   void take_sample(Sequence& sequence, const EntryResult& result);
   void take_draft_samples(Sequence& sequence, const ForwardBatch& batch, const BatchEntry& entry,
                           const EntryResult& result);
+  void take_chain(const Sequence& sequence, const EntryResult& result);
   void take_prefill_only(Sequence& sequence, const BatchEntry& entry, const EntryResult& result);
   void take_input_logprobs(Sequence& sequence, const BatchEntry& entry, const EntryResult& result);
   void report_input_logprobs(Sequence& sequence, int32_t first,

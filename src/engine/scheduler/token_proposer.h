@@ -69,6 +69,17 @@ class TokenProposer {
   // in flight samples. The scheduler then builds the next entry after the commit of that token.
   virtual bool draft_tokens_after_next(const DraftSite&) { return false; }
 
+  // BatchEntry::chain_length of an entry that is being built, where the executor has a draft head;
+  // `samples`: 0 becomes the length where it does not sample. Called once for each entry.
+  virtual int32_t chain_length(SequenceId, bool /*samples*/) { return BatchEntry::kNoChain; }
+
+  // An entry with a chain_length above 0 has been committed, and its sequence goes on. The chain
+  // is empty where it does not follow the tokens that are known now.
+  virtual void take_chain(SequenceId, std::span<const TokenId>) {}
+
+  // A step has been committed whose draft head took `draft_seconds` of `seconds`.
+  virtual void observe_chains(const ForwardBatch&, double /*seconds*/, double /*draft_seconds*/) {}
+
   // A step has been committed that took so long on the device.
   virtual void observe_step(const ForwardBatch&, double /*seconds*/) {}
 };

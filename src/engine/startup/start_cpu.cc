@@ -14,12 +14,16 @@ namespace {
 CpuExecutorConfig executor_config(const EngineConfig& c) {
   const int32_t prefill = std::min(c.schedule.chunked_prefill_size, c.schedule.max_prefill_tokens);
   return {.max_slots = c.schedule.max_running_requests,
-          .max_tokens = prefill + c.schedule.max_running_requests};
+          .max_tokens = prefill + c.schedule.max_running_requests,
+          .first_chain_page = c.cache.max_total_tokens / c.cache.page_size};
 }
 
 Result<KvPool> make_kv_pool(const EngineConfig& config, const ModelInfo& info) {
   ESP_ASSIGN_OR_RETURN(const KvType type, resolve_kv_type(config, info));
-  return KvPool::create(kv_pool_config(config, info, type));
+  KvPoolConfig pool = kv_pool_config(config, info, type);
+  if (info.draft_kv)
+    pool.num_pages += DraftChains::num_pages(config.schedule.max_running_requests, pool.page_size);
+  return KvPool::create(pool);
 }
 
 // The encoder computes on threads of its own, beside the decoder's steps.

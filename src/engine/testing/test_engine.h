@@ -79,6 +79,7 @@ inline TestEngine make_test_engine(TestEngineOptions options = {}) {
   auto executor = std::make_unique<NullExecutor>(NullExecutorConfig{
       .vocab_size = kByteVocabSize,
       .page_size = config.cache.page_size,
+      .chain_max = 16,
       .step_delay = options.step_delay,
       .next_token = [script = std::move(options.script)](uint64_t history) -> Result<TokenId> {
         return script.next(history);

@@ -1,0 +1,135 @@
+// A draft head beside a real model: answers are those without it, bit for bit, whatever is cached,
+// chunked, retracted or paused. The heads that are tested are a random one, whose draft tokens are
+// never right, and the one that ships.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <filesystem>
+
+#include "engine/testing/test_requests.h"
+
+namespace espalier {
+namespace {
+
+const std::filesystem::path kRandomHead = "tests/golden/draft/llama_tied_llama3";
+
+// A model, and where its head is.
+struct Heads {
+  const char* name;
+  std::filesystem::path model, head;
+};
+const Heads kHeads[] = {
+    {"random", kModels / "llama_tied_llama3", kRandomHead},
+    {"shipped", "share/default_model", "share/default_model/draft"},
+};
+
+class DraftHeadEngine : public testing::TestWithParam<Heads> {
+ protected:
+  std::unique_ptr<Engine> load(EngineConfig config, bool with_head = true) {
+    config.speculation.speculative_algorithm = with_head ? "EAGLE3" : "none";
+    if (with_head) config.speculation.speculative_draft_model_path = GetParam().head;
+    return load_golden(std::filesystem::absolute(GetParam().model).string(), config);
+  }
+  void SetUp() override {
+    auto engine = load({}, false);
+    ASSERT_NE(engine, nullptr);
+    alone_ = answers_alone(*engine);
+  }
+  void expect_same(const std::vector<Answer>& got, const std::string& how) {
+    ASSERT_EQ(got.size(), alone_.size());
+    for (size_t i = 0; i < got.size(); ++i)
+      EXPECT_EQ(got[i], alone_[i]) << how << ", request " << i;
+  }
+  // Cold and warm, so that prefixes are reused with the head's keys and values.
+  void check(const std::string& how, const EngineConfig& config) {
+    auto engine = load(config);
+    ASSERT_NE(engine, nullptr);
+    expect_same(answers_in_a_crowd(*engine), how + ", cold");
+    expect_same(answers_in_a_crowd(*engine), how + ", warm");
+    const EngineStats stats = engine->stats();
+    EXPECT_GT(stats.speculation.drafted_tokens, 0) << how;
+    drafted_ += stats.speculation.drafted_tokens;
+    accepted_ += stats.speculation.accepted_tokens;
+  }
+  std::vector<Answer> alone_;
+  int64_t drafted_ = 0, accepted_ = 0;
+};
+
+TEST_P(DraftHeadEngine, AnswersAreTheSame) {
+  check("one thread", {});
+  check("two threads", {.compute = {.num_threads = 2}});
+  check("no overlap", {.compute = {.disable_overlap_schedule = true}});
+  check("no radix cache", {.cache = {.disable_radix_cache = true}});
+  check("chains of 1", {.speculation = {.speculative_num_steps = 1}});
+  check("chains of 16",
+        {.speculation = {.speculative_num_steps = 16, .speculative_num_draft_tokens = 16}});
+  for (const int32_t page_size : {5, 16})
+    check("pages", {.cache = {.page_size = page_size}, .schedule = {.chunked_prefill_size = 7}});
+  check("a tiny pool",
+        {.cache = {.max_total_tokens = 160},
+         .schedule = {.chunked_prefill_size = 16, .schedule_conservativeness = 0.05}});
+  std::printf("drafted %ld, accepted %ld\n", static_cast<long>(drafted_),
+              static_cast<long>(accepted_));
+}
+
+// Each request alone finds as many cached tokens as without a head.
+TEST_P(DraftHeadEngine, ReusesTheSamePrefixes) {
+  auto with_head = load({}), plain = load({}, false);
+  ASSERT_TRUE(with_head && plain);
+  for (const GenerateRequest& request : make_requests()) {
+    const auto got = with_head->generate(request), want = plain->generate(request);
+    ASSERT_TRUE(got && want);
+    EXPECT_EQ(got->stats.cached_tokens, want->stats.cached_tokens);
+  }
+  EXPECT_GT(with_head->stats().tokens.cached, 100);
+}
+
+TEST_P(DraftHeadEngine, PausesAndGoesOn) {
+  auto engine = load({});
+  ASSERT_NE(engine, nullptr);
+  for (int round = 0; round < 3; ++round) {
+    std::list<Collector> collectors;
+    for (const GenerateRequest& request : make_requests())
+      ASSERT_TRUE(engine->submit(request, collectors.emplace_back().sink()));
+    ASSERT_TRUE(collectors.front().wait_events(2));
+    const auto mode = round == 0 ? Engine::PauseMode::kInPlace : Engine::PauseMode::kRetract;
+    ASSERT_TRUE(engine->pause_generation(mode).ok());
+    if (round == 2) static_cast<void>(engine->flush_cache());
+    ASSERT_TRUE(engine->continue_generation().ok());
+    std::vector<Answer> answers;
+    for (Collector& c : collectors) {
+      ASSERT_TRUE(c.wait_end());
+      answers.push_back(answer_of(c.result()));
+    }
+    expect_same(answers, "paused");
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Heads, DraftHeadEngine, testing::ValuesIn(kHeads),
+                         [](const auto& heads) { return std::string(heads.param.name); });
+
+TEST(DraftHeadSettings, NamesWhatDoesNotGoTogether) {
+  const auto refused = [](EngineConfig config, const char* why) {
+    config.model.model_path = kModels / "llama_tied_llama3";
+    config.model.skip_tokenizer_init = true;
+    config.compute.device = "cpu";
+    config.cache.max_total_tokens = 1000;
+    const auto made = Engine::create(config);
+    ASSERT_FALSE(made);
+    EXPECT_THAT(made.error().message(), testing::HasSubstr(why));
+  };
+  const SpeculationSettings eagle{.speculative_algorithm = "EAGLE3",
+                                  .speculative_draft_model_path = kRandomHead};
+  refused({.speculation = {.speculative_draft_model_path = kRandomHead}},
+          "set speculative_algorithm to EAGLE3");
+  refused({.speculation = {.speculative_algorithm = "EAGLE3"}}, "the draft head");
+  refused({.compute = {.tp_size = 2}, .speculation = eagle}, "draft heads are not divided");
+  refused({.tiers = {.enable_hierarchical_cache = true}, .speculation = eagle},
+          "enable_hierarchical_cache");
+  SpeculationSettings long_chains = eagle;
+  long_chains.speculative_num_steps = 17;
+  refused({.speculation = long_chains}, "must be 1 to 16");
+}
+
+}  // namespace
+}  // namespace espalier
