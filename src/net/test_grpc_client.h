@@ -2,14 +2,15 @@
 // socket in pieces of the test's choice.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <cstring>
 #include <map>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
-#include "base/check.h"
 #include "net/http2_library.h"
 #include "net/test_socket.h"
 

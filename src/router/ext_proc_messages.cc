@@ -1,6 +1,6 @@
 #include "router/ext_proc_messages.h"
 
-#include <array>
+#include <algorithm>
 
 #include "router/protobuf.h"
 

@@ -5,8 +5,13 @@
 #include <gtest/gtest.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <deque>
 #include <fstream>
+#include <map>
+#include <mutex>
+#include <optional>
+#include <random>
 #include <thread>
 
 #include "base/rng.h"
