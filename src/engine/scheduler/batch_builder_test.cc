@@ -206,7 +206,9 @@ std::vector<Place> places_of(const ForwardBatch& batch) {
 }
 
 // Two pictures of two lines of three and of three lines of one, cut anywhere, beside a text.
-TEST_F(BatchBuilderTest, RotaryPositionsGoOnBehindGrids) {
+class CutGrids : public PartsTest, public testing::WithParamInterface<int32_t> {};
+
+TEST_P(CutGrids, RotaryPositionsGoOnBehindThem) {
   const std::vector<Place> wanted = {{0, 0, 0}, {1, 1, 1}, {1, 1, 2}, {1, 1, 3},   {1, 2, 1},
                                      {1, 2, 2}, {1, 2, 3}, {4, 4, 4}, {5, 5, 5},   {5, 6, 5},
                                      {5, 7, 5}, {8, 8, 8}, {9, 9, 9}, {10, 10, 10}};
@@ -216,33 +218,33 @@ TEST_F(BatchBuilderTest, RotaryPositionsGoOnBehindGrids) {
     rows->grid_columns = columns;
     return rows;
   };
-  for (const int32_t chunk : {1, 2, 4, 5, 20}) {
-    start(100, {.chunked_prefill_size = chunk + 1});
-    ASSERT_TRUE(admit(waiting(counting(20, 1), 50)));
-    commit(build(), 7);
-    Tokens prompt(12, kFirstSpanKey);
-    prompt[0] = prompt[7] = prompt[11] = 1;
-    Sequence& a = waiting(prompt, 9);
-    a.spec.has_spans = true;
-    a.spec.spans = std::make_shared<const PromptSpans>(
-        PromptSpans{.spans = {{.begin = 1, .rows = grid(6, 3), .rotary = 1},
-                              {.begin = 8, .rows = grid(3, 1), .rotary = 5}},
-                    .placeholder = 9,
-                    .have_grids = true});
-    ASSERT_TRUE(admit(a));
-    std::vector<Place> made;
-    while (made.size() < wanted.size()) {
-      const ForwardBatch batch = build();
-      ASSERT_FALSE(batch.entries.empty());
-      const std::vector<Place> places = places_of(batch);
-      const BatchEntry& text = batch.entries[0];
-      EXPECT_EQ(places[0][0], text.prefix_len);  // of the other sequence
-      for (size_t i = 1; i < places.size(); ++i) made.push_back(places[i]);
-      commit(batch, 7);
-    }
-    EXPECT_EQ(made, wanted) << "chunks of " << chunk;
+  start(100, {.chunked_prefill_size = GetParam()});
+  ASSERT_TRUE(admit(waiting(counting(20, 1), 50)));
+  commit(build(), 7);
+  Tokens prompt(12, kFirstSpanKey);
+  prompt[0] = prompt[7] = prompt[11] = 1;
+  Sequence& a = waiting(prompt, 9);
+  a.spec.has_spans = true;
+  a.spec.spans = std::make_shared<const PromptSpans>(
+      PromptSpans{.spans = {{.begin = 1, .rows = grid(6, 3), .rotary = 1},
+                            {.begin = 8, .rows = grid(3, 1), .rotary = 5}},
+                  .placeholder = 9,
+                  .have_grids = true});
+  ASSERT_TRUE(admit(a));
+  std::vector<Place> made;
+  while (made.size() < wanted.size()) {
+    const ForwardBatch batch = build();
+    ASSERT_FALSE(batch.entries.empty());
+    const std::vector<Place> places = places_of(batch);
+    const BatchEntry& text = batch.entries[0];
+    EXPECT_EQ(places[0][0], text.prefix_len);  // of the other sequence
+    for (size_t i = 1; i < places.size(); ++i) made.push_back(places[i]);
+    commit(batch, 7);
   }
+  EXPECT_EQ(made, wanted);
 }
+
+INSTANTIATE_TEST_SUITE_P(All, CutGrids, testing::Values(1, 2, 3, 5, 20));
 
 }  // namespace
 }  // namespace espalier
