@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "base/log.h"
+#include "images_bench.h"
 #include "lora_bench.h"
 #include "offline_bench.h"
 #include "ranks_bench.h"
@@ -255,6 +256,20 @@ Status tiers_part(const Options& options, json::array& out) {
   return Status();
 }
 
+Status images_part(const Options& options, json::array& out) {
+  return run_images_bench(
+      {.config = options.config,
+       .dtype = options.dtype,
+       .only = options.only,
+       .seed = kSeed,
+       .quick = options.quick},
+      [&](const ImagesRow& row) {
+        std::printf("%-72s %12.2f %s\n", row.name.c_str(), row.value, row.unit.c_str());
+        std::fflush(stdout);
+        out.push_back(json::object{{"name", row.name}, {"value", row.value}, {"unit", row.unit}});
+      });
+}
+
 Status run(const Options& options) {
   ESP_ASSIGN_OR_RETURN(const cuda::DeviceInfo device, cuda::open_device());
   json::array rows;
@@ -270,6 +285,8 @@ Status run(const Options& options) {
     ESP_RETURN_IF_ERROR(lora_part(options, rows));
   } else if (options.part == "tiers") {
     ESP_RETURN_IF_ERROR(tiers_part(options, rows));
+  } else if (options.part == "images") {
+    ESP_RETURN_IF_ERROR(images_part(options, rows));
   } else {
     ESP_RETURN_IF_ERROR(offline_part(options, rows));
   }
@@ -294,7 +311,7 @@ int main(int argc, char** argv) {
   app.add_option("--kv-cache-dtype", options.kv_cache_dtype, "of keys and values")
       ->check(CLI::IsMember({"auto", "fp8_e4m3"}));
   app.add_option("--part", options.part, "what to measure")
-      ->check(CLI::IsMember({"decode", "prefill", "speculation", "lora", "ranks", "tiers",
+      ->check(CLI::IsMember({"decode", "prefill", "speculation", "lora", "ranks", "tiers", "images",
                              "offline", "lengths", "shared", "grammars", "drafters"}));
   app.add_option("--tokenizer", options.tokenizer, "folder or file, of grammars' workloads");
   app.add_option("--json", options.json_path, "write the rows there");
@@ -321,7 +338,7 @@ int main(int argc, char** argv) {
                "no kernel starts before the one in front of it has ended");
   app.add_flag("--no-megakernel", options.no_megakernel, "one entry's layers run kernel by kernel");
   app.add_option("--only", options.only,
-                 "workloads, or kinds of rows of tiers, whose names contain this");
+                 "workloads, or kinds of rows of tiers and images, whose names contain this");
   app.add_flag("--deterministic", options.deterministic, "results independent of the batch");
   CLI11_PARSE(app, argc, argv);
   espalier::set_log_level(espalier::LogLevel::kWarning);

@@ -436,8 +436,10 @@ void add_adapter_rows(SettingTable& table, EngineConfig& engine) {
 
 void add_picture_rows(SettingTable& table, EngineConfig& engine) {
   table.group("Pictures");
-  table.integer("image-threads", engine.images.image_threads, 1, 256,
-                "threads that fetch and decode pictures");
+  shown_default(table.integer("image-threads", engine.images.image_threads, 0, 256,
+                              "threads that fetch and decode pictures; on a GPU what they bring is "
+                              "encoded together"),
+                "4; beside a GPU one for each processor, up to 16");
   shown_default(
       table.integer("image-cache-bytes", engine.images.image_cache_bytes, 0, int64_t{1} << 50,
                     "memory of what the encoder made of pictures: those of requests in "

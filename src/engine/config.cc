@@ -221,9 +221,10 @@ void resolve_prefill(const EngineConfig& user, const SystemInfo& system, EngineC
 }
 
 Status check_images(const EngineConfig& c) {
-  if (c.images.image_threads < 1 || c.images.max_images_per_request < 1)
+  if (c.images.image_threads < 0 || c.images.max_images_per_request < 1)
     return invalid_argument(
-        "image_threads is {} and max_images_per_request {}, but both must be at least 1",
+        "image_threads is {} and max_images_per_request {}, but the second must be at least 1, and "
+        "the first too, or 0 to have it chosen",
         c.images.image_threads, c.images.max_images_per_request);
   if (c.images.image_cache_bytes < 0 || c.images.max_image_bytes < 1 ||
       c.images.max_image_pixels < 1)
@@ -344,6 +345,7 @@ Result<EngineConfig> resolve(const EngineConfig& user, const ModelInfo& info,
   if (c.cache.max_session_bytes == 0)
     c.cache.max_session_bytes =
         std::clamp(system.available_bytes / 32, int64_t{64} << 20, int64_t{1} << 30);
+  if (c.images.image_threads == 0) c.images.image_threads = system.image_threads;
   if (c.images.image_cache_bytes == 0)
     c.images.image_cache_bytes =
         std::clamp(system.available_bytes / 16, int64_t{256} << 20, int64_t{4} << 30);

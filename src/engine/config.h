@@ -162,11 +162,12 @@ struct SpeculationSettings {
   int32_t speculative_ngram_capacity = 1 << 18;  // tokens of recent answers that are kept
 };
 
-// Of models that read pictures: threads that read and decode them, bytes of encoders' outputs
-// that requests use or that are kept for later ones (0: a sixteenth of the memory that is
-// available, from 256 MiB to 4 GiB), pictures of a request, and bytes and pixels of one.
+// Of models that read pictures: threads that read and decode them (0: 4, beside a GPU up to 16),
+// bytes of encoders' outputs that requests use or that are kept for later ones (0: a sixteenth of
+// the memory that is available, from 256 MiB to 4 GiB), pictures of a request, and bytes and pixels
+// of one.
 struct ImageSettings {
-  int32_t image_threads = 4;
+  int32_t image_threads = 0;  // 0: chosen
   int64_t image_cache_bytes = 0;
   int32_t max_images_per_request = 16;
   int64_t max_image_bytes = int64_t{32} << 20;

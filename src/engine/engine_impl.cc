@@ -228,7 +228,7 @@ Status check_inputs(const GenerateRequest& request, const ModelInfo& info, const
                  info.architecture);
   if (!has_encoder)
     return error(StatusCode::kUnimplemented,
-                 "pictures on a GPU are not served yet: start with --device cpu");
+                 "the engine was started without an encoder of pictures");
   if (c.tiers.hicache_storage_backend != "none")
     return error(StatusCode::kUnimplemented,
                  "pictures are not stored in tiers that outlive the engine: start without "
@@ -550,7 +550,7 @@ EngineStats EngineImpl::stats() const {
   }
   s.memory.weight_bytes = parts_.info.weight_bytes;
   const MemoryPlan plan = parts_.executor->memory_plan();
-  s.memory.scratch_bytes = plan.scratch + plan.steps;
+  s.memory.scratch_bytes = plan.scratch + plan.steps + plan.encoder;
   s.memory.graph_bytes = plan.graphs;
   s.sessions.num_open = sessions_->num_open();
   s.sessions.bytes = sessions_->num_bytes();

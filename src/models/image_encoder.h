@@ -12,6 +12,7 @@
 #include "models/model.h"
 #include "models/patch_order.h"
 #include "models/tile_rows.h"
+#include "seams/forward_batch.h"
 
 namespace espalier {
 
@@ -35,6 +36,12 @@ struct PreparedImage {
   int32_t grid_columns = 0;  // EncodedRows'
 };
 
+// One picture of a batch.
+struct EncoderTask {
+  const PreparedImage* image = nullptr;
+  EncodedRows* rows = nullptr;  // of allocate_rows() with the picture's number
+};
+
 class ImageEncoder {
  public:
   virtual ~ImageEncoder() = default;
@@ -46,6 +53,17 @@ class ImageEncoder {
   // rows: [image.num_rows, width]. One call at a time, from any thread; beside the decoder's
   // forward(). Fails with kResourceExhausted where there is no memory for a picture of this size.
   Status encode(const PreparedImage& image, std::span<float> rows);
+
+  // Pictures that one call of encode_batch() takes at most.
+  virtual int32_t batch_max() const { return 1; }
+  // Of so many rows, where requests keep them.
+  virtual int64_t row_bytes(int32_t num_rows) const;
+  // Memory for so many rows; thread-safe, and the rows may outlive the encoder.
+  virtual Result<EncodedRows> allocate_rows(int32_t num_rows);
+  // Calls of encode_batch() that may run at the same time.
+  virtual int32_t batches_in_flight_max() const { return 1; }
+  // As encode(), which is called for each picture; a failure is that of all pictures.
+  virtual Status encode_batch(std::span<const EncoderTask> tasks);
 
  private:
   // Of one tile; rows: [patches of the grid / merge ^ 2, width].

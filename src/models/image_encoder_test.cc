@@ -17,6 +17,7 @@
 #include "models/program/cpu_encoder.h"
 #include "models/program/lower.h"
 #include "models/program/print.h"
+#include "models/seen_prompt.h"
 #include "tensor/work_pool.h"
 
 namespace espalier {
@@ -26,51 +27,8 @@ using testing::HasSubstr;
 
 std::filesystem::path folder_of(const std::string& name) { return "tests/golden/images/" + name; }
 
-struct Picture {
-  Image image;
-  std::vector<float> rows;
-};
-
-std::vector<Picture> read_pictures(const std::string& name) {
-  const auto reference = SafetensorsFile::open(folder_of(name) / "reference.safetensors");
-  std::vector<Picture> pictures;
-  if (!reference) return pictures;
-  const auto find = [&](const std::string& tensor) -> const CheckpointTensor* {
-    for (const CheckpointTensor& one : reference->tensors()) {
-      if (one.name == tensor) return &one;
-    }
-    return nullptr;
-  };
-  for (int i = 0;; ++i) {
-    const CheckpointTensor* size = find("size_" + std::to_string(i));
-    if (size == nullptr) return pictures;
-    const auto* sides = reinterpret_cast<const int32_t*>(size->bytes.data());
-    const CheckpointTensor* rows = find("rows_" + std::to_string(i));
-    const auto* data = reinterpret_cast<const float*>(rows->bytes.data());
-    pictures.push_back(
-        {test::drawn(sides[0], sides[1]), {data, data + rows->bytes.size() / sizeof(float)}});
-  }
-}
-
-// The largest error, in units of the reference's spread.
 float error_of(ImageEncoder& encoder, const std::string& name) {
-  float error = 0, low = 0, high = 0;
-  const std::vector<Picture> pictures = read_pictures(name);
-  EXPECT_EQ(pictures.size(), 4u);
-  for (const Picture& picture : pictures) {
-    const auto prepared = encoder.prepare(picture.image);
-    EXPECT_TRUE(prepared);
-    std::vector<float> rows(picture.rows.size());
-    EXPECT_EQ(static_cast<size_t>(prepared->num_rows * encoder.info().width), rows.size());
-    EXPECT_TRUE(encoder.encode(*prepared, rows).ok());
-    for (size_t i = 0; i < rows.size(); ++i) {
-      const float off = std::fabs(rows[i] - picture.rows[i]);
-      error = off <= error ? error : off;  // a NaN stays
-      low = std::min(low, picture.rows[i]);
-      high = std::max(high, picture.rows[i]);
-    }
-  }
-  return error / (high - low);
+  return golden::encoder_error(encoder, folder_of(name));
 }
 
 class ImageEncoderGolden : public testing::TestWithParam<const char*> {

@@ -69,27 +69,46 @@ Status ImageEncoder::encode(const PreparedImage& image, std::span<float> rows) {
   return Status();
 }
 
-Result<std::unique_ptr<ImageEncoder>> load_image_encoder(const ModelLoadOptions& options) {
+Result<std::optional<EncoderPlan>> plan_image_encoder(const ModelLoadOptions& options) {
   ESP_ASSIGN_OR_RETURN(const JsonObject config, read_changed_config(options));
-  ESP_ASSIGN_OR_RETURN(const std::optional<DecoderSpec> spec, make_encoder_spec(config));
-  if (!spec) return std::unique_ptr<ImageEncoder>();
+  ESP_ASSIGN_OR_RETURN(std::optional<DecoderSpec> spec, make_encoder_spec(config));
+  if (!spec) return std::optional<EncoderPlan>();
   ESP_ASSIGN_OR_RETURN(const ImageProcessorSpec processor,
                        read_image_processor(options.path, *spec->patches, spec->tiles));
   ESP_ASSIGN_OR_RETURN(const ModelPlan plan, plan_model(options));
-  const DType type = plan.type;
-  // Whatever the decoder is stored in, the encoder's matrices are numbers: it is small beside it.
-  const WeightTypes types(type);
+  return EncoderPlan{std::move(*spec), processor, plan.type};
+}
+
+int64_t ImageEncoder::row_bytes(int32_t num_rows) const {
+  return int64_t{num_rows} * info().width * static_cast<int64_t>(sizeof(float));
+}
+
+Result<EncodedRows> ImageEncoder::allocate_rows(int32_t num_rows) {
+  EncodedRows rows{.num_rows = num_rows, .width = info().width, .values = {}, .elements = {}};
+  rows.values.resize(static_cast<size_t>(rows.num_rows) * static_cast<size_t>(rows.width));
+  return rows;
+}
+
+Status ImageEncoder::encode_batch(std::span<const EncoderTask> tasks) {
+  for (const EncoderTask& task : tasks) ESP_RETURN_IF_ERROR(encode(*task.image, task.rows->values));
+  return Status();
+}
+
+Result<std::unique_ptr<ImageEncoder>> load_image_encoder(const ModelLoadOptions& options) {
+  ESP_ASSIGN_OR_RETURN(const std::optional<EncoderPlan> plan, plan_image_encoder(options));
+  if (!plan) return std::unique_ptr<ImageEncoder>();
+  const WeightTypes types(plan->type);
   ESP_CHECK(options.pool != nullptr);
   std::unique_ptr<ImageEncoder> encoder;
   if (options.format == LoadFormat::kDummy) {
-    DummySource source(options.seed, type, *options.pool);
-    ESP_ASSIGN_OR_RETURN(
-        encoder, program::CpuEncoder::create(*spec, processor, types, source, *options.pool));
+    DummySource source(options.seed, plan->type, *options.pool);
+    ESP_ASSIGN_OR_RETURN(encoder, program::CpuEncoder::create(plan->spec, plan->processor, types,
+                                                              source, *options.pool));
   } else {
     ESP_ASSIGN_OR_RETURN(const Checkpoint checkpoint, Checkpoint::open(options.path));
-    CheckpointSource source(checkpoint, *spec, type, options.pool);
-    ESP_ASSIGN_OR_RETURN(
-        encoder, program::CpuEncoder::create(*spec, processor, types, source, *options.pool));
+    CheckpointSource source(checkpoint, plan->spec, plan->type, options.pool);
+    ESP_ASSIGN_OR_RETURN(encoder, program::CpuEncoder::create(plan->spec, plan->processor, types,
+                                                              source, *options.pool));
   }
   log_info("image encoder loaded parameters={} weight_bytes={} rows_per_image={}",
            encoder->info().num_parameters, encoder->info().weight_bytes, encoder->info().num_rows);

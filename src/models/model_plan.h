@@ -4,11 +4,13 @@
 
 #include <cstdint>
 #include <map>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "base/status.h"
 #include "checkpoint/json_object.h"
+#include "media/processor.h"
 #include "models/decoder_spec.h"
 #include "models/model.h"
 #include "models/program/cost.h"
@@ -28,6 +30,17 @@ struct ModelPlan {
 // Reads config.json and generation_config.json. Uses path, dtype, context_length, is_embedding and
 // config_overrides. dtype may also be q8_0 or q4_k: see choose_weight_types.
 Result<ModelPlan> plan_model(const ModelLoadOptions& options);
+
+// The same of the encoder of a model's pictures.
+struct EncoderPlan {
+  DecoderSpec spec;
+  ImageProcessorSpec processor;
+  // What the decoder's matrices are held in, or what they were rounded from: the encoder's are
+  // numbers, for it is small beside them.
+  DType type = DType::kBFloat16;
+};
+// Nothing where the model reads text alone.
+Result<std::optional<EncoderPlan>> plan_image_encoder(const ModelLoadOptions& options);
 
 // config.json (or a GGUF's metadata) with the options' config_overrides in place of its own fields.
 Result<JsonObject> read_changed_config(const ModelLoadOptions& options);

@@ -3,6 +3,7 @@
 // the scheduler owns it.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <vector>
@@ -51,7 +52,9 @@ inline constexpr TokenId kFirstSpanKey = 1 << 24;
 struct EncodedRows {
   int32_t num_rows = 0;
   int32_t width = 0;
-  std::vector<float> values;  // [num_rows, width]
+  std::vector<float> values;  // [num_rows, width]; empty where `elements` has them
+  // Of an encoder on a GPU: the rows in the decoder's type, in memory that devices copy from.
+  std::shared_ptr<std::byte> elements;
   // Where rows have places in a grid for rotary embeddings (M-RoPE): its columns; 0: they have
   // positions like tokens.
   int32_t grid_columns = 0;

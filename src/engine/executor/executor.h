@@ -24,6 +24,7 @@ struct MaskView {
 // How a device's memory was divided at the start, in bytes; all 0 where it is the host's memory.
 struct MemoryPlan {
   int64_t weights = 0;
+  int64_t encoder = 0;   // weights and buffers of the encoder of pictures
   int64_t adapters = 0;  // reserved for LoRA adapters
   int64_t scratch = 0;   // buffers of one forward pass
   int64_t steps = 0;     // inputs and results of steps, sampling, page tables

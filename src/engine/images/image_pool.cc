@@ -20,11 +20,6 @@ struct ChargedRows {
 // Of the sources of pictures that wait, such as the texts of their data URLs.
 constexpr int64_t kWaitingBytesMax = int64_t{1} << 30;
 
-// num_rows: of a picture.
-int64_t row_bytes(const ImageEncoderInfo& info, int32_t num_rows) {
-  return int64_t{num_rows} * info.width * static_cast<int64_t>(sizeof(float));
-}
-
 // What of a file makes its rows: where they depend on whether it is alone, one that is not has
 // another digest, and so rows and a key of its own.
 SpanKeys::Digest digest_of(std::string_view file, bool alone) {
@@ -42,6 +37,7 @@ ImagePool::ImagePool(std::unique_ptr<ImageEncoder> encoder, const ImagePoolConfi
       config_(config),
       waiting_(std::make_shared<MemoryAccount>("images", kWaitingBytesMax)),
       rows_(std::make_shared<MemoryAccount>("image_rows", config.row_bytes_max)),
+      batches_(*encoder_),
       jobs_(config.num_waiting_max) {
   for (int32_t i = 0; i < config.num_threads; ++i) threads_.emplace_back([this] { work(); });
 }
@@ -55,8 +51,8 @@ ImagePool::~ImagePool() {
 
 Status ImagePool::submit(std::vector<ImageInput> images, Done done) {
   // Where sizes decide, a picture has a row at least, and allocate() finds the rest out.
-  const ImageEncoderInfo& info = encoder_->info();
-  const int64_t most = config_.row_bytes_max / row_bytes(info, std::max(1, info.num_rows));
+  const int32_t least = std::max(1, encoder_->info().num_rows);
+  const int64_t most = config_.row_bytes_max / encoder_->row_bytes(least);
   if (std::ssize(images) > most)
     return invalid_argument("the request has {} pictures, and --image-cache-bytes has room for {}",
                             images.size(), most);
@@ -104,8 +100,7 @@ Result<EncodedImage> ImagePool::encode(const ImageInput& input, bool alone) {
   std::shared_ptr<const EncodedRows> rows = find(digest);
   if (rows == nullptr) {
     ESP_ASSIGN_OR_RETURN(const Image image, decode_image(bytes, config_.limits));
-    ESP_ASSIGN_OR_RETURN(const PreparedImage prepared, encoder_->prepare(image, alone));
-    ESP_ASSIGN_OR_RETURN(rows, make_rows(digest, prepared));
+    ESP_ASSIGN_OR_RETURN(rows, make_rows(digest, image, alone));
   }
   const std::optional<TokenId> key = keys_.key_of(digest);
   if (!key)
@@ -118,45 +113,72 @@ Result<EncodedImage> ImagePool::encode(const ImageInput& input, bool alone) {
 
 std::shared_ptr<const EncodedRows> ImagePool::find(const SpanKeys::Digest& digest) {
   std::lock_guard lock(mutex_);
+  return find_locked(digest);
+}
+
+std::shared_ptr<const EncodedRows> ImagePool::find_locked(const SpanKeys::Digest& digest) {
   const auto found = places_.find(digest);
   if (found == places_.end()) return nullptr;
   kept_.splice(kept_.begin(), kept_, found->second);
   return found->second->rows;
 }
 
-// Another thread may have encoded the same picture while this one waited.
+// Of threads with the same picture one encodes it, and the others wait for its rows; where that one
+// fails, the next one tries.
 Result<std::shared_ptr<const EncodedRows>> ImagePool::make_rows(const SpanKeys::Digest& digest,
-                                                                const PreparedImage& image) {
-  std::lock_guard one_at_a_time(encoder_mutex_);
-  if (std::shared_ptr<const EncodedRows> rows = find(digest)) return rows;
-  ESP_ASSIGN_OR_RETURN(const std::shared_ptr<EncodedRows> rows, allocate(image.num_rows));
-  rows->grid_columns = image.grid_columns;
-  const SteadyClock clock;
-  const TimePoint start = clock.now();
-  ESP_RETURN_IF_ERROR(encoder_->encode(image, rows->values));
+                                                                const Image& image, bool alone) {
+  {
+    std::unique_lock lock(mutex_);
+    made_.wait(lock, [&] { return !in_progress_.contains(digest); });
+    if (std::shared_ptr<const EncodedRows> rows = find_locked(digest)) return rows;
+    in_progress_.insert(digest);
+  }
+  double seconds = 0;
+  auto rows = [&]() -> Result<std::shared_ptr<EncodedRows>> {
+    try {
+      return encode(image, alone, seconds);
+    } catch (...) {
+      std::lock_guard lock(mutex_);
+      in_progress_.erase(digest);
+      made_.notify_all();
+      throw;
+    }
+  }();
   std::lock_guard lock(mutex_);
+  in_progress_.erase(digest);
+  made_.notify_all();
+  if (!rows) return fail(std::move(rows.error()));
   ++stats_.num_encoded_total;
-  stats_.encode_seconds_total += to_seconds(clock.now() - start);
-  kept_.push_front({digest, rows});
+  stats_.encode_seconds_total += seconds;
+  kept_.push_front({digest, *rows});
   places_[digest] = kept_.begin();
-  return std::shared_ptr<const EncodedRows>(rows);
+  return std::shared_ptr<const EncodedRows>(*rows);
+}
+
+Result<std::shared_ptr<EncodedRows>> ImagePool::encode(const Image& image, bool alone,
+                                                       double& seconds) {
+  ESP_ASSIGN_OR_RETURN(const PreparedImage prepared, encoder_->prepare(image, alone));
+  ESP_ASSIGN_OR_RETURN(std::shared_ptr<EncodedRows> rows, allocate(prepared.num_rows));
+  rows->grid_columns = prepared.grid_columns;
+  ESP_ASSIGN_OR_RETURN(seconds, batches_.encode({.image = &prepared, .rows = rows.get()}));
+  return rows;
 }
 
 // Rows that a request uses are not dropped: their memory would stay.
 Result<std::shared_ptr<EncodedRows>> ImagePool::allocate(int32_t num_rows) {
-  const ImageEncoderInfo& info = encoder_->info();
+  const int64_t bytes = encoder_->row_bytes(num_rows);
   if (num_rows > config_.num_rows_max)
-    return fail(invalid_argument(
-        "it takes {} tokens, and prompt and output share {}: send a smaller one", num_rows,
-        config_.num_rows_max));
-  if (row_bytes(info, num_rows) > config_.row_bytes_max)
+    return fail(
+        invalid_argument("it takes {} tokens, and prompt and output share {}: send a smaller one",
+                         num_rows, config_.num_rows_max));
+  if (bytes > config_.row_bytes_max)
     return fail(invalid_argument(
         "it becomes {} rows, and --image-cache-bytes has no room for them: send a smaller one, or "
         "raise it",
         num_rows));
   auto charged = std::make_shared<ChargedRows>();
   charged->charge = MemoryCharge(rows_);
-  while (!charged->charge.resize(row_bytes(info, num_rows))) {
+  while (!charged->charge.resize(bytes)) {
     std::lock_guard lock(mutex_);
     const auto unused = std::find_if(kept_.rbegin(), kept_.rend(),
                                      [](const Kept& kept) { return kept.rows.use_count() == 1; });
@@ -168,8 +190,7 @@ Result<std::shared_ptr<EncodedRows>> ImagePool::allocate(int32_t num_rows) {
     places_.erase(unused->digest);
     kept_.erase(std::next(unused).base());
   }
-  charged->rows = {.num_rows = num_rows, .width = info.width, .values = {}};
-  charged->rows.values.resize(static_cast<size_t>(num_rows) * static_cast<size_t>(info.width));
+  ESP_ASSIGN_OR_RETURN(charged->rows, encoder_->allocate_rows(num_rows));
   EncodedRows* const rows = &charged->rows;
   return std::shared_ptr<EncodedRows>(std::move(charged), rows);
 }

@@ -9,18 +9,21 @@
 // them a request fails with kResourceExhausted.
 #pragma once
 
+#include <condition_variable>
 #include <cstdint>
 #include <functional>
 #include <list>
 #include <map>
 #include <memory>
 #include <mutex>
+#include <set>
 #include <thread>
 #include <vector>
 
 #include "base/bounded_queue.h"
 #include "base/memory_account.h"
 #include "base/status.h"
+#include "engine/images/batched_encoder.h"
 #include "engine/images/place_images.h"
 #include "engine/images/span_keys.h"
 #include "engine/requests/request.h"
@@ -73,8 +76,10 @@ class ImagePool {
   Result<std::vector<EncodedImage>> run(const Job& job);
   Result<EncodedImage> encode(const ImageInput& image, bool alone);
   std::shared_ptr<const EncodedRows> find(const SpanKeys::Digest& digest);
+  std::shared_ptr<const EncodedRows> find_locked(const SpanKeys::Digest& digest);
   Result<std::shared_ptr<const EncodedRows>> make_rows(const SpanKeys::Digest& digest,
-                                                       const PreparedImage& image);
+                                                       const Image& image, bool alone);
+  Result<std::shared_ptr<EncodedRows>> encode(const Image& image, bool alone, double& seconds);
   Result<std::shared_ptr<EncodedRows>> allocate(int32_t num_rows);
 
   const std::unique_ptr<ImageEncoder> encoder_;
@@ -83,9 +88,11 @@ class ImagePool {
   const std::shared_ptr<MemoryAccount> rows_;     // the same: requests may end later
   SpanKeys keys_;
 
-  std::mutex encoder_mutex_;  // one encode() at a time; taken before mutex_
+  BatchedEncoder batches_;
   mutable std::mutex mutex_;  // of what follows
-  std::list<Kept> kept_;      // the last used first
+  std::condition_variable made_;
+  std::set<SpanKeys::Digest> in_progress_;
+  std::list<Kept> kept_;  // the last used first
   std::map<SpanKeys::Digest, std::list<Kept>::iterator> places_;
   ImagePoolStats stats_;
 

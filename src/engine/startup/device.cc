@@ -12,7 +12,7 @@ namespace {
 constexpr double kCudaMemFraction = 1.0;
 // The processors wait for the GPU; the scheduler's, the executor's and the server's threads take
 // some of them. More than eight are never worth waking: what 256 sequences need is then done.
-constexpr int32_t kMaskThreadsMax = 8;
+constexpr int32_t kMaskThreadsMax = 8, kImageThreadsMax = 16;
 // Prompt tokens of one step: about 0.2 seconds of an 8 B model.
 constexpr int32_t kCudaChunk = 8192;
 
@@ -58,6 +58,7 @@ Result<EngineDevice> choose_device(
   out.system.available_bytes = memory.free_bytes;
   out.system.mem_fraction = kCudaMemFraction;
   out.system.prefill_chunk = kCudaChunk;
+  out.system.image_threads = std::clamp(out.system.num_cpus, 4, kImageThreadsMax);
   out.system.mask_threads = std::clamp(out.system.num_cpus / 2, 1, kMaskThreadsMax);
   return out;
 }

@@ -10,6 +10,7 @@
 #include "engine/executor/cuda/cuda_executor.h"
 #include "engine/executor/cuda/cuda_ranks.h"
 #include "models/cuda/cuda_model_weights.h"
+#include "models/cuda/encoder.h"
 #include "models/model_plan.h"
 #include "tensor/cuda/device.h"
 
@@ -23,10 +24,11 @@ double gib(int64_t bytes) { return static_cast<double>(bytes) / (1 << 30); }
 
 void log_memory(const MemoryPlan& plan, const EngineConfig& config) {
   log_info(
-      "device memory weights_gib={:.2f} adapters_gib={:.2f} scratch_gib={:.2f} steps_gib={:.2f} "
+      "device memory weights_gib={:.2f} encoder_gib={:.2f} adapters_gib={:.2f} scratch_gib={:.2f} "
+      "steps_gib={:.2f} "
       "graphs_gib={:.2f} kv_gib={:.2f} max_total_tokens={}",
-      gib(plan.weights), gib(plan.adapters), gib(plan.scratch), gib(plan.steps), gib(plan.graphs),
-      gib(plan.kv), config.cache.max_total_tokens);
+      gib(plan.weights), gib(plan.encoder), gib(plan.adapters), gib(plan.scratch), gib(plan.steps),
+      gib(plan.graphs), gib(plan.kv), config.cache.max_total_tokens);
 }
 
 // Each has a row of logits and a row of the sampler's scratch: 512 take half a gigabyte with a
@@ -40,7 +42,7 @@ int32_t max_draft_samples(const EngineConfig& c) {
       int64_t{c.schedule.max_running_requests} * c.speculation.speculative_num_draft_tokens));
 }
 
-CudaExecutorConfig executor_config(const EngineConfig& sizes) {
+CudaExecutorConfig executor_config(const EngineConfig& sizes, int64_t encoder_bytes) {
   const int32_t chunk =
       std::min(sizes.schedule.chunked_prefill_size, sizes.schedule.max_prefill_tokens);
   return {.max_slots = sizes.schedule.max_running_requests,
@@ -52,8 +54,22 @@ CudaExecutorConfig executor_config(const EngineConfig& sizes) {
           .cascade = !sizes.compute.disable_cascade_attention,
           .deterministic = sizes.compute.enable_deterministic_inference,
           .adapter_bytes = sizes.lora.enable_lora ? sizes.lora.max_lora_bytes : 0,
+          .encoder_bytes = encoder_bytes,
           // Requests in flight get their errors first.
           .on_device_lost = end_process_soon};
+}
+
+// The encoder of a model that reads pictures, on the open device, and the bytes it takes there; 0:
+// the model reads text alone. Before the KV cache takes what is left.
+Result<int64_t> load_encoder(const ModelLoadOptions& options, const EngineConfig& config,
+                             StartedExecutor& out) {
+  if (!out.info.images) return 0;
+  ESP_ASSIGN_OR_RETURN(
+      auto encoder,
+      CudaEncoder::load(options, {.deterministic = config.compute.enable_deterministic_inference}));
+  const int64_t bytes = encoder->device_bytes();
+  out.image_encoder = std::move(encoder);
+  return bytes;
 }
 
 // Gives the KV cache what is left. local: what one GPU has of the model. Executors of one GPU and
@@ -96,8 +112,9 @@ Result<StartedExecutor> start_one(const EngineConfig& user, const SystemInfo& sy
   // What does not depend on memory; the KV cache's size follows from what is then left.
   ESP_ASSIGN_OR_RETURN(const EngineConfig sizes, resolve(config, out.info, system));
   const CudaDecoder& decoder = *model;
-  ESP_ASSIGN_OR_RETURN(auto executor,
-                       CudaExecutor::create(std::move(model), executor_config(sizes)));
+  ESP_ASSIGN_OR_RETURN(const int64_t encoder_bytes, load_encoder(options, config, out));
+  ESP_ASSIGN_OR_RETURN(
+      auto executor, CudaExecutor::create(std::move(model), executor_config(sizes, encoder_bytes)));
   ESP_RETURN_IF_ERROR(fill_memory(*executor, config, sizes, system, out.info, type, out));
   ESP_ASSIGN_OR_RETURN(out.weights, make_cuda_model_weights({&decoder}, options));
   out.executor = std::move(executor);
@@ -118,7 +135,8 @@ Result<StartedExecutor> start_ranks(const EngineConfig& config, const SystemInfo
   ESP_RETURN_IF_ERROR(ranks->set_kv_type(type));
   ESP_ASSIGN_OR_RETURN(const EngineConfig sizes, resolve(config, ranks->rank_info(), system));
   ESP_ASSIGN_OR_RETURN(out.weights, make_cuda_model_weights(ranks->decoders(), options));
-  ESP_RETURN_IF_ERROR(ranks->reserve(executor_config(sizes)));
+  ESP_ASSIGN_OR_RETURN(const int64_t encoder_bytes, load_encoder(options, config, out));
+  ESP_RETURN_IF_ERROR(ranks->reserve(executor_config(sizes, encoder_bytes)));
   ESP_RETURN_IF_ERROR(fill_memory(*ranks, config, sizes, system, ranks->rank_info(), type, out));
   out.executor = std::move(ranks);
   return out;

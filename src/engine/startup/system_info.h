@@ -17,6 +17,8 @@ struct SystemInfo {
   // Threads that fill the masks of a step: where processors compute the step there are none to
   // spare for it.
   int32_t mask_threads = 1;
+  // Threads that read pictures: beside a GPU as many as one batch of its encoder has pictures.
+  int32_t image_threads = 4;
 };
 
 // The least of what the system says is available and what each control group (v1 and v2) above this

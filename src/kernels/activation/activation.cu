@@ -15,7 +15,22 @@ namespace {
 constexpr int kActivationThreads = 256;
 constexpr int32_t kMostRows = 65535;  // of a grid (its y dimension)
 
-template <typename T, Activation ACTIVATION>
+// What a kernel applies to each element of gate and up.
+template <Activation ACTIVATION>
+struct Gated {
+  __device__ static float of(float gate, float up, float limit) {
+    return activated<ACTIVATION>(gate, up, limit);
+  }
+};
+template <Gelu GELU>
+struct Plain {
+  __device__ static float of(float v, float, float) {
+    if constexpr (GELU == Gelu::kErf) return 0.5f * v * (1.0f + erff(v * 0.7071067811865476f));
+    return __fdividef(v, 1.0f + __expf(-1.702f * v));
+  }
+};
+
+template <typename T, typename Function>
 __global__ void __launch_bounds__(kActivationThreads) gated_kernel(GatedArgs args) {
   release_next();
   wait_for_previous();
@@ -26,12 +41,12 @@ __global__ void __launch_bounds__(kActivationThreads) gated_kernel(GatedArgs arg
     load8(static_cast<const T*>(args.gate) + row * args.gate_stride + at, g);
     if (args.up != nullptr) load8(static_cast<const T*>(args.up) + row * args.up_stride + at, u);
 #pragma unroll
-    for (int i = 0; i < 8; ++i) g[i] = activated<ACTIVATION>(g[i], u[i], args.limit);
+    for (int i = 0; i < 8; ++i) g[i] = Function::of(g[i], u[i], args.limit);
     store8(static_cast<T*>(args.y) + row * args.y_stride + at, g);
   }
 }
 
-template <typename T, Activation ACTIVATION>
+template <typename T, typename Function>
 __global__ void __launch_bounds__(kActivationThreads) gated_any_kernel(GatedArgs args) {
   release_next();
   wait_for_previous();
@@ -43,7 +58,7 @@ __global__ void __launch_bounds__(kActivationThreads) gated_any_kernel(GatedArgs
                          ? 1.0f
                          : to_float(static_cast<const T*>(args.up)[row * args.up_stride + i]);
     static_cast<T*>(args.y)[row * args.y_stride + i] =
-        from_float<T>(activated<ACTIVATION>(gate, up, args.limit));
+        from_float<T>(Function::of(gate, up, args.limit));
   }
 }
 
@@ -90,7 +105,7 @@ dim3 cover(int32_t units, int32_t rows) {
 
 namespace {
 
-template <Activation ACTIVATION>
+template <typename Function>
 Status launch_gated(const GatedArgs& args, const LaunchOptions& launch) {
   const bool by_eights = args.dim % 8 == 0 && args.gate_stride % 8 == 0 &&
                          args.up_stride % 8 == 0 && args.y_stride % 8 == 0 &&
@@ -99,11 +114,11 @@ Status launch_gated(const GatedArgs& args, const LaunchOptions& launch) {
   const int32_t rows = std::min(args.rows, kMostRows);
   if (by_eights)
     return launch_kernel("gated",
-                         half ? gated_kernel<bf16, ACTIVATION> : gated_kernel<float, ACTIVATION>,
+                         half ? gated_kernel<bf16, Function> : gated_kernel<float, Function>,
                          cover(args.dim / 8, rows), kActivationThreads, 0, launch, args);
-  return launch_kernel(
-      "gated", half ? gated_any_kernel<bf16, ACTIVATION> : gated_any_kernel<float, ACTIVATION>,
-      cover(args.dim, rows), kActivationThreads, 0, launch, args);
+  return launch_kernel("gated",
+                       half ? gated_any_kernel<bf16, Function> : gated_any_kernel<float, Function>,
+                       cover(args.dim, rows), kActivationThreads, 0, launch, args);
 }
 
 }  // namespace
@@ -113,14 +128,28 @@ Status gated(const GatedArgs& args, const LaunchOptions& launch) {
   if (args.rows == 0 || args.dim == 0) return {};
   switch (args.activation) {
     case Activation::kSilu:
-      return launch_gated<Activation::kSilu>(args, launch);
+      return launch_gated<Gated<Activation::kSilu>>(args, launch);
     case Activation::kGeluTanh:
-      return launch_gated<Activation::kGeluTanh>(args, launch);
+      return launch_gated<Gated<Activation::kGeluTanh>>(args, launch);
     case Activation::kClampedSwiglu:
       if (args.up == nullptr) return invalid_argument("gated: a clamped SwiGLU needs up");
-      return launch_gated<Activation::kClampedSwiglu>(args, launch);
+      return launch_gated<Gated<Activation::kClampedSwiglu>>(args, launch);
   }
   return invalid_argument("gated: there is no activation {}", static_cast<int>(args.activation));
+}
+
+Status gelu(const GeluRowsArgs& args, const LaunchOptions& launch) {
+  ESP_RETURN_IF_ERROR(check_rows("gelu", args.type, std::min(args.rows, kMostRows), args.dim));
+  if (args.rows == 0 || args.dim == 0) return {};
+  const GatedArgs gated{.type = args.type,
+                        .gate = args.x,
+                        .gate_stride = args.x_stride,
+                        .y = args.y,
+                        .y_stride = args.y_stride,
+                        .rows = args.rows,
+                        .dim = args.dim};
+  return args.kind == Gelu::kErf ? launch_gated<Plain<Gelu::kErf>>(gated, launch)
+                                 : launch_gated<Plain<Gelu::kQuick>>(gated, launch);
 }
 
 Status scale(const ScaleArgs& args, const LaunchOptions& launch) {

@@ -2,6 +2,7 @@
 // memory; requirements of streams as kernels/cuda/stream.h.
 #pragma once
 
+#include "kernels/activation/gelu.h"
 #include "kernels/activation/op.h"
 #include "kernels/cuda/stream.h"
 
@@ -27,6 +28,19 @@ using SiluMulArgs = GatedArgs;
 inline Status silu_mul(const SiluMulArgs& args, const LaunchOptions& launch) {
   return gated(args, launch);
 }
+
+// y = gelu(x), in float32, rounded once.
+struct GeluRowsArgs {
+  DType type = DType::kBFloat16;  // of both: kBFloat16 or kFloat32
+  Gelu kind = Gelu::kErf;
+  const void* x = nullptr;  // [rows, dim], rows x_stride apart
+  int64_t x_stride = 0;
+  void* y = nullptr;  // may be x
+  int64_t y_stride = 0;
+  int32_t rows = 0;  // 0 does nothing
+  int32_t dim = 0;
+};
+Status gelu(const GeluRowsArgs& args, const LaunchOptions& launch);
 
 // x = softcap * tanh(scale * x / softcap), or scale * x where softcap is 0; in place.
 struct ScaleArgs {

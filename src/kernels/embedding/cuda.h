@@ -1,4 +1,5 @@
-// Rows of the embedding by token ids that may be known on the GPU before the host knows them.
+// Rows of the embedding by token ids that may be known on the GPU before the host knows them, and
+// the patches of pictures.
 // Thread-safe; pointers are borrowed device memory; requirements of streams as
 // kernels/cuda/stream.h.
 #pragma once
@@ -26,5 +27,31 @@ struct GatherArgs {
 // out[i] = table[id - first_id], exactly; zeros where the table has no such row, as for an entry
 // whose last token could not be sampled.
 Status gather_rows(const GatherArgs& args, const LaunchOptions& launch);
+
+// Rows that an encoder has made, in place of those of tokens.
+struct PlaceRowsArgs {
+  DType type = DType::kBFloat16;  // of both
+  const void* rows = nullptr;     // [count, dim], in pinned memory of the host or on the device
+  int32_t count = 0;              // 0 does nothing
+  int32_t dim = 0;
+  void* out = nullptr;  // rows out_stride apart
+  int64_t out_stride = 0;
+};
+// One copy of a DMA unit, in the stream's order.
+Status place_rows(const PlaceRowsArgs& args, const LaunchOptions& launch);
+
+// Patches of pictures as the rows that an encoder begins with.
+struct PlacePatchesArgs {
+  DType type = DType::kBFloat16;   // of out: kBFloat16 or kFloat32
+  const float* patches = nullptr;  // [pictures, patches_each, features]
+  int32_t pictures = 0;
+  int32_t patches_each = 0;
+  int32_t features = 0;
+  bool class_row = false;  // a row of zeros stands in front of each picture's patches
+  void* out = nullptr;     // [pictures * (patches_each + class_row), columns], without gaps
+  int32_t columns = 0;     // at least `features`; those behind them become zeros
+};
+// out: each patch rounded to `type`.
+Status place_patches(const PlacePatchesArgs& args, const LaunchOptions& launch);
 
 }  // namespace espalier::kernels::cuda

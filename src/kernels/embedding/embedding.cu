@@ -1,5 +1,5 @@
 // gather_rows: rows of the embedding table by token id, bit for bit. One block a token, 16 bytes a
-// thread where rows allow it.
+// thread where rows allow it. place_patches: one block a row.
 // Roof: memory, 2 x tokens x dim x size bytes; at decode a launch's time.
 #include <algorithm>
 
@@ -29,6 +29,19 @@ __global__ void gather_kernel(GatherArgs args, int words, int64_t out_words) {
   for (int i = threadIdx.x; i < words; i += blockDim.x) to[i] = known ? from[i] : Word{};
 }
 
+template <typename T>
+__global__ void patches_kernel(PlacePatchesArgs args) {
+  release_next();
+  wait_for_previous();
+  const int rows = args.patches_each + (args.class_row ? 1 : 0);
+  const int picture = static_cast<int>(blockIdx.x) / rows;
+  const int patch = static_cast<int>(blockIdx.x) % rows - (args.class_row ? 1 : 0);
+  const float* from = args.patches + (int64_t{picture} * args.patches_each + patch) * args.features;
+  T* to = static_cast<T*>(args.out) + int64_t{blockIdx.x} * args.columns;
+  for (int i = static_cast<int>(threadIdx.x); i < args.columns; i += static_cast<int>(blockDim.x))
+    to[i] = from_float<T>(patch >= 0 && i < args.features ? from[i] : 0.0f);
+}
+
 }  // namespace
 
 Status gather_rows(const GatherArgs& args, const LaunchOptions& launch) {
@@ -51,6 +64,32 @@ Status gather_rows(const GatherArgs& args, const LaunchOptions& launch) {
                      aligned(args.out, 16);
   if (by_16) return start(gather_kernel<uint4>, 16);
   return start(gather_kernel<uint16_t>, 2);
+}
+
+Status place_rows(const PlaceRowsArgs& args, const LaunchOptions& launch) {
+  if (args.count < 0 || args.dim < 1 || args.out_stride < args.dim)
+    return invalid_argument("place_rows: {} rows of {}, {} apart", args.count, args.dim,
+                            args.out_stride);
+  if (args.count == 0) return {};
+  const size_t size = dtype_size(args.type), width = static_cast<size_t>(args.dim) * size;
+  return cuda_status(
+      cudaMemcpy2DAsync(args.out, static_cast<size_t>(args.out_stride) * size, args.rows, width,
+                        width, static_cast<size_t>(args.count), cudaMemcpyDefault, launch.stream),
+      "place_rows");
+}
+
+Status place_patches(const PlacePatchesArgs& args, const LaunchOptions& launch) {
+  if (args.type == DType::kFloat16)
+    return error(StatusCode::kUnimplemented, "place_patches: F16 is not supported");
+  if (args.pictures < 0 || args.patches_each < 1 || args.features < 1 ||
+      args.columns < args.features)
+    return invalid_argument("place_patches: {} pictures of {} patches of {} in {} columns",
+                            args.pictures, args.patches_each, args.features, args.columns);
+  if (args.pictures == 0) return {};
+  const int32_t rows = args.pictures * (args.patches_each + (args.class_row ? 1 : 0));
+  return launch_kernel("place_patches",
+                       args.type == DType::kBFloat16 ? patches_kernel<bf16> : patches_kernel<float>,
+                       dim3(static_cast<unsigned>(rows)), dim3(256), 0, launch, args);
 }
 
 }  // namespace espalier::kernels::cuda

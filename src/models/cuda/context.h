@@ -63,7 +63,6 @@ class CudaContext {
   const CudaScratch& scratch() const { return scratch_; }
   const CudaExpertScratch& experts() const { return experts_; }
   CudaLaunchPolicy& policy() { return policy_; }
-  const CudaLaunchPolicy& policy() const { return policy_; }
   CudaBuffers& buffers() { return buffers_; }
   const CudaBuffers& buffers() const { return buffers_; }
 

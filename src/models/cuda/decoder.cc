@@ -337,10 +337,11 @@ Status CudaDecoder::forward(const CudaStep& step, const KvView& kv, const cuda::
   const int32_t pdl_tokens = !rank_.ranks().single() ? kPdlTokensOfRanks
                              : weights_.has_codes()  ? kPdlTokensOfCodes
                                                      : kPdlTokens;
-  policy_.step_pdl = policy_.pdl && entries.max_query_tokens <= step.decode_tokens &&
+  policy_.step_pdl = policy_.pdl && step.spans.empty() &&
+                     entries.max_query_tokens <= step.decode_tokens &&
                      entries.num_tokens >= pdl_tokens;
   policy_.next_pdl = false;
-  if (one_token_ && one_token_->takes(step)) {
+  if (one_token_ && step.spans.empty() && one_token_->takes(step)) {
     last_context_ = &one_token_->context();
     return one_token_->run(step, kv, stream);
   }

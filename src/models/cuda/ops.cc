@@ -22,24 +22,45 @@ DType type_of(const CudaContext& c, const Operand& operand) {
                                                                                    : c.type();
 }
 
+// Behind the rows of the tokens.
+Status place_spans(CudaContext& c, const Op& op) {
+  const Operand& out = op.outputs[0];
+  const int64_t pitch = c.stride(out) * static_cast<int64_t>(dtype_size(c.type()));
+  for (const StepSpan& span : c.step().spans) {
+    ESP_RETURN_IF_ERROR(
+        kc::place_rows({.type = c.type(),
+                        .rows = span.rows,
+                        .count = span.count,
+                        .dim = out.columns,
+                        .out = static_cast<std::byte*>(c.write(out)) + span.token_begin * pitch,
+                        .out_stride = c.stride(out)},
+                       c.launch(op)));
+  }
+  return Status();
+}
+
 // Starts when all that was enqueued before it has ended, so what starts after it, with PDL or not,
 // finds the plans of attention and the cached keys there: AttentionArgs::prefetch_cached_kv.
+//
+// The keys of pictures' positions are in no vocabulary, so their rows are zeros at first. Of
+// several ranks the first one has the pictures' rows, for the ranks' rows are added.
 Status run_embed(CudaContext& c, const Op& op) {
   const CudaStep& step = c.step();
   program::VocabularyPart part{.count = c.spec().vocab_size};
   if (const auto* own = std::get_if<program::VocabularyPart>(&op.attributes)) part = *own;
-  return kc::gather_rows({.type = c.type(),
-                          .table = c.weights().data(op.table),
-                          .num_rows = part.count,
-                          .first_id = part.first,
-                          .dim = op.outputs[0].columns,
-                          .ids = step.ids,
-                          .token_slots = step.token_slots,
-                          .slot_tokens = step.slot_tokens,
-                          .out = c.write(op.outputs[0]),
-                          .out_stride = c.stride(op.outputs[0]),
-                          .tokens = c.num_rows(op.outputs[0])},
-                         c.launch(op));
+  ESP_RETURN_IF_ERROR(kc::gather_rows({.type = c.type(),
+                                       .table = c.weights().data(op.table),
+                                       .num_rows = part.count,
+                                       .first_id = part.first,
+                                       .dim = op.outputs[0].columns,
+                                       .ids = step.ids,
+                                       .token_slots = step.token_slots,
+                                       .slot_tokens = step.slot_tokens,
+                                       .out = c.write(op.outputs[0]),
+                                       .out_stride = c.stride(op.outputs[0]),
+                                       .tokens = c.num_rows(op.outputs[0])},
+                                      c.launch(op)));
+  return part.first == 0 ? place_spans(c, op) : Status();
 }
 
 Status run_embed_position(CudaContext& c, const Op& op) {
@@ -207,6 +228,17 @@ Status run_select_rows(CudaContext& c, const Op& op) {
 Status run_activation(CudaContext& c, const Op& op) {
   const auto& activation = op.as<program::Activation>();
   const Operand& gate = op.inputs[0];
+  if (activation.gelu) {
+    return kc::gelu({.type = c.type(),
+                     .kind = *activation.gelu,
+                     .x = c.read(gate),
+                     .x_stride = c.stride(gate),
+                     .y = c.write(op.outputs[0]),
+                     .y_stride = c.stride(op.outputs[0]),
+                     .rows = c.num_rows(op.outputs[0]),
+                     .dim = activation.dim},
+                    c.launch(op));
+  }
   const Operand up{gate.buffer, gate.column + activation.dim, activation.dim};
   return kc::gated({.type = c.type(),
                     .gate = c.read(gate),
@@ -278,6 +310,10 @@ CudaOp cuda_op(OpKind kind) {
       return run_embed;
     case OpKind::kEmbedPosition:
       return run_embed_position;
+    case OpKind::kPatches:
+      return run_patches;
+    case OpKind::kClassEmbed:
+      return run_class_embed;
     case OpKind::kScale:
       return run_scale;
     case OpKind::kSoftcap:

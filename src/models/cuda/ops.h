@@ -33,6 +33,12 @@ Status run_head_copy(CudaContext& context, const program::Op& op);
 // ops_latent.cc
 Status run_latent_prefill(CudaContext& context, const program::Op& op);
 
+// ops_encoder.cc
+Status run_patches(CudaContext& context, const program::Op& op);
+Status run_class_embed(CudaContext& context, const program::Op& op);
+// Attention in which each row sees all rows of its entry.
+Status run_bidirectional(CudaContext& context, const program::Op& op);
+
 // ops_moe.cc
 Status run_moe_route(CudaContext& context, const program::Op& op);
 Status run_moe_matmul(CudaContext& context, const program::Op& op);

@@ -72,6 +72,7 @@ Status run_qk_rope_append(CudaContext& c, const Op& op) {
 // prefetched.
 Status run_attention(CudaContext& c, const Op& op) {
   const auto& a = op.as<program::Attention>();
+  if (!a.causal) return run_bidirectional(c, op);
   const CudaAttentionGroup& group = c.attention_group(op);
   const Operand &q = op.inputs[0], &out = op.outputs[0];
   const bool new_rows = op.inputs.size() > 2 && reads_new_rows(c);

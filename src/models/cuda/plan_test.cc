@@ -8,13 +8,18 @@
 #include <filesystem>
 #include <fstream>
 #include <map>
+#include <optional>
 #include <sstream>
 #include <string>
 #include <vector>
 
 #include "models/cuda/decoder.h"
 #include "models/cuda/recording_kernels.h"
+#include "models/cuda/support.h"
+#include "models/families/family.h"
 #include "models/golden.h"
+#include "models/program/gpu_passes.h"
+#include "models/program/lower.h"
 
 namespace espalier {
 namespace {
@@ -79,6 +84,7 @@ struct Recording {
   bool e4m3 = false;
   bool takes_adapters = false;  // and has some in its steps
   bool adapters = false;
+  bool pictures = false;  // the first token's row is a picture's
 };
 
 std::string record(const std::string& name, DType type, const Recording& how = {}) {
@@ -105,6 +111,8 @@ std::string record(const std::string& name, DType type, const Recording& how = {
       inputs_of_step.adapters.tokens = {.max_tiles = step.entries, .max_rows = step.tokens};
       inputs_of_step.adapters.wanted = {.max_tiles = step.entries, .max_rows = step.wanted};
     }
+    const StepSpan span{.token_begin = 0, .count = 1, .rows = logits.data()};
+    if (how.pictures) inputs_of_step.spans = {&span, 1};
     EXPECT_TRUE(decoder.forward(inputs_of_step, view, *stream).ok());
     for (int32_t first = 0; first < step.wanted; first += 32) {
       const int32_t count = std::min(32, step.wanted - first);
@@ -247,6 +255,99 @@ TEST(CudaLaunchesWithAdapters, SurroundTheGemms) {
     EXPECT_GE(expanded["decode 1"], 2 * layers);
     for (const char* other : {"decode 64", "prefill 40", "prefill 40, all rows"})
       EXPECT_EQ(expanded[other], expanded["decode 1"]) << other;
+  }
+}
+
+// Rows of pictures are placed behind those of the tokens, in front of the layers, kernel by kernel,
+// and no kernel starts early; the rest of the launches is the same.
+TEST(CudaLaunchesOfPictures, RowsArePlacedBehindTheEmbedding) {
+  const std::string name = "llama_tied_llama3";
+  ASSERT_NE(record(name, DType::kBFloat16).find("megakernel"), std::string::npos);
+  const std::string got = record(name, DType::kBFloat16, {.pictures = true});
+  EXPECT_EQ(got.find("megakernel"), std::string::npos);
+  EXPECT_EQ(got.find(" pdl "), std::string::npos);
+  std::istringstream lines(got);
+  std::string line, before;
+  size_t placed = 0;
+  while (std::getline(lines, line)) {
+    if (line.find(" place_rows ") != std::string::npos) {
+      EXPECT_NE(before.find(" gather_rows "), std::string::npos) << before;
+      ++placed;
+    }
+    before = line;
+  }
+  EXPECT_EQ(placed, std::size(kSteps));
+}
+
+std::optional<DecoderSpec> encoder_spec(const std::string& name) {
+  const auto config = read_model_config("tests/golden/images/" + name);
+  return config ? make_encoder_spec(*config).value() : std::nullopt;
+}
+
+// Nothing of an encoder goes to pages, and its GEMMs read rows of multiples of 8.
+TEST(CudaEncoderPlan, ReadsKeysAndValuesFromRows) {
+  for (const char* name : {"llava_clip", "llava_siglip"}) {
+    const std::optional<DecoderSpec> spec = encoder_spec(name);
+    ASSERT_TRUE(spec) << name;
+    EXPECT_TRUE(check_cuda_encoder(*spec).ok()) << name;
+    const auto plan = CudaPlan::create(program::encoder_passes(program::lower(*spec)));
+    ASSERT_TRUE(plan) << plan.error().message();
+    EXPECT_EQ(plan->append_end(), 0u);
+    size_t layers = 0;
+    for (const CudaPlan::BoundOp& bound : plan->ops()) {
+      EXPECT_NE(bound.op.kind, program::OpKind::kKvAppend);
+      if (bound.op.kind == program::OpKind::kAttention) {
+        ++layers;
+        EXPECT_EQ(bound.op.inputs.size(), 3u);
+      }
+      if (bound.op.kind != program::OpKind::kMatmul) continue;
+      EXPECT_EQ(bound.op.as<program::Matmul>().in_features % program::kGemmColumns, 0);
+      EXPECT_EQ(bound.op.inputs[0].columns, bound.op.as<program::Matmul>().in_features);
+    }
+    EXPECT_EQ(layers, spec->layers.size());
+    const DecoderLimits limits{.max_tokens = 4 * spec->patches->num_rows(),
+                               .max_outputs = 4 * spec->patches->num_patches};
+    EXPECT_GT(plan->place(limits, DType::kBFloat16).total_bytes, 0);
+  }
+}
+
+TEST(CudaEncoderPlan, WhatTheGpuDoesNotDoIsRefusedByName) {
+  const std::optional<DecoderSpec> spec = encoder_spec("llava_clip");
+  ASSERT_TRUE(spec);
+  const auto refusal = [&](const auto& change) {
+    DecoderSpec changed = *spec;
+    change(changed);
+    return check_cuda_encoder(changed).message();
+  };
+  EXPECT_NE(refusal([](auto& s) { s.layers[1].attention.rope = 0; }).find("rotary positions"),
+            std::string::npos);
+  EXPECT_NE(refusal([](auto& s) { s.layers[0].attention.sliding_window = 4; }).find("attention"),
+            std::string::npos);
+  EXPECT_NE(refusal([](auto& s) { s.layers[0].attention.num_kv_heads = 1; }).find("share keys"),
+            std::string::npos);
+  EXPECT_NE(refusal([](auto& s) { s.projector.reset(); }).find("projector"), std::string::npos);
+}
+
+// Models whose pictures have any size: their encoders, and decoders with M-RoPE.
+TEST(CudaEncoderPlan, PicturesOfAnySizeAreRefusedByName) {
+  for (const auto& [name, what] :
+       {std::pair("llava_next", "read in tiles"), std::pair("llava_onevision", "read in tiles"),
+        std::pair("qwen2_vl", "pictures of any size"),
+        std::pair("qwen2_5_vl", "pictures of any size")}) {
+    const std::optional<DecoderSpec> spec = encoder_spec(name);
+    ASSERT_TRUE(spec) << name;
+    const Status status = check_cuda_encoder(*spec);
+    EXPECT_EQ(status.code(), StatusCode::kUnimplemented) << name;
+    EXPECT_NE(status.message().find(what), std::string::npos) << status.message();
+  }
+  for (const char* name : {"qwen2_vl", "qwen2_5_vl"}) {
+    const auto config = read_model_config(std::string("tests/golden/images/") + name);
+    ASSERT_TRUE(config) << name;
+    const auto decoder = make_decoder_spec(*config);
+    ASSERT_TRUE(decoder) << name;
+    const Status status = check_cuda_support(*decoder);
+    EXPECT_EQ(status.code(), StatusCode::kUnimplemented) << name;
+    EXPECT_NE(status.message().find("M-RoPE"), std::string::npos) << status.message();
   }
 }
 

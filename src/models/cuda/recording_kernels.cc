@@ -7,6 +7,7 @@
 #include <numeric>
 
 #include "kernels/activation/cuda.h"
+#include "kernels/attention/bidirectional.h"
 #include "kernels/attention/cuda.h"
 #include "kernels/attention/latent_prefill.h"
 #include "kernels/embedding/cuda.h"
@@ -226,7 +227,7 @@ void Destroy::operator()(CUevent_st*) const {}
 void Destroy::operator()(CUgraphExec_st*) const {}
 }  // namespace internal
 
-Result<Stream> Stream::create() { return Stream(); }
+Result<Stream> Stream::create(bool) { return Stream(); }
 Status Stream::synchronize() const { return Status(); }
 
 Result<DeviceBuffer> DeviceBuffer::allocate(int64_t size_bytes, std::string_view) {
@@ -414,6 +415,47 @@ Status gated(const GatedArgs& args, const LaunchOptions& launch) {
       .add("activation", static_cast<int>(args.activation))
       .add("limit", args.limit)
       .write(area(args.y, args.rows, args.dim, args.y_stride, args.type));
+  return Status();
+}
+
+Status gelu(const GeluRowsArgs& args, const LaunchOptions& launch) {
+  const auto rows = [&](const void* data, int64_t stride) {
+    return area(data, args.rows, args.dim, stride, args.type);
+  };
+  Launch("gelu", launch)
+      .read("x", rows(args.x, args.x_stride))
+      .add("kind", static_cast<int>(args.kind))
+      .write(rows(args.y, args.y_stride));
+  return Status();
+}
+
+Status place_rows(const PlaceRowsArgs& args, const LaunchOptions& launch) {
+  Launch("place_rows", launch)
+      .add("rows", args.count)
+      .write(area(args.out, args.count, args.dim, args.out_stride, args.type));
+  return Status();
+}
+
+Status place_patches(const PlacePatchesArgs& args, const LaunchOptions& launch) {
+  const int32_t rows = args.pictures * (args.patches_each + (args.class_row ? 1 : 0));
+  Launch("place_patches", launch)
+      .add("rows", rows)
+      .add("columns", args.columns)
+      .write(area(args.out, rows, args.columns, args.columns, args.type));
+  return Status();
+}
+
+Status bidirectional_attention(const BidirectionalArgs& args, const LaunchOptions& launch) {
+  const auto rows = [&](const void* data, int64_t stride) {
+    return area(data, int64_t{args.sequences} * args.rows, int64_t{args.num_heads} * args.head_dim,
+                stride, args.type);
+  };
+  Launch("bidirectional_attention", launch)
+      .read("q", rows(args.q, args.stride))
+      .read("k", rows(args.k, args.stride))
+      .read("v", rows(args.v, args.stride))
+      .add("sequences", args.sequences)
+      .write(rows(args.out, args.out_stride));
   return Status();
 }
 

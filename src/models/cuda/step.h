@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 
 #include "kernels/attention/cuda.h"
 #include "kernels/attention/latent_prefill.h"
@@ -29,6 +30,15 @@ struct StepAdapters {
   bool any() const { return tokens.max_tiles > 0; }
 };
 
+// Rows of pictures in place of tokens' embeddings (ForwardBatch::embedding_spans).
+struct StepSpan {
+  int32_t token_begin = 0;
+  int32_t count = 0;
+  // [count, hidden_size] of the decoder's type, in pinned memory of the host or on the device; it
+  // stays until the step has ended.
+  const void* rows = nullptr;
+};
+
 // One step, in device memory.
 struct CudaStep {
   const int32_t* ids = nullptr;          // [entries.num_tokens], or -1: slot_tokens of token_slots
@@ -49,8 +59,9 @@ struct CudaStep {
   // Entries of at most this many tokens take the decode kernel, which reads keys and values from
   // pages alone.
   int32_t decode_tokens = 1;
-  ExpandedRows expanded;  // what latent attention may expand
-  StepAdapters adapters;  // REQUIRES, where there are some: the model takes adapters
+  std::span<const StepSpan> spans;  // in the host's memory; read by forward(), never in a graph
+  ExpandedRows expanded;            // what latent attention may expand
+  StepAdapters adapters;            // REQUIRES, where there are some: the model takes adapters
 };
 
 }  // namespace espalier

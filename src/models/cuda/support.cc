@@ -2,6 +2,7 @@
 
 #include <tuple>
 
+#include "kernels/attention/bidirectional.h"
 #include "kernels/attention/cuda.h"
 
 namespace espalier {
@@ -35,20 +36,21 @@ Status check_latent(const DecoderSpec& spec, const LatentSpec& latent) {
                spec.architecture, queries, rank, nope, rope, value);
 }
 
-// What pictures of any size need: of the decoder three components of positions, of the encoder more.
+// What pictures of any size need: of the decoder three components of positions, of the encoder
+// more.
 Status check_pictures(const DecoderSpec& spec) {
   const auto refuse = [&](const char* what) {
-    return error(StatusCode::kUnimplemented,
-                 "{}: {} not run on the GPU yet; use --device cpu", spec.architecture, what);
+    return error(StatusCode::kUnimplemented, "{}: {} not run on the GPU yet; use --device cpu",
+                 spec.architecture, what);
   };
+  if (spec.tiles) return refuse("pictures that are read in tiles do");
+  const auto& patches = spec.patches;
+  if (patches && (patches->num_patches == 0 || patches->merge > 1 || patches->window > 0 ||
+                  patches->frames > 1)) {
+    return refuse("encoders of pictures of any size do");
+  }
   for (const RopeSpec& rope : spec.ropes) {
     if (!rope.sections.empty()) return refuse("positions of three components (M-RoPE) do");
-  }
-  if (!spec.patches) return Status();
-  if (spec.tiles) return refuse("pictures that are read in tiles do");
-  const PatchesSpec& patches = *spec.patches;
-  if (patches.num_patches == 0 || patches.merge > 1 || patches.window > 0 || patches.frames > 1) {
-    return refuse("encoders of pictures of any size do");
   }
   return Status();
 }
@@ -74,6 +76,33 @@ Status check_cuda_support(const DecoderSpec& spec) {
                    "head_dim is {}, but the GPU takes at most {}; use --device cpu",
                    layer.attention.head_dim, most);
     }
+  }
+  return Status();
+}
+
+Status check_cuda_encoder(const DecoderSpec& spec) {
+  ESP_RETURN_IF_ERROR(check_pictures(spec));
+  const auto refuse = [&](std::string_view what) {
+    return error(StatusCode::kUnimplemented,
+                 "{}: its encoder of pictures has {}, which does not run on the GPU yet; use "
+                 "--device cpu",
+                 spec.architecture, what);
+  };
+  if (!spec.patches || !spec.projector) return refuse("no patches or no projector");
+  if (spec.hidden_size % 8 != 0) return refuse("a hidden size that is no multiple of 8");
+  for (const LayerSpec& layer : spec.layers) {
+    if (layer.mlp.intermediate_size % 8 != 0)
+      return refuse("an MLP whose size is no multiple of 8");
+    const AttentionSpec& a = layer.attention;
+    if (a.causal || a.windowed || a.latent || a.sliding_window > 0 || a.softcap > 0 || a.sinks)
+      return refuse("such attention");
+    if (a.rope) return refuse("rotary positions");
+    if (a.num_heads != a.num_kv_heads) return refuse("heads that share keys and values");
+    if (a.head_dim > kernels::cuda::kBidirectionalHeadDimMax) return refuse("heads that wide");
+    if (layer.experts) return refuse("experts");
+  }
+  for (const PoolingSpec::HeadLayer& layer : spec.projector->layers) {
+    if (layer.outputs % 8 != 0) return refuse("a projector whose outputs are no multiple of 8");
   }
   return Status();
 }

@@ -8,5 +8,7 @@ namespace espalier {
 
 // kUnimplemented names the first part or size that the GPU does not do.
 Status check_cuda_support(const DecoderSpec& spec);
+// The same of an encoder of pictures.
+Status check_cuda_encoder(const DecoderSpec& spec);
 
 }  // namespace espalier

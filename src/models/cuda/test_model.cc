@@ -77,6 +77,25 @@ Result<AdapterInfo> CudaTestModel::load_adapter(AdapterId id, const std::filesys
   return adapters_->load(id, folder, rank_max);
 }
 
+// Rows of an encoder on the CPU.
+void CudaTestModel::find_spans(const ForwardBatch& batch) {
+  spans_.clear();
+  span_halves_.clear();
+  for (const EmbeddingSpan& span : batch.embedding_spans) {
+    const auto width = static_cast<size_t>(span.rows->width);
+    const std::span<const float> floats(
+        span.rows->values.data() + static_cast<size_t>(span.first_row) * width,
+        static_cast<size_t>(span.count) * width);
+    const void* rows = floats.data();
+    if (decoder_->type() == DType::kBFloat16) {
+      std::vector<BFloat16>& halves = span_halves_.emplace_back();
+      for (const float value : floats) halves.push_back(to_bfloat16(value));
+      rows = halves.data();
+    }
+    spans_.push_back({.token_begin = span.token_begin, .count = span.count, .rows = rows});
+  }
+}
+
 StepAdapters CudaTestModel::upload_adapters(const ForwardBatch& batch) {
   if (!adapters_) return {};
   std::vector<AdapterId> ids;
@@ -130,6 +149,8 @@ CudaStep CudaTestModel::upload(const ForwardBatch& batch, std::span<const TokenI
     step.entries.page_tables = put(std::vector<int32_t>(batch.page_tables.size(), 0));
   }
   step.adapters = upload_adapters(batch);
+  find_spans(batch);
+  step.spans = spans_;
   step.rows = put(wanted);
   step.num_rows = static_cast<int32_t>(wanted.size());
   return step;

@@ -44,6 +44,7 @@ class CudaTestModel final : public Model {
   CudaStep upload(const ForwardBatch& batch, std::span<const TokenId> token_ids,
                   std::vector<Row>& rows);
   StepAdapters upload_adapters(const ForwardBatch& batch);
+  void find_spans(const ForwardBatch& batch);
   template <typename T>
   const T* put(std::span<const T> values);
   const int32_t* put(std::span<const int32_t> values);
@@ -59,6 +60,8 @@ class CudaTestModel final : public Model {
   KvView view_;
   const void* view_of_ = nullptr;
   std::vector<float> host_rows_, sample_logits_;
+  std::vector<std::vector<BFloat16>> span_halves_;  // of a step
+  std::vector<StepSpan> spans_;
 };
 
 }  // namespace espalier

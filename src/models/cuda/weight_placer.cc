@@ -164,17 +164,29 @@ Status WeightPlacer::put(const std::string& name, std::vector<int64_t> shape,
   return loader_->put({name, std::move(shape), slice}, type_, data);
 }
 
-Status WeightPlacer::matrix(const MatrixLayout& layout, CudaWeight& out) {
+// A tensor of more than two dimensions comes row by row, in rows and columns of its own shape.
+Status WeightPlacer::matrix(const MatrixLayout& layout, CudaWeight& out, int64_t columns) {
   if (layout.empty()) return Status();
   ESP_RETURN_IF_ERROR(check_shard(layout));
   const int64_t rows = (layout.local_rows() + kRowMultiple - 1) / kRowMultiple * kRowMultiple;
-  std::byte* data = take(rows * layout.local_columns());
+  const int64_t stride = (layout.local_columns() + columns - 1) / columns * columns;
+  std::byte* data = take(rows * stride);
   out = {.data = data,
-         .in_features = static_cast<int32_t>(layout.local_columns()),
+         .in_features = static_cast<int32_t>(stride),
          .out_features = static_cast<int32_t>(rows),
          .format = {.type = type_},
          .shard = layout.shard};
-  return blocks(layout, data);
+  if (layout.stored_shape.empty()) return blocks(layout, data);
+  ESP_RETURN_IF_ERROR(check_whole(layout));
+  const TensorSlice whole = TensorSlice::whole(layout.stored_shape);
+  const int64_t lines = whole.rows / layout.out_features();
+  for (int64_t row = 0; row < layout.out_features(); ++row) {
+    const TensorSlice slice{
+        .first_row = row * lines, .rows = lines, .first_column = 0, .columns = whole.columns};
+    ESP_RETURN_IF_ERROR(put(layout.blocks.front().name, layout.stored_shape, slice, data));
+    if (data != nullptr) data += stride * element_bytes();
+  }
+  return Status();
 }
 
 StoredCodesOf WeightPlacer::stored_codes() const {

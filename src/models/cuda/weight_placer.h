@@ -74,8 +74,9 @@ class WeightPlacer {
                CudaTensorLoader* loader)
       : type_(type), rounding_(rounding), arena_(arena), staging_(staging), loader_(loader) {}
 
-  // Each does nothing where the layout is empty.
-  Status matrix(const MatrixLayout& layout, CudaWeight& out);
+  // Each does nothing where the layout is empty. columns: what each row is a multiple of, with
+  // zeros behind the layout's; REQUIRES of a layout with a stored_shape: zeros in the arena.
+  Status matrix(const MatrixLayout& layout, CudaWeight& out, int64_t columns = 1);
   // The same of a matrix that GEMMs of kernels/linear alone read: in the codes of device_codes().
   Status coded_matrix(const MatrixLayout& layout, CudaWeight& out);
   // Whether the layer's experts are stacks of e4m3.

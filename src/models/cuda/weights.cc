@@ -5,6 +5,7 @@
 #include "checkpoint/convert.h"
 #include "kernels/linear/cuda.h"
 #include "kernels/relayout/cuda.h"
+#include "models/program/gpu_passes.h"
 #include "models/weight_layout.h"
 
 namespace espalier {
@@ -12,7 +13,24 @@ namespace {
 
 namespace kc = kernels::cuda;
 
-constexpr size_t kNumKinds = static_cast<size_t>(WeightKind::kPoolingHeadBias) + 1;
+constexpr size_t kNumKinds = static_cast<size_t>(WeightKind::kLineEnd) + 1;
+
+// What an encoder of pictures has besides layers; a decoder's layout has none of it.
+Status place_encoder(const WeightLayout& layout, WeightPlacer& placer, CudaWeights& out) {
+  ESP_RETURN_IF_ERROR(placer.matrix(layout.patch_embedding, out.at({WeightKind::kPatchEmbedding}),
+                                    program::kGemmColumns));
+  ESP_RETURN_IF_ERROR(
+      placer.vector(layout.patch_embedding_bias, out.at({WeightKind::kPatchEmbeddingBias})));
+  ESP_RETURN_IF_ERROR(placer.vector(layout.class_embedding, out.at({WeightKind::kClassEmbedding})));
+  ESP_RETURN_IF_ERROR(placer.vector(layout.embedding_norm, out.at({WeightKind::kEmbeddingNorm})));
+  for (size_t i = 0; i < layout.projector.size(); ++i) {
+    const auto index = static_cast<int32_t>(i);
+    const PoolingLayout& projector = layout.projector[i];
+    ESP_RETURN_IF_ERROR(placer.matrix(projector.matrix, out.at({WeightKind::kProjector, index})));
+    ESP_RETURN_IF_ERROR(placer.vector(projector.bias, out.at({WeightKind::kProjectorBias, index})));
+  }
+  return Status();
+}
 
 // Walks the layout of a model and places every weight in its table.
 class ModelPlacer {
@@ -26,6 +44,7 @@ class ModelPlacer {
     ESP_RETURN_IF_ERROR(placer_.matrix(layout_.head, head));
     embedding = head;
     ESP_RETURN_IF_ERROR(placer_.matrix(layout_.embedding, embedding));
+    ESP_RETURN_IF_ERROR(place_encoder(layout_, placer_, out_));
     ESP_RETURN_IF_ERROR(
         placer_.matrix(layout_.position_embedding, out_.at({WeightKind::kPositionEmbedding})));
     for (size_t i = 0; i < layout_.layers.size(); ++i) {
@@ -310,8 +329,9 @@ Result<PendingCudaWeights> load_cuda_weights(const DecoderSpec& spec, const Weig
                                              const ModelLoadOptions& options) {
   const DType type = types.type;
   ESP_ASSIGN_OR_RETURN(Loading loading, begin_loading(spec, types, make_loader(options, spec)));
-  PendingCudaWeights out{.weights = CudaWeights(type, spec.layers.size()),
-                         .loader = std::move(loading.loader)};
+  PendingCudaWeights out{
+      .weights = CudaWeights(type, std::max(spec.layers.size(), layout.projector.size())),
+      .loader = std::move(loading.loader)};
   cuda::Arena measured, measured_staging;
   WeightPlacer measuring(type, loading.rounding, measured, measured_staging, nullptr);
   ESP_RETURN_IF_ERROR(ModelPlacer(spec, layout, measuring, out.weights).place_all());

@@ -87,6 +87,38 @@ Program attend_new_tokens(Program program) {
   return program;
 }
 
+// Each query sees all rows of its picture, which the step has: keys and values become inputs of
+// attention instead of going to pages.
+Program attend_rows(Program program) {
+  std::vector<Operand> new_rows;
+  for (Op& op : program.ops) {
+    if (op.kind == OpKind::kKvAppend) new_rows = op.inputs;
+    if (op.kind != OpKind::kAttention || op.as<Attention>().causal) continue;
+    op.inputs.insert(op.inputs.end(), new_rows.begin(), new_rows.end());
+  }
+  std::erase_if(program.ops, [](const Op& op) { return op.kind == OpKind::kKvAppend; });
+  return program;
+}
+
+// Zeros behind each patch; the embedding's matrix has zeros there too.
+Program widen_patches(Program program) {
+  BufferId patches = -1;
+  const auto widen = [](int32_t& columns) {
+    columns = (columns + kGemmColumns - 1) / kGemmColumns * kGemmColumns;
+  };
+  for (Op& op : program.ops) {
+    if (op.kind == OpKind::kPatches) {
+      patches = op.outputs[0].buffer;
+      widen(op.outputs[0].columns);
+      widen(program.buffers[static_cast<size_t>(patches)].columns);
+    } else if (op.kind == OpKind::kMatmul && op.inputs[0].buffer == patches) {
+      widen(op.inputs[0].columns);
+      widen(op.as<Matmul>().in_features);
+    }
+  }
+  return program;
+}
+
 // Adapters of the GEMMs whose sizes the kernels take: not of the shared expert's gate.
 Program gain_wide_adapters(Program program) {
   program = gain_adapters(std::move(program));
@@ -252,6 +284,12 @@ std::vector<Alternative> find_alternatives(const Program& program) {
     if (program.ops[i].kind == OpKind::kHeadMatmul) add(find_latent_prefill(program, i));
   }
   return out;
+}
+
+Program encoder_passes(Program program) {
+  program = fuse_residual(attend_rows(widen_patches(std::move(program))));
+  program = drop_unwanted_rows(std::move(program), Selection::kAfterAttention);
+  return remove_unused_buffers(std::move(program));
 }
 
 Program gpu_passes(Program program, bool adapters) {

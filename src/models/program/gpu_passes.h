@@ -17,6 +17,12 @@ namespace espalier::program {
 // and behind these GEMMs then is computed by itself.
 Program gpu_passes(Program program, bool adapters = false);
 
+// The same of an encoder of pictures, whose attention reads keys and values from the rows of the
+// step: nothing goes to pages. Rows of patches are as wide as GEMMs read them
+// (kGemmColumns).
+Program encoder_passes(Program program);
+inline constexpr int32_t kGemmColumns = 8;  // inputs of a GEMM are a multiple of it
+
 // An operation that computes what the operations [first, last) of a program compute, where its
 // kernel supports the step and the device. Both ways have the same inputs and results; intermediate
 // buffers are the same too, and are the operation's outputs behind its first.

@@ -18,10 +18,14 @@ void Destroy::operator()(CUgraphExec_st* graph) const {
 
 }  // namespace internal
 
-Result<Stream> Stream::create() {
+Result<Stream> Stream::create(bool urgent) {
   cudaStream_t handle = nullptr;
-  ESP_RETURN_IF_ERROR(
-      to_status(cudaStreamCreateWithFlags(&handle, cudaStreamNonBlocking), "make a stream"));
+  int least = 0, greatest = 0;
+  ESP_RETURN_IF_ERROR(to_status(cudaDeviceGetStreamPriorityRange(&least, &greatest),
+                                "read the priorities of streams"));
+  ESP_RETURN_IF_ERROR(to_status(
+      cudaStreamCreateWithPriority(&handle, cudaStreamNonBlocking, urgent ? greatest : least),
+      "make a stream"));
   Stream stream;
   stream.stream_.reset(handle);
   return stream;

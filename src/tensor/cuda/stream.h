@@ -28,7 +28,8 @@ class Event;
 // A stream that neither waits for the default stream nor is waited for by it.
 class Stream {
  public:
-  static Result<Stream> create();
+  // urgent: its blocks start before those of other streams where a multiprocessor becomes free.
+  static Result<Stream> create(bool urgent = false);
   StreamHandle get() const { return stream_.get(); }
   Status synchronize() const;
   Status wait(const Event& event) const;  // what is enqueued from here on runs after the event

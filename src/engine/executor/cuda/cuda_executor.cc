@@ -25,6 +25,23 @@ constexpr int64_t kBytesPerGraph = 1 << 20;
 // What the driver and libraries take after start: kernels loaded at first use.
 constexpr int64_t kLaterBytes = int64_t{512} << 20;
 
+// Rows of pictures, of the decoder's type, by the order of the step's tokens.
+void find_spans(const ForwardBatch& batch, DType type, std::vector<StepSpan>& out) {
+  out.clear();
+  ESP_CHECK(batch.rotary_spans.empty(), "{} spans of M-RoPE, which models of a GPU do not have",
+            batch.rotary_spans.size());
+  for (const EmbeddingSpan& span : batch.embedding_spans) {
+    const EncodedRows& rows = *span.rows;
+    ESP_CHECK(rows.elements != nullptr && span.first_row + span.count <= rows.num_rows,
+              "rows {} to {} of {}, which must be a GPU's", span.first_row,
+              span.first_row + span.count, rows.num_rows);
+    const int64_t row_bytes = rows.width * static_cast<int64_t>(dtype_size(type));
+    out.push_back({.token_begin = span.token_begin,
+                   .count = span.count,
+                   .rows = rows.elements.get() + span.first_row * row_bytes});
+  }
+}
+
 int64_t num_graph_sizes(int32_t max_entries) {
   int64_t count = 0;
   for (int32_t entries = 1; entries <= max_entries; ++count)
@@ -62,7 +79,7 @@ Status CudaExecutor::allocate() {
   model_->set_megakernel(config_.megakernel);
   if (config_.deterministic) model_->set_deterministic(config_.context_length);
   ESP_RETURN_IF_ERROR(model_->reserve(config_.max_tokens, limits_.max_entries, config_.page_size));
-  ESP_ASSIGN_OR_RETURN(stream_, cuda::Stream::create());
+  ESP_ASSIGN_OR_RETURN(stream_, cuda::Stream::create(true));
   ESP_ASSIGN_OR_RETURN(const std::optional<kc::AttentionShape> shared,
                        model_->shared_attention(config_.page_size));
   SharedReads reads;
@@ -95,6 +112,7 @@ Status CudaExecutor::allocate() {
     ESP_RETURN_IF_ERROR(place.allocate(limits_, packer_->block_bytes(), arrays_.mask_words));
   ESP_RETURN_IF_ERROR(stream_.synchronize());
   memory_.weights = model_->info().weight_bytes;
+  memory_.encoder = config_.encoder_bytes;
   memory_.adapters = adapters_ ? adapters_->size_bytes() : 0;
   memory_.scratch = model_->scratch_bytes();
   memory_.steps = packer_->device_bytes() + slots_->device_bytes() + block_.size_bytes();
@@ -197,6 +215,7 @@ Status CudaExecutor::enqueue(Place& p) {
   p.num_samples = 0;
   for (const BatchEntry& entry : p.rows->entries) p.num_samples += entry.sample ? 1 : 0;
   ESP_ASSIGN_OR_RETURN(p.packed, packer_->pack(*p.batch, *p.rows, p.host, config_.graphs));
+  find_spans(*p.batch, model_->type(), p.spans);
   if (p.logprobs.num_wanted > 0) {
     ESP_RETURN_IF_ERROR(cuda::copy_to_device(arrays_.wanted_begin, p.logprobs.wanted_begin.data(),
                                              std::ssize(p.logprobs.wanted_begin) * 4, stream_));
@@ -236,8 +255,9 @@ Status CudaExecutor::run_decode(const PackedStep& packed) {
 
 Status CudaExecutor::run_any(Place& p) {
   if (p.packed.cascade) ++counts_.cascades;
-  ESP_RETURN_IF_ERROR(
-      model_->forward(packer_->step(p.packed, slots_->tokens()), kv_->view(), stream_));
+  CudaStep step = packer_->step(p.packed, slots_->tokens());
+  step.spans = p.spans;
+  ESP_RETURN_IF_ERROR(model_->forward(step, kv_->view(), stream_));
   ESP_RETURN_IF_ERROR(enqueue_input_logprobs(p));
   if (p.num_samples == 0) return Status();
   return model_->logits(0, p.num_samples, arrays_.logits, stream_);

@@ -51,6 +51,7 @@ struct CudaExecutorConfig {
   // Of the device's memory, for the adapters of a model that was loaded with enable_lora; taken
   // when the executor is made.
   int64_t adapter_bytes = 0;
+  int64_t encoder_bytes = 0;  // of the device's memory, that an encoder of pictures has taken
   // Not null: the model is one rank's part (CudaDecoder::begin_load), and this executor runs the
   // same steps as those of the other ranks. Rank 0 samples; the others get its tokens, and their
   // results have none. Borrowed.
@@ -114,6 +115,7 @@ class CudaExecutor final : public Executor {
     ResultArrays results;
     cuda::Event started, done;
     PackedStep packed;
+    std::vector<StepSpan> spans;
     int32_t num_samples = 0;  // without padding
     LogprobPlan logprobs;
     std::vector<Status> refused;

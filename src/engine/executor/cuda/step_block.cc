@@ -97,7 +97,7 @@ int32_t StepPacker::graph_rows(int32_t rows, int32_t max_rows) {
 
 Result<PackedStep> StepPacker::pack(const ForwardBatch& batch, const ForwardBatch& rows,
                                     const StepArrays& host, bool pad_for_graphs) {
-  PackedStep packed{.num_tokens = rows.num_tokens(), .decode = true};
+  PackedStep packed{.num_tokens = rows.num_tokens(), .decode = batch.embedding_spans.empty()};
   num_runs_ = 0;
   num_pages_ = 0;
   for (const BatchEntry& entry : batch.entries) ESP_RETURN_IF_ERROR(pack_table(batch, entry, host));

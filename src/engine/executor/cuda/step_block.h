@@ -70,7 +70,7 @@ struct PackedStep {
   ArrangedTiles adapters;
   int32_t num_masked = 0;
   bool cascade = false;  // some entries' shared prefixes are read once for all of them
-  // One token a row, all sampled, no input log-probabilities: has graphs.
+  // One token a row, all sampled, no input log-probabilities, no pictures' rows: has graphs.
   bool decode = false;
 };
 

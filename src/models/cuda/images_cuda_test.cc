@@ -1,0 +1,169 @@
+// Pictures on the GPU against transformers: the encoder's rows, alone and in batches, and prompts
+// with pictures through the decoder, whole, in chunks that cut pictures, beside other entries; and
+// with the wrong rows, which must be noticed.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <string>
+#include <thread>
+#include <tuple>
+
+#include "media/drawn.h"
+#include "models/cuda/encoder.h"
+#include "models/cuda/test_model.h"
+#include "models/seen_prompt.h"
+#include "tensor/cuda/testing.h"
+#include "tensor/work_pool.h"
+
+namespace espalier {
+namespace {
+
+using golden::SeenPrompt;
+
+const char* name_of(DType type) { return type == DType::kFloat32 ? "float32" : "bfloat16"; }
+float tolerance(DType type) { return type == DType::kFloat32 ? 1e-4f : 1e-2f; }
+
+std::vector<float> floats_of(const EncodedRows& rows, DType type) {
+  const size_t count = static_cast<size_t>(rows.num_rows) * static_cast<size_t>(rows.width);
+  std::vector<float> out(count);
+  for (size_t i = 0; i < count; ++i) {
+    out[i] = type == DType::kFloat32
+                 ? reinterpret_cast<const float*>(rows.elements.get())[i]
+                 : to_float(reinterpret_cast<const BFloat16*>(rows.elements.get())[i]);
+  }
+  return out;
+}
+
+class ImagesCuda : public testing::TestWithParam<std::tuple<const char*, DType>> {
+ protected:
+  void SetUp() override { ESPALIER_REQUIRE_DEVICE(); }
+
+  std::unique_ptr<CudaEncoder> load(const CudaEncoderOptions& own = {}) const {
+    auto encoder = CudaEncoder::load({.path = folder_, .dtype = name_of(type_)}, own);
+    EXPECT_TRUE(encoder) << encoder.error().to_string();
+    return encoder ? std::move(*encoder) : nullptr;
+  }
+  // All pictures as one batch.
+  std::vector<EncodedRows> encode(CudaEncoder& encoder, const std::vector<Image>& images) const {
+    std::vector<PreparedImage> prepared;
+    std::vector<EncodedRows> rows;
+    for (const Image& image : images) {
+      prepared.push_back(encoder.prepare(image).value());
+      rows.push_back(encoder.allocate_rows(prepared.back().num_rows).value());
+    }
+    std::vector<EncoderTask> tasks;
+    for (size_t i = 0; i < images.size(); ++i) tasks.push_back({&prepared[i], &rows[i]});
+    const Status status = encoder.encode_batch(tasks);
+    EXPECT_TRUE(status.ok()) << status.to_string();
+    return rows;
+  }
+
+  const std::filesystem::path folder_ =
+      std::filesystem::path("tests/golden/images") / std::get<0>(GetParam());
+  const DType type_ = std::get<1>(GetParam());
+};
+
+TEST_P(ImagesCuda, RowsEqualTransformers) {
+  const auto encoder = load();
+  ASSERT_NE(encoder, nullptr);
+  const float alone = golden::encoder_error(*encoder, folder_);
+  const std::vector<golden::Picture> pictures = golden::read_pictures(folder_);
+  std::vector<Image> images;
+  for (const golden::Picture& picture : pictures) images.push_back(picture.image);
+  std::vector<std::vector<float>> made;
+  for (const EncodedRows& rows : encode(*encoder, images)) made.push_back(floats_of(rows, type_));
+  const float together = golden::rows_error(pictures, made);
+  printf("errors of rows: alone %.3g, together %.3g\n", alone, together);
+  EXPECT_LT(alone, tolerance(type_));
+  EXPECT_LT(together, tolerance(type_));
+}
+
+// Full batches and others, several threads at once, memory that is used again.
+TEST_P(ImagesCuda, ThreadsAndBatchesDoNotMeet) {
+  const auto encoder = load({.batch_max = 3, .deterministic = true});
+  ASSERT_NE(encoder, nullptr);
+  EXPECT_EQ(encoder->batch_max(), 3);
+  std::vector<std::vector<float>> alone;
+  for (int i = 0; i < 6; ++i)
+    alone.push_back(floats_of(encode(*encoder, {test::drawn(20 + i, 31)})[0], type_));
+  EXPECT_NE(alone[0], alone[1]);
+  std::vector<std::thread> threads;
+  for (int t = 0; t < 3; ++t) {
+    threads.emplace_back([&, t] {
+      for (int round = 0; round < 20; ++round) {
+        std::vector<Image> images;
+        for (int i = 0; i <= (t + round) % 3; ++i)
+          images.push_back(test::drawn(20 + (t + round + i) % 6, 31));
+        const std::vector<EncodedRows> rows = encode(*encoder, images);
+        for (size_t i = 0; i < rows.size(); ++i)
+          ASSERT_EQ(floats_of(rows[i], type_),
+                    alone[static_cast<size_t>(t + round) % 6 + i < 6
+                              ? static_cast<size_t>(t + round) % 6 + i
+                              : static_cast<size_t>(t + round) % 6 + i - 6]);
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+}
+
+TEST_P(ImagesCuda, RowsOutliveTheEncoder) {
+  auto encoder = load();
+  ASSERT_NE(encoder, nullptr);
+  const std::vector<EncodedRows> rows = encode(*encoder, {test::drawn(20, 31)});
+  const std::vector<float> before = floats_of(rows[0], type_);
+  encoder.reset();
+  EXPECT_EQ(floats_of(rows[0], type_), before);
+}
+
+class SpansCuda : public ImagesCuda {
+ protected:
+  void SetUp() override {
+    ImagesCuda::SetUp();
+    if (IsSkipped()) return;
+    auto encoder = load_image_encoder({.path = folder_, .pool = &pool_});
+    ASSERT_TRUE(encoder) << encoder.error().message();
+    prompt_ = golden::read_seen_prompt(folder_, **encoder);
+    auto decoder = CudaDecoder::load({.path = folder_, .dtype = name_of(type_)});
+    ASSERT_TRUE(decoder) << decoder.error().to_string();
+    model_ = std::make_unique<CudaTestModel>(std::move(*decoder));
+  }
+  float error(const SeenPrompt& prompt, int32_t chunk, std::vector<TokenId> beside = {}) {
+    const KvType kv = type_ == DType::kFloat32 ? KvType::kFloat32 : KvType::kBFloat16;
+    return prompt_.error(golden::run_seen_prompt(*model_, prompt, kv, chunk, std::move(beside)));
+  }
+  float allowed() const { return type_ == DType::kFloat32 ? 1e-4f : 3e-2f; }
+
+  WorkPool pool_{2};
+  SeenPrompt prompt_;
+  std::unique_ptr<CudaTestModel> model_;
+};
+
+TEST_P(SpansCuda, LogitsEqualTransformersHoweverCut) {
+  for (const int32_t chunk : {1000, 1, 3, 7, 16, 23}) {
+    const float made = error(prompt_, chunk);
+    printf("chunks of %d: error of logits %.3g\n", chunk, made);
+    EXPECT_LT(made, allowed()) << chunk;
+  }
+  EXPECT_LT(error(prompt_, 5, {1, 2, 3, 4, 5, 6, 7, 8, 9}), allowed());
+}
+
+TEST_P(SpansCuda, WrongRowsAreNoticed) {
+  SeenPrompt swapped = prompt_;
+  std::swap(swapped.spans[0].rows, swapped.spans[1].rows);
+  EXPECT_GT(error(swapped, 1000), 4e-2f);
+  SeenPrompt none = prompt_;
+  none.spans.clear();
+  EXPECT_GT(error(none, 1000), 4e-2f);
+}
+
+const auto kAll = testing::Combine(testing::Values("llava_clip", "llava_siglip"),
+                                   testing::Values(DType::kFloat32, DType::kBFloat16));
+std::string name(const testing::TestParamInfo<ImagesCuda::ParamType>& info) {
+  return std::string(std::get<0>(info.param)) + "_" + name_of(std::get<1>(info.param));
+}
+INSTANTIATE_TEST_SUITE_P(All, ImagesCuda, kAll, name);
+INSTANTIATE_TEST_SUITE_P(All, SpansCuda, kAll, name);
+
+}  // namespace
+}  // namespace espalier

@@ -1,0 +1,174 @@
+#include "models/seen_prompt.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <utility>
+
+#include "base/check.h"
+#include "checkpoint/safetensors.h"
+#include "media/drawn.h"
+
+namespace espalier::golden {
+namespace {
+
+SafetensorsFile open_reference(const std::filesystem::path& folder) {
+  auto file = SafetensorsFile::open(folder / "reference.safetensors");
+  ESP_CHECK(file.has_value(), "{}", file.error().message());
+  return *std::move(file);
+}
+
+bool has(const SafetensorsFile& file, const std::string& name) {
+  return std::ranges::any_of(file.tensors(),
+                             [&](const CheckpointTensor& tensor) { return tensor.name == name; });
+}
+
+template <typename T>
+std::vector<T> values(const SafetensorsFile& file, const std::string& name) {
+  for (const CheckpointTensor& tensor : file.tensors()) {
+    if (tensor.name != name) continue;
+    std::vector<T> out(tensor.bytes.size() / sizeof(T));
+    std::memcpy(out.data(), tensor.bytes.data(), tensor.bytes.size());
+    return out;
+  }
+  ESP_CHECK(false, "no {}", name);
+  return {};
+}
+
+Image drawn_image(const SafetensorsFile& file, const std::string& size) {
+  const auto sides = values<int32_t>(file, size);
+  return test::drawn(sides[0], sides[1]);
+}
+
+std::shared_ptr<const EncodedRows> encode(ImageEncoder& encoder, const Image& image) {
+  const auto prepared = encoder.prepare(image);
+  ESP_CHECK(prepared.has_value(), "{}", prepared.error().message());
+  auto rows = std::make_shared<EncodedRows>();
+  rows->num_rows = prepared->num_rows;
+  rows->width = encoder.info().width;
+  rows->grid_columns = prepared->grid_columns;
+  rows->values.resize(static_cast<size_t>(rows->num_rows) * static_cast<size_t>(rows->width));
+  const Status status = encoder.encode(*prepared, rows->values);
+  ESP_CHECK(status.ok(), "{}", status.message());
+  return rows;
+}
+
+// Where a picture stands, and the text behind it: transformers' get_rope_index, written again.
+std::vector<RotarySpan> rotary_spans(const SeenPrompt& prompt) {
+  std::vector<RotarySpan> out;
+  int32_t position = 0, done = 0;
+  const auto add_text = [&](int32_t end) {
+    if (end > done) out.push_back({.token_begin = done, .count = end - done, .position = position});
+    position += end - done;
+    done = end;
+  };
+  for (const EmbeddingSpan& span : prompt.spans) {
+    if (span.rows->grid_columns == 0) return {};
+    add_text(span.token_begin);
+    const int32_t columns = span.rows->grid_columns;
+    out.push_back(
+        {.token_begin = done, .count = span.count, .position = position, .columns = columns});
+    position += std::max(columns, span.count / columns);
+    done += span.count;
+  }
+  add_text(static_cast<int32_t>(prompt.tokens.size()));
+  return out;
+}
+
+}  // namespace
+
+std::vector<Picture> read_pictures(const std::filesystem::path& folder) {
+  const SafetensorsFile file = open_reference(folder);
+  std::vector<Picture> pictures;
+  for (int i = 0; has(file, "size_" + std::to_string(i)); ++i) {
+    const std::string index = std::to_string(i);
+    pictures.push_back({drawn_image(file, "size_" + index), values<float>(file, "rows_" + index)});
+  }
+  return pictures;
+}
+
+std::vector<float> rows_of(ImageEncoder& encoder, const Image& image) {
+  return encode(encoder, image)->values;
+}
+
+float rows_error(const std::vector<Picture>& pictures,
+                 const std::vector<std::vector<float>>& made) {
+  float error = 0, low = 0, high = 0;
+  for (size_t picture = 0; picture < pictures.size(); ++picture) {
+    const std::vector<float>& want = pictures[picture].rows;
+    ESP_CHECK(made[picture].size() == want.size());
+    for (size_t i = 0; i < want.size(); ++i) {
+      const float off = std::fabs(made[picture][i] - want[i]);
+      error = off <= error ? error : off;  // a NaN stays
+      low = std::min(low, want[i]);
+      high = std::max(high, want[i]);
+    }
+  }
+  return error / (high - low);
+}
+
+float encoder_error(ImageEncoder& encoder, const std::filesystem::path& folder) {
+  const std::vector<Picture> pictures = read_pictures(folder);
+  ESP_CHECK(pictures.size() == 4);
+  std::vector<std::vector<float>> made;
+  for (const Picture& picture : pictures) made.push_back(rows_of(encoder, picture.image));
+  return rows_error(pictures, made);
+}
+
+float SeenPrompt::error(const std::vector<float>& made) const {
+  ESP_CHECK(made.size() == logits.size());
+  float most = 0;
+  for (size_t i = 0; i < made.size(); ++i) {
+    const float off = std::abs(made[i] - logits[i]);
+    if (!(off <= most)) most = off;
+  }
+  return most / spread;
+}
+
+SeenPrompt read_seen_prompt(const std::filesystem::path& folder, ImageEncoder& encoder) {
+  const SafetensorsFile file = open_reference(folder);
+  SeenPrompt prompt{.tokens = values<TokenId>(file, "seen_prompt"),
+                    .spans = {},
+                    .rotary_spans = {},
+                    .logits = values<float>(file, "seen_logits")};
+  const auto [low, high] = std::ranges::minmax(prompt.logits);
+  prompt.spread = high - low;
+  auto at = prompt.tokens.begin();
+  for (const char* size : {"size_0", "size_2"}) {
+    const std::shared_ptr<const EncodedRows> rows = encode(encoder, drawn_image(file, size));
+    at = std::find(at, prompt.tokens.end(), kSeenPlaceholder);
+    prompt.spans.push_back({.token_begin = static_cast<int32_t>(at - prompt.tokens.begin()),
+                            .count = rows->num_rows,
+                            .rows = rows});
+    at = std::fill_n(at, rows->num_rows, kFirstSpanKey + std::ssize(prompt.spans));
+  }
+  prompt.rotary_spans = rotary_spans(prompt);
+  return prompt;
+}
+
+std::vector<float> run_seen_prompt(Model& model, const SeenPrompt& prompt, KvType type,
+                                   int32_t chunk, std::vector<TokenId> beside) {
+  Rng rng(5);
+  ESP_CHECK(model.reserve(512, 2).ok());
+  KvMemory kv(model.info(), type, 4, 512, rng);
+  Track track{.tokens = prompt.tokens,
+              .pages = {},
+              .logits = {},
+              .spans = prompt.spans,
+              .rotary_spans = prompt.rotary_spans};
+  Track other{
+      .tokens = std::move(beside), .pages = {}, .logits = {}, .spans = {}, .rotary_spans = {}};
+  while (track.done < std::ssize(track.tokens)) {
+    const auto left = static_cast<int32_t>(track.tokens.size()) - track.done;
+    std::vector<Piece> pieces;
+    if (other.done < std::ssize(other.tokens)) pieces.push_back({&other, 1, Piece::Want::kLast});
+    pieces.push_back({&track, std::min(chunk, left)});
+    run_step(model, kv, pieces);
+  }
+  std::vector<float> all;
+  for (const auto& [position, logits] : track.logits)
+    all.insert(all.end(), logits.begin(), logits.end());
+  return all;
+}
+
+}  // namespace espalier::golden
