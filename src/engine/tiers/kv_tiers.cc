@@ -80,14 +80,14 @@ void KvTiers::on_stored(std::span<const PageName> names, std::span<const PageId>
 // Pages that a store has refused are tried again.
 void KvTiers::on_reused(std::span<const PageId> pages) {
   if (config_.policy == TierWritePolicy::kWriteBack) return;
-  to_save_.clear();
+  to_save_.pages.clear();
   for (const PageId id : pages) {
     DevicePage& page = device_page(id);
     if (page.name.empty()) continue;
     page.num_uses = 2;
-    to_save_.push_back(id);
+    to_save_.pages.push_back(id);
   }
-  queue(to_save_);
+  queue(to_save_.pages);
 }
 
 void KvTiers::queue(std::span<const PageId> pages) {
@@ -97,16 +97,16 @@ void KvTiers::queue(std::span<const PageId> pages) {
 // Pages that are saved are put again, too: their stores count it as a use, and may have lost them.
 void KvTiers::on_evicted(std::span<const PageId> pages, bool demote) {
   saves_.take_back(pages);
-  to_save_.clear();
-  save_names_.clear();
+  to_save_.pages.clear();
+  to_save_.names.clear();
   const int least_uses = config_.policy == TierWritePolicy::kWriteThroughSelective ? 2 : 1;
   for (size_t i = pages.size(); i-- > 0;) {  // in the order of tokens
     const DevicePage& page = device_page(pages[i]);
     if (!demote || page.name.empty() || page.num_uses < least_uses) continue;
-    to_save_.push_back(pages[i]);
-    save_names_.push_back(page.name);
+    to_save_.pages.push_back(pages[i]);
+    to_save_.names.push_back(page.name);
   }
-  if (!to_save_.empty()) saves_.save_now(to_save_, save_names_);
+  if (!to_save_.pages.empty()) saves_.save_now(to_save_.pages, to_save_.names);
   for (const PageId id : pages) device_page(id) = {};
 }
 

@@ -136,7 +136,7 @@ class KvTiers final : public KvLoader, public PageObserver {
   AttachedPageStore& storage() { return storage_; }
   AttachedPageStore& remote() { return remote_; }
   const OpenStorage& open_storage() const { return parts_.open_storage; }
-  std::mutex& storage_mutex() { return storage_mutex_; }  // held while storage is chosen
+  std::mutex& storage_mutex() { return storage_mutex_; }  // of choices of storage
   KvTiersStats stats() const;                             // thread-safe
 
  private:
@@ -159,6 +159,11 @@ class KvTiers final : public KvLoader, public PageObserver {
     std::mutex mutex;
     std::vector<uint64_t> ended;  // loads
     std::function<void()> notify;
+  };
+
+  struct PagesToSave {
+    std::vector<PageId> pages;
+    std::vector<PageName> names;
   };
 
   DevicePage& device_page(PageId page) { return pages_[static_cast<size_t>(page)]; }
@@ -185,8 +190,7 @@ class KvTiers final : public KvLoader, public PageObserver {
   SequenceId named_id_ = 0;
   std::vector<PageName> names_;
   std::shared_ptr<const Prefetcher::Entry> awaited_;  // shared with the prefetcher
-  std::vector<PageId> to_save_;                       // scratch
-  std::vector<PageName> save_names_;                  // scratch
+  PagesToSave to_save_;                               // scratch
   std::vector<uint64_t> ended_;                       // scratch
   std::mutex storage_mutex_;
   mutable std::mutex stats_mutex_;
