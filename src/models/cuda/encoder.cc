@@ -43,7 +43,21 @@ CudaEncoder::CudaEncoder(EncoderPlan plan, PendingCudaWeights weights,
       rows_(std::make_shared<PinnedRows>(picture_bytes())) {}
 
 // What is in flight still reads and writes the buffers.
-CudaEncoder::~CudaEncoder() { static_cast<void>(stream_.synchronize()); }
+CudaEncoder::~CudaEncoder() { static_cast<void>(synchronize()); }
+
+Status CudaEncoder::synchronize() const {
+  ESP_RETURN_IF_ERROR(bringing_.synchronize());
+  ESP_RETURN_IF_ERROR(stream_.synchronize());
+  return fetching_.synchronize();
+}
+
+Status CudaEncoder::Slot::create(int64_t staged_bytes) {
+  ESP_ASSIGN_OR_RETURN(staged, cuda::PinnedBuffer::allocate(staged_bytes, "pictures' patches"));
+  ESP_ASSIGN_OR_RETURN(brought, cuda::Event::create());
+  ESP_ASSIGN_OR_RETURN(computed, cuda::Event::create());
+  ESP_ASSIGN_OR_RETURN(done, cuda::Event::create());
+  return Status();
+}
 
 Result<std::unique_ptr<CudaEncoder>> CudaEncoder::load(const ModelLoadOptions& options,
                                                        const CudaEncoderOptions& own) {
@@ -110,14 +124,15 @@ void CudaEncoder::lay_out(cuda::Arena& arena, int32_t pictures, int64_t linear_b
   const int64_t num_patches = int64_t{pictures} * patches.num_patches;
   context_.lay_out(arena, {.max_tokens = pictures * patches.num_rows(),
                            .max_outputs = static_cast<int32_t>(num_patches)});
-  patches_ = arena.take<float>(num_patches * patches.features());
+  for (Slot& slot : slots_) {
+    slot.patches = arena.take<float>(num_patches * patches.features());
+    slot.rows = arena.take<std::byte>(pictures * picture_bytes());
+  }
   positions_ = arena.take<int32_t>(int64_t{pictures} * patches.num_rows());
   wanted_ = arena.take<int32_t>(num_patches);
-  out_ = arena.take<std::byte>(pictures * picture_bytes());
   auto* workspace = arena.take<std::byte>(linear_bytes);
-  context_.bind({.positions = positions_,
-                 .patches = patches_,
-                 .gemm_workspace = {workspace, static_cast<size_t>(linear_bytes)}});
+  context_.bind(
+      {.positions = positions_, .gemm_workspace = {workspace, static_cast<size_t>(linear_bytes)}});
 }
 
 Status CudaEncoder::reserve(const CudaEncoderOptions& own) {
@@ -139,12 +154,12 @@ Status CudaEncoder::reserve(const CudaEncoderOptions& own) {
                                                             "scratch of the pictures' encoder"));
   cuda::Arena arena(block_.data());
   lay_out(arena, batch_max_, linear_bytes);
-  ESP_ASSIGN_OR_RETURN(stream_, cuda::Stream::create());
-  for (Slot& slot : slots_) {
-    const int64_t bytes = int64_t{batch_max_} * patches.num_patches * patches.features() * 4;
-    ESP_ASSIGN_OR_RETURN(slot.patches, cuda::PinnedBuffer::allocate(bytes, "pictures' patches"));
-    ESP_ASSIGN_OR_RETURN(slot.done, cuda::Event::create());
+  for (cuda::Stream* stream : {&stream_, &bringing_, &fetching_}) {
+    ESP_ASSIGN_OR_RETURN(*stream, cuda::Stream::create());
   }
+  const int64_t staged_bytes =
+      int64_t{batch_max_} * patches.num_patches * patches.features() * int64_t{sizeof(float)};
+  for (Slot& slot : slots_) ESP_RETURN_IF_ERROR(slot.create(staged_bytes));
   ESP_RETURN_IF_ERROR(tune());
   return upload_rows();
 }
@@ -197,7 +212,7 @@ Status CudaEncoder::encode_batch(std::span<const EncoderTask> tasks) {
   ESP_RETURN_IF_ERROR(cuda::use_device(device_));
   const int64_t features = int64_t{spec_.patches->num_patches} * spec_.patches->features();
   Slot& slot = take_slot();
-  auto* to = reinterpret_cast<float*>(slot.patches.data());
+  auto* to = reinterpret_cast<float*>(slot.staged.data());
   for (const EncoderTask& task : tasks) {
     const std::vector<float>& from = task.image->patches;
     ESP_CHECK(std::ssize(from) == features && task.rows->elements != nullptr,
@@ -211,7 +226,7 @@ Status CudaEncoder::encode_batch(std::span<const EncoderTask> tasks) {
     status = enqueue(tasks, slot);
   }
   // After a failure, too, so that nothing is in flight that uses the slot.
-  const Status done = status.ok() ? slot.done.synchronize() : stream_.synchronize();
+  const Status done = status.ok() ? slot.done.synchronize() : synchronize();
   {
     std::lock_guard lock(mutex_);
     slot.taken = false;
@@ -224,7 +239,12 @@ Status CudaEncoder::enqueue(std::span<const EncoderTask> tasks, const Slot& slot
   const PatchesSpec& patches = *spec_.patches;
   const auto pictures = static_cast<int32_t>(tasks.size());
   const int64_t bytes = int64_t{pictures} * patches.num_patches * patches.features() * 4;
-  ESP_RETURN_IF_ERROR(cuda::copy_to_device(patches_, slot.patches.data(), bytes, stream_));
+  ESP_RETURN_IF_ERROR(cuda::copy_to_device(slot.patches, slot.staged.data(), bytes, bringing_));
+  ESP_RETURN_IF_ERROR(slot.brought.record(bringing_));
+  ESP_RETURN_IF_ERROR(stream_.wait(slot.brought));
+  CudaScratch scratch = context_.scratch();
+  scratch.patches = slot.patches;
+  context_.bind(scratch);
   CudaStep step;
   step.entries.num_entries = pictures;
   step.entries.num_tokens = pictures * patches.num_rows();
@@ -232,13 +252,16 @@ Status CudaEncoder::enqueue(std::span<const EncoderTask> tasks, const Slot& slot
   step.num_rows = pictures * patches.num_patches;
   context_.begin(step, no_pages_, stream_);
   ESP_RETURN_IF_ERROR(context_.run(0, plan_.output_begin()));
-  ESP_RETURN_IF_ERROR(
-      context_.run_outputs(0, step.num_rows, reinterpret_cast<float*>(out_), info_.width, stream_));
+  ESP_RETURN_IF_ERROR(context_.run_outputs(0, step.num_rows, reinterpret_cast<float*>(slot.rows),
+                                           info_.width, stream_));
+  ESP_RETURN_IF_ERROR(slot.computed.record(stream_));
+  ESP_RETURN_IF_ERROR(fetching_.wait(slot.computed));
   for (int32_t i = 0; i < pictures; ++i) {
     ESP_RETURN_IF_ERROR(cuda::copy_to_host(tasks[static_cast<size_t>(i)].rows->elements.get(),
-                                           out_ + i * picture_bytes(), picture_bytes(), stream_));
+                                           slot.rows + i * picture_bytes(), picture_bytes(),
+                                           fetching_));
   }
-  return slot.done.record(stream_);
+  return slot.done.record(fetching_);
 }
 
 Status CudaEncoder::encode_tile(std::span<const float> patches, const PatchGrid& grid,

@@ -54,11 +54,16 @@ class CudaEncoder final : public ImageEncoder {
 
  private:
   static constexpr int32_t kSlots = 2;
-  // Of a batch that is being encoded.
+  // Of a batch that is being encoded: its patches come, and its rows go, while another batch is
+  // computed.
   struct Slot {
-    cuda::PinnedBuffer patches;
-    cuda::Event done;
+    cuda::PinnedBuffer staged;
+    float* patches = nullptr;   // [batch_max, num_patches, features]
+    std::byte* rows = nullptr;  // [batch_max * num_patches, width]
+    cuda::Event brought, computed, done;
     bool taken = false;
+
+    Status create(int64_t staged_bytes);
   };
   CudaEncoder(EncoderPlan plan, PendingCudaWeights weights,
               std::unique_ptr<kernels::cuda::Linear> linear, CudaPlan program);
@@ -73,6 +78,7 @@ class CudaEncoder final : public ImageEncoder {
   Status upload_rows();
   Status tune();
   Status enqueue(std::span<const EncoderTask> tasks, const Slot& slot);
+  Status synchronize() const;
   Slot& take_slot();
 
   const int32_t device_;
@@ -86,12 +92,10 @@ class CudaEncoder final : public ImageEncoder {
   int32_t batch_max_ = 0;
   std::shared_ptr<PinnedRows> rows_;
 
-  cuda::Stream stream_;
+  cuda::Stream stream_, bringing_, fetching_;
   cuda::DeviceBuffer block_;
-  float* patches_ = nullptr;      // [batch_max, num_patches, features]
   int32_t* positions_ = nullptr;  // [batch_max * num_rows]
   int32_t* wanted_ = nullptr;     // [batch_max * num_patches]: all but class rows
-  std::byte* out_ = nullptr;      // [batch_max * num_patches, width]
   const KvView no_pages_;
 
   std::mutex mutex_;  // of what is enqueued, and of the slots

@@ -6,7 +6,8 @@
 namespace espalier {
 namespace {
 
-constexpr int64_t kSlabBytes = int64_t{32} << 20;
+// Pinning holds up what other threads launch, so a large picture has a slab of its own.
+constexpr int64_t kSlabBytes = int64_t{4} << 20;
 
 }  // namespace
 
