@@ -2,7 +2,8 @@
 version, no request is lost, and files that are wrong leave the old weights serving.
 
 ESPALIER_WEIGHT_UPDATES sets the number of updates (120), ESPALIER_WEIGHTS_SEED the seed, and
-ESPALIER_WEIGHTS_FLAGS flags of the server, of which "--device cuda" has it run on a GPU."""
+ESPALIER_WEIGHTS_FLAGS flags of the server: "--device cuda --enable-deterministic-inference" runs it on a GPU, where
+answers otherwise depend on what else a batch holds."""
 import base64
 import importlib.util
 import json

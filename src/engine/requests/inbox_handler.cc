@@ -123,6 +123,24 @@ void InboxHandler::on(ReleaseMessage& message) {
 
 void InboxHandler::on(ProfileMessage& message) { parts_.watch.handle(message.call); }
 
+namespace {
+
+// The namespace under these weights. An adapter's stays one: its mark, a number between two zero
+// bytes (namespace_of_adapter), comes first. A key that begins like a prefix is escaped.
+std::string namespace_of_weights(const WeightEpoch& weights, std::string_view of_key) {
+  size_t mark = 0;
+  if (of_key.size() > 1 && of_key[0] == '\0' && of_key[1] != '\0')
+    mark = of_key.find('\0', 1) + 1;  // 0 where there is none
+  const std::string_view key = of_key.substr(mark);
+  std::string out(of_key.substr(0, mark));
+  out += weights.cache_prefix;
+  if (key.starts_with('\1')) out += '\1';
+  out += key;
+  return out;
+}
+
+}  // namespace
+
 void InboxHandler::start_when_ready(LiveRequest& request) {
   if (request.is_waiting()) return;
   if (hold_.defers()) {
@@ -137,7 +155,7 @@ void InboxHandler::start_when_ready(LiveRequest& request) {
 Status InboxHandler::start(LiveRequest& request) {
   ESP_RETURN_IF_ERROR(hold_.refusal());
   request.weight_epoch = hold_.weights().epoch;
-  request.cache_namespace = hold_.weights().cache_prefix + request.cache_namespace;
+  request.cache_namespace = namespace_of_weights(hold_.weights(), request.cache_namespace);
   ESP_RETURN_IF_ERROR(continue_session(request));
   if (request.token_healing) parts_.proposer.heal(request);
   ESP_RETURN_IF_ERROR(check_tokens(request));
@@ -306,14 +324,13 @@ Result<JoinedPrompt> InboxHandler::join(const JoinRequest& request) {
                                      : hold_.refusal());
   PrefixCache& cache = parts_.cache;
   JoinedPrompt joined = joined_prompt(request);
-  const std::string& prefix = hold_.weights().cache_prefix;
+  const std::string own_key = namespace_of_weights(hold_.weights(), request.extra_key);
   std::vector<PageId> from;
   std::vector<SequencePages> sources;  // locked until they are copied
   for (const std::vector<TokenId>& branch : request.branches) {
     std::vector<TokenId> tokens = request.prefix;
     tokens.insert(tokens.end(), branch.begin(), branch.end());
-    const SequencePages& pages =
-        sources.emplace_back(cache.begin(prefix + request.extra_key, tokens));
+    const SequencePages& pages = sources.emplace_back(cache.begin(own_key, tokens));
     if (static_cast<size_t>(pages.num_pages()) < tokens.size())
       return fail(error(StatusCode::kFailedPrecondition,
                         "a branch to be joined is not cached: {} of its {} tokens are",
@@ -322,7 +339,8 @@ Result<JoinedPrompt> InboxHandler::join(const JoinRequest& request) {
     const std::span<const PageId> own = pages.table().subspan(first);
     from.insert(from.end(), own.begin(), own.end());
   }
-  SequencePages pages = cache.begin(prefix + joined.extra_key, joined.input_ids);
+  SequencePages pages =
+      cache.begin(namespace_of_weights(hold_.weights(), joined.extra_key), joined.input_ids);
   const auto present = static_cast<size_t>(pages.num_pages());  // joined before
   if (!cache.grow(pages, static_cast<int32_t>(joined.input_ids.size())))
     return fail(error(StatusCode::kResourceExhausted, "no room in the cache for {} joined tokens",

@@ -13,13 +13,8 @@ namespace {
 constexpr std::chrono::minutes kHoldTimeout{10};
 constexpr size_t kVersionsKept = 4096;
 
-// A mark that no adapter's namespace and no escaped key begins with (namespace_of_adapter).
-std::string cache_prefix(const std::string& name) {
-  std::string out(1, '\0');
-  out += 'w' + name;
-  out += '\0';
-  return out;
-}
+// Begins with a mark that InboxHandler escapes in keys of requests.
+std::string cache_prefix(const std::string& name) { return "\1w" + name + '\1'; }
 
 Status update_under_way() {
   return error(StatusCode::kUnavailable, "weights are being replaced: try again when they are");

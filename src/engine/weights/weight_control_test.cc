@@ -203,6 +203,27 @@ TEST_F(WeightControlTest, TiersKeepVersionsApart) {
   EXPECT_EQ(waiting.result().output_ids, std::vector<TokenId>(400, 2));
 }
 
+// What new weights compute is stored as what the first ones did, and found again.
+TEST_F(WeightControlTest, TiersServeNewWeightsToo) {
+  EngineConfig config;
+  config.tiers.enable_hierarchical_cache = true;
+  config.tiers.hicache_storage_backend = "file";
+  config.tiers.hicache_storage_path = folder_;
+  config.tiers.hicache_disk_size_gb = 0.02;
+  start(config);
+  ASSERT_TRUE(update("2"));
+  GenerateRequest longer = request(2);
+  for (TokenId i = 0; i < 200; ++i) longer.input_ids.push_back(i);
+  int32_t from_storage = 0;
+  for (int i = 0; i < 1000 && from_storage == 0; ++i) {  // a page is written behind its request
+    ASSERT_TRUE(engine_->flush_cache().ok());
+    const auto answer = engine_->generate(longer);
+    ASSERT_TRUE(answer);
+    from_storage = answer->stats.cached_tokens_storage;
+  }
+  EXPECT_GT(from_storage, 0);
+}
+
 // Random updates, good and bad, beside threads that ask: each answer is whole of one version, the
 // one that its epoch names.
 TEST_F(WeightControlTest, UnderLoadNoAnswerIsMixed) {

@@ -253,6 +253,11 @@ void DeviceBuffer::swap(DeviceBuffer& other) noexcept {
 int32_t current_device() { return 0; }
 Status use_device(int32_t) { return Status(); }
 
+// Weights are not read back here.
+Result<PinnedBuffer> PinnedBuffer::allocate(int64_t, std::string_view) { return PinnedBuffer(); }
+PinnedBuffer::~PinnedBuffer() = default;
+void PinnedBuffer::swap(PinnedBuffer& other) noexcept { std::swap(data_, other.data_); }
+
 Status copy_to_device(void* device, const void*, int64_t size_bytes, const Stream&) {
   recording::memory.write(flat(device, size_bytes), "copied");
   return Status();

@@ -9,6 +9,7 @@
 
 #include "checkpoint/checkpoint.h"
 #include "checkpoint/convert.h"
+#include "checkpoint/int4_checkpoint.h"
 #include "checkpoint/safetensors.h"
 #include "checkpoint/temp_folder.h"
 #include "kernels/linear/cuda.h"
