@@ -215,6 +215,86 @@ bool experts_round_to_mxfp4(const ExpertsLayout& layout, const WeightTypes& type
          });
 }
 
+namespace {
+
+// The matrices that a GPU rounds to e4m3 or to 4 bits, of e4m3 experts too.
+std::vector<const MatrixLayout*> rounded_matrices(const WeightLayout& layout, bool of_experts) {
+  std::vector<const MatrixLayout*> out;
+  for (const LayerLayout& layer : layout.layers) {
+    for (const MatrixLayout* matrix : {&layer.qkv, &layer.latent.q_a, &layer.latent.q,
+                                       &layer.latent.kv_a, &layer.attention_output}) {
+      out.push_back(matrix);
+    }
+    const bool has_experts = !layer.experts.router.empty();
+    if (!has_experts || of_experts) out.insert(out.end(), {&layer.mlp.gate_up, &layer.mlp.down});
+    if (!of_experts) continue;
+    for (const MlpLayout& expert : layer.experts.experts) {
+      out.insert(out.end(), {&expert.gate_up, &expert.down});
+    }
+  }
+  std::erase_if(out, [](const MatrixLayout* matrix) { return matrix->empty(); });
+  return out;
+}
+
+Status check_mxfp4(const DecoderSpec& spec, const WeightLayout& layout, const WeightTypes& types) {
+  const bool stored = spec.names.experts == WeightNames::Experts::kFusedMxfp4;
+  for (const LayerLayout& layer : layout.layers) {
+    const ExpertsLayout& of = layer.experts;
+    if (of.router.empty() || stored || experts_round_to_mxfp4(of, types)) continue;
+    if (of.experts.empty()) {
+      return error(StatusCode::kUnimplemented,
+                   "'{}' has all experts in one tensor, which is not rounded to MXFP4; leave "
+                   "--quantization out",
+                   of.fused_gate_up);
+    }
+    const MatrixLayout& first = of.experts.front().gate_up;
+    if (!first.shard.whole()) {
+      return error(StatusCode::kUnimplemented,
+                   "'{}' is divided among {} ranks, but MXFP4 needs whole experts; give --ep-size "
+                   "as many ranks as --tp-size, or use --quantization fp8",
+                   first.blocks.front().name, first.shard.num_ranks);
+    }
+    return error(StatusCode::kUnimplemented,
+                 "'{}' cannot be rounded to MXFP4: each matrix has to be a tensor [out, in] of its "
+                 "own, its inputs a multiple of 8; leave --quantization out",
+                 first.blocks.front().name);
+  }
+  return Status();
+}
+
+}  // namespace
+
+Status check_rounding(const DecoderSpec& spec, const WeightLayout& layout,
+                      const WeightTypes& types) {
+  if (types.mxfp4) return check_mxfp4(spec, layout, types);
+  if (!types.e4m3 && !types.int4) return Status();
+  const char* name = types.e4m3 ? "fp8" : "int4";
+  const auto rounds = [&](const MatrixLayout& matrix) {
+    const WeightCodes codes = device_codes(matrix, types, nullptr);
+    return codes.e4m3 || codes.int4.group > 0;
+  };
+  const std::vector<const MatrixLayout*> all = rounded_matrices(layout, types.e4m3);
+  bool any = false;
+  for (const MatrixLayout* matrix : all) {
+    any = any || rounds(*matrix);
+    MatrixLayout whole = *matrix;
+    whole.shard = {};
+    if (rounds(*matrix) || !rounds(whole)) continue;
+    return error(StatusCode::kUnimplemented,
+                 "'{}' is divided among {} ranks, whose parts of {} x {} --quantization {} does "
+                 "not take; {}",
+                 matrix->blocks.front().name, matrix->shard.num_ranks, matrix->local_rows(),
+                 matrix->local_columns(), name,
+                 types.int4 ? "use --quantization fp8" : "use fewer ranks");
+  }
+  if (any || all.empty()) return Status();
+  return error(StatusCode::kUnimplemented,
+               "--quantization {} takes no matrix of the model, of which '{}' has {} x {}; leave "
+               "it out",
+               name, all.front()->blocks.front().name, all.front()->out_features(),
+               all.front()->in_features);
+}
+
 StorageFormat storage_format(const MatrixLayout& layout, bool gate_up, const WeightTypes& types,
                              const StoredFormatOf& stored) {
   StorageFormat out;

@@ -92,6 +92,11 @@ bool experts_are_e4m3(const ExpertsLayout& layout, const WeightTypes& types,
 // Whether a GPU rounds a layer's experts to MXFP4: a tensor for each matrix, all of it on the
 // device.
 bool experts_round_to_mxfp4(const ExpertsLayout& layout, const WeightTypes& types);
+// Whether a GPU rounds weights as `types` states: an error names a matrix that the division among
+// ranks keeps from it, an expert that has no tensor of its own, or a matrix of a model of which
+// none takes the format. Others of odd sizes stay elements.
+Status check_rounding(const DecoderSpec& spec, const WeightLayout& layout,
+                      const WeightTypes& types);
 // gate_up: packed for linear_silu_mul, which takes one format for both.
 StorageFormat storage_format(const MatrixLayout& layout, bool gate_up, const WeightTypes& types,
                              const StoredFormatOf& stored);

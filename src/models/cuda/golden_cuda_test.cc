@@ -322,6 +322,10 @@ TEST(RoundedModelCuda, StaysNearTheReference) {
       ModelPlan plan{golden.spec, DType::kBFloat16};
       (int4 ? plan.weights.int4 : plan.weights.e4m3) = true;
       auto decoder = CudaDecoder::load(std::move(plan), options);
+      if (!decoder && decoder.error().code() == StatusCode::kUnimplemented) {
+        EXPECT_THAT(decoder.error().message(), testing::HasSubstr("takes no matrix of the model"));
+        continue;
+      }
       ASSERT_TRUE(decoder) << decoder.error().to_string();
       if ((*decoder)->info().weight_bytes == (*plain)->info().weight_bytes) continue;
       ++rounded;
@@ -383,8 +387,9 @@ TEST(Mxfp4ModelCuda, RoundedExpertsStayNearTheReference) {
     ModelPlan plan{golden.spec, DType::kBFloat16};
     plan.weights.mxfp4 = true;
     auto decoder = CudaDecoder::load(std::move(plan), options);
+    if (!decoder && decoder.error().code() == StatusCode::kUnimplemented) continue;
     ASSERT_TRUE(decoder) << decoder.error().to_string();
-    if ((*decoder)->info().weight_bytes == (*plain)->info().weight_bytes) continue;
+    EXPECT_NE((*decoder)->info().weight_bytes, (*plain)->info().weight_bytes);
     ++rounded;
     CudaTestModel model(std::move(*decoder));
     std::vector<float> errors = golden::row_errors(model, golden, KvType::kBFloat16);

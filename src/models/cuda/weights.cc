@@ -234,7 +234,7 @@ const char* rounded_name(const WeightTypes& types) {
   return types.e4m3 ? "fp8" : types.int4 ? "int4" : types.mxfp4 ? "mxfp4" : nullptr;
 }
 
-Status check_format(const DecoderSpec& spec, const WeightTypes& types) {
+Status check_format(const DecoderSpec& spec, const WeightLayout& layout, const WeightTypes& types) {
   const DType type = types.type;
   const char* rounded = rounded_name(types);
   if (rounded != nullptr && type != DType::kBFloat16) {
@@ -248,6 +248,7 @@ Status check_format(const DecoderSpec& spec, const WeightTypes& types) {
     return invalid_argument(
         "mxfp4 is a format of experts, of which the model has none; use --quantization int4");
   }
+  if (rounded != nullptr) ESP_RETURN_IF_ERROR(check_rounding(spec, layout, types));
   if (type == DType::kBFloat16 || type == DType::kFloat32) return Status();
   return error(StatusCode::kUnimplemented,
                "weights of {} are not read by the GPU's kernels; load them as bfloat16 or float32, "
@@ -292,9 +293,10 @@ Result<std::unique_ptr<CudaTensorLoader>> make_loader(const ModelLoadOptions& op
                                               : make_checkpoint_loader(options, spec);
 }
 
-Result<Loading> begin_loading(const DecoderSpec& spec, const WeightTypes& types,
+Result<Loading> begin_loading(const DecoderSpec& spec, const WeightLayout& layout,
+                              const WeightTypes& types,
                               Result<std::unique_ptr<CudaTensorLoader>> loader) {
-  ESP_RETURN_IF_ERROR(check_format(spec, types));
+  ESP_RETURN_IF_ERROR(check_format(spec, layout, types));
   Loading out;
   ESP_ASSIGN_OR_RETURN(out.loader, std::move(loader));
   ESP_ASSIGN_OR_RETURN(const bool multiplies, kc::Linear::multiplies_e4m3());
@@ -328,7 +330,8 @@ Result<PendingCudaWeights> load_cuda_weights(const DecoderSpec& spec, const Weig
                                              const WeightTypes& types,
                                              const ModelLoadOptions& options) {
   const DType type = types.type;
-  ESP_ASSIGN_OR_RETURN(Loading loading, begin_loading(spec, types, make_loader(options, spec)));
+  ESP_ASSIGN_OR_RETURN(Loading loading,
+                       begin_loading(spec, layout, types, make_loader(options, spec)));
   PendingCudaWeights out{
       .weights = CudaWeights(type, std::max(spec.layers.size(), layout.projector.size())),
       .loader = std::move(loading.loader)};
@@ -368,8 +371,9 @@ Result<CudaWeightUpdate> CudaWeightUpdate::prepare(const PlacedWeights& old,
                                                    const ModelLoadOptions& options,
                                                    const MakeTensorLoader& some) {
   const auto& [spec, layout, types, current] = old;
-  ESP_ASSIGN_OR_RETURN(Loading loading,
-                       begin_loading(spec, types, some ? some(spec) : make_loader(options, spec)));
+  ESP_ASSIGN_OR_RETURN(
+      Loading loading,
+      begin_loading(spec, layout, types, some ? some(spec) : make_loader(options, spec)));
   // What is stored in codes is not replaced in part, so the formats are those that are there.
   if (some && current.has_codes()) loading.rounding.stored = nullptr;
   CudaWeightUpdate out;
