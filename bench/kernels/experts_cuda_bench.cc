@@ -4,6 +4,7 @@
 #include <random>
 
 #include "cuda_bench.h"
+#include "kernels/linear/quantize_rows.h"
 #include "kernels/moe/cuda.h"
 #include "kernels/router/cuda.h"
 
@@ -129,6 +130,21 @@ void experts_of(Bench& bench, const ExpertShape& s, int rows) {
       active * matrix + x_codes + static_cast<double>(inner.bytes()), multiplied * 2 * matrix);
   row(
       "down in e4m3", [&](int) { must(grouped_linear(second_codes, {bench.stream()})); },
+      active * matrix / 2 + static_cast<double>(inner.bytes() / 2 + outer.bytes()),
+      multiplied * matrix);
+  if (s.ffn % kScaleBlock != 0) return;
+  const Memory x_scales(num_pairs * static_cast<size_t>(scale_blocks(s.dim)) * 4 + 64, 29);
+  for (GroupedArgs* args : {&first_codes, &second_codes}) {
+    args->x_scales = reinterpret_cast<const float*>(x_scales.get());
+    args->block_scales = true;
+    args->x_scale_stride = group_scale_stride(args->pairs_per_row > 0 ? rows : args->num_pairs);
+  }
+  row(
+      "gate, up, SwiGLU in blocks of e4m3",
+      [&](int) { must(grouped_linear(first_codes, {bench.stream()})); },
+      active * matrix + x_codes + static_cast<double>(inner.bytes()), multiplied * 2 * matrix);
+  row(
+      "down in blocks of e4m3", [&](int) { must(grouped_linear(second_codes, {bench.stream()})); },
       active * matrix / 2 + static_cast<double>(inner.bytes() / 2 + outer.bytes()),
       multiplied * matrix);
 }

@@ -592,20 +592,23 @@ void sampling(Bench& bench) {
   }
 }
 
-// GEMMs of e4m3: the rounding of the rows, each GEMM on rounded rows, and the chain of a step's
-// layers, whose weights are read one behind the other.
-void e4m3(Bench& bench, Linear& linear, Memory& workspace) {
-  if (!bench.wants("e4m3")) return;
+// GEMMs of e4m3, with scales of rows or of blocks: the rounding of the rows, each GEMM on rounded
+// rows, and the chain of a step's layers, whose weights are read one behind the other.
+void e4m3(Bench& bench, Linear& linear, Memory& workspace, bool blocks) {
+  const std::string type = blocks ? "blocks of e4m3" : "e4m3";
+  if (!bench.wants(type)) return;
   constexpr int kLayers = 32;
   size_t layer_bytes = 0;
   for (const Gemm& p : kGemms)
     layer_bytes += static_cast<size_t>(p.in) * static_cast<size_t>(p.out) * (p.silu ? 2 : 1);
   const Memory weights(kLayers * layer_bytes, 3, 0.02f);  // the bytes of bfloat16 are e4m3 too
-  const Memory scales(size_t{2} * kInner * 4, 6), x(size_t{8192} * kInner * 2, 4),
-      rounded(size_t{8192} * kInner, 4), y(size_t{8192} * kInner * 2, 5, 1e-3f);
+  const Memory scales(size_t{8192} * kInner / size_t{kScaleBlock} * 4, 6),
+      x(size_t{8192} * kInner * 2, 4), rounded(size_t{8192} * kInner, 4),
+      y(size_t{8192} * kInner * 2, 5, 1e-3f);
   const auto args = [&](const Gemm& p, int rows, size_t at) {
     LinearArgs out = gemm_args(p, rows, x, weights.get(at), y, false);
     out.weight_scales = reinterpret_cast<const float*>(scales.get());
+    out.block_scales = blocks;
     out.residual = p.residual ? y.get() : nullptr;
     return out;
   };
@@ -619,10 +622,11 @@ void e4m3(Bench& bench, Linear& linear, Memory& workspace) {
                                       .x_stride = p.in,
                                       .y = reinterpret_cast<uint8_t*>(rounded.get()),
                                       .scales = reinterpret_cast<float*>(workspace.get()),
+                                      .group_stride = blocks ? group_scale_stride(rows) : 0,
                                       .rows = rows,
                                       .dim = p.in};
       const auto bytes = static_cast<double>(p.in) * static_cast<double>(p.out) * (p.silu ? 2 : 1);
-      bench.row(fmt::format("e4m3 {} rows: rounding of {}", rows, p.in),
+      bench.row(fmt::format("{} {} rows: rounding of {}", type, rows, p.in),
                 bench.time([&](int) { must(quantize_rows(quantize, launch)); }, 16),
                 3.0 * rows * p.in, 0);
       const double seconds = bench.time(
@@ -630,11 +634,12 @@ void e4m3(Bench& bench, Linear& linear, Memory& workspace) {
             LinearArgs one = args(p, rows, at + i % 8 * layer_bytes);
             one.x = rounded.get();
             one.x_scales = reinterpret_cast<const float*>(scales.get());
+            if (blocks) one.x_scale_stride = group_scale_stride(rows);
             must(linear.run(one, workspace.get(), workspace.bytes(), launch));
           },
           16);
-      bench.row(fmt::format("e4m3 {} rows: {} {}x{}", rows, p.name, p.out, p.in), seconds, bytes,
-                2.0 * rows * bytes);
+      bench.row(fmt::format("{} {} rows: {} {}x{}", type, rows, p.name, p.out, p.in), seconds,
+                bytes, 2.0 * rows * bytes);
       at += bytes > 0 ? static_cast<size_t>(bytes) : 0;
     }
     if (rows > 256) continue;
@@ -649,7 +654,7 @@ void e4m3(Bench& bench, Linear& linear, Memory& workspace) {
           }
         },
         4);
-    bench.row(fmt::format("e4m3 {} rows: a layer of {}, with rounding", rows, kLayers),
+    bench.row(fmt::format("{} {} rows: a layer of {}, with rounding", type, rows, kLayers),
               seconds / kLayers, static_cast<double>(layer_bytes), 0);
   }
 }
@@ -744,7 +749,7 @@ int run(const std::string& only, const std::string& json_path) {
   attention_rows(bench);
   elementwise(bench);
   sampling(bench);
-  e4m3(bench, **linear, workspace);
+  for (const bool blocks : {false, true}) e4m3(bench, **linear, workspace, blocks);
   int4(bench, **linear, workspace);
   prefill(bench, **linear, workspace);
   experts(bench);

@@ -193,8 +193,9 @@ class ScaledReader final : public TensorReader {
 
   std::optional<StoredE4m3> e4m3() const override {
     const bool of_rows = scales_.size() == 1 || (block_rows_ == 1 && scale_columns_ == 1);
-    if (codes_ == nullptr || !of_rows) return std::nullopt;
-    return StoredE4m3{codes_, scales_};
+    const bool of_blocks = block_rows_ == 128 && block_columns_ == 128;
+    if (codes_ == nullptr || !(of_rows || of_blocks)) return std::nullopt;
+    return StoredE4m3{codes_, scales_, of_rows ? 0 : scale_columns_};
   }
   void read(int64_t first, std::span<float> out) const override {
     values_->read(first, out);

@@ -292,6 +292,21 @@ TEST(Quantized, Fp8CodesAreKnownWhereRowsHaveOneScale) {
   EXPECT_TRUE(scales(fp8_file(3, 4, "x.weight_scale_inv", {2, 2}, {1, 2, 3, 4})).empty());
 }
 
+TEST(Quantized, Fp8CodesAreKnownInBlocksOf128) {
+  TempFolder folder;
+  folder.write("config.json", R"({"quantization_config":
+      {"quant_method": "fp8", "weight_block_size": [128, 128]}})");
+  folder.write("model.safetensors",
+               fp8_file(130, 260, "x.weight_scale_inv", {2, 3}, {1, 2, 3, 4, 5, 6}));
+  const Checkpoint checkpoint = Checkpoint::open(folder.path()).value();
+  const CheckpointTensor& tensor = checkpoint.tensors()[0];
+  const auto stored = tensor.reader->e4m3();
+  ASSERT_TRUE(stored);
+  EXPECT_EQ(stored->data, tensor.bytes.data());
+  EXPECT_EQ(stored->block_columns, 3);
+  EXPECT_THAT(stored->scales, testing::ElementsAre(1, 2, 3, 4, 5, 6));
+}
+
 TEST(Quantized, WholeNumbersAndDoublesAreRead) {
   TempFolder folder;
   std::string data(32, '\0');

@@ -18,11 +18,15 @@ struct StoredBlocks {
   std::span<const int64_t> order;   // which row of `data` each row is; empty for their own order
 };
 
-// A matrix of e4m3 whose rows have one scale each, or all the same.
+// A matrix of e4m3 whose rows have one scale each, or all the same, or whose blocks of 128 x 128
+// have.
 struct StoredE4m3 {
   const std::byte* data = nullptr;  // row-major
-  std::span<const float> scales;    // [rows] or [1]; an element is its code times the scale
+  // [rows] or [1], or of blocks [.., block_columns]; an element is its code times the scale.
+  std::span<const float> scales;
+  int64_t block_columns = 0;  // 0: of rows
 
+  // REQUIRES: block_columns is 0.
   float scale(int64_t row) const {
     return scales[scales.size() == 1 ? 0 : static_cast<size_t>(row)];
   }
@@ -55,7 +59,7 @@ class TensorReader {
   // The blocks that the elements are computed from; nothing where they are no such blocks.
   virtual std::optional<StoredBlocks> blocks() const { return std::nullopt; }
   // The codes that the elements are computed from; nothing where they are none, or their scales
-  // hold for parts of a row.
+  // hold for other parts of the matrix.
   virtual std::optional<StoredE4m3> e4m3() const { return std::nullopt; }
   // The codes that the elements are computed from; nothing where they are none, or their groups are
   // not of neighbours.

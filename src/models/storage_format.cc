@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "kernels/linear/op.h"
+#include "kernels/linear/quantize_rows.h"
 #include "models/program/cpu_model.h"
 #include "models/program/lower.h"
 #include "models/program/passes.h"
@@ -134,6 +135,11 @@ WeightTypes choose_weight_types(const std::string& dtype, DType type) {
 }
 
 int64_t StorageFormat::size_bytes(size_t index, int64_t rows, int64_t in_features) const {
+  if (codes.block_scales) {
+    return rows * in_features + kernels::cuda::scale_blocks(rows) *
+                                    kernels::cuda::block_scale_stride(in_features) *
+                                    static_cast<int64_t>(sizeof(float));
+  }
   if (codes.e4m3) return rows * (in_features + static_cast<int64_t>(sizeof(float)));
   if (codes.int4.group > 0) return kernels::cuda::int4_bytes(codes.int4, rows, in_features);
   if (blocks.empty()) return rows * in_features * static_cast<int64_t>(dtype_size(type));
@@ -162,6 +168,18 @@ namespace {
 bool takes_e4m3(const MatrixLayout& layout) {
   return layout.local_rows() % 16 == 0 && layout.local_columns() % 16 == 0;
 }
+// Each block of rows, and each rank's part of it, begins with a block of scales, and ends with one
+// but for the last rows and inputs of a whole matrix.
+bool takes_block_scales(const MatrixLayout& layout) {
+  constexpr int64_t kBlock = kernels::cuda::kScaleBlock;
+  const bool whole = layout.shard.whole();
+  if (!takes_e4m3(layout) || (!whole && layout.local_columns() % kBlock != 0)) return false;
+  return (whole && layout.blocks.size() == 1) ||
+         std::ranges::all_of(layout.blocks, [&](const WeightBlock& block) {
+           const TensorSlice slice = layout.slice_of(block);
+           return slice.first_row % kBlock == 0 && slice.rows % kBlock == 0;
+         });
+}
 bool takes_int4(const MatrixLayout& layout) {
   return layout.shard.whole() && layout.out_features() % 16 == 0 && layout.in_features % 64 == 0 &&
          std::ranges::all_of(layout.blocks, [](const WeightBlock& block) {
@@ -175,16 +193,19 @@ WeightCodes device_codes(const MatrixLayout& layout, const WeightTypes& types,
                          const StoredCodesOf& stored) {
   if (layout.empty() || layout.precision != Precision::kWeights || layout.transposed) return {};
   bool all_e4m3 = stored != nullptr && takes_e4m3(layout);
+  bool all_blocks = stored != nullptr && takes_block_scales(layout);
   bool all_int4 = stored != nullptr && takes_int4(layout);
   kernels::cuda::Int4Format int4{.group = 128};
-  for (size_t i = 0; i < layout.blocks.size() && (all_e4m3 || all_int4); ++i) {
+  for (size_t i = 0; i < layout.blocks.size() && (all_e4m3 || all_blocks || all_int4); ++i) {
     const WeightCodes codes = stored(layout.blocks[i].name);
-    all_e4m3 = all_e4m3 && codes.e4m3;
+    all_e4m3 = all_e4m3 && codes.e4m3 && !codes.block_scales;
+    all_blocks = all_blocks && codes.block_scales;
     all_int4 = all_int4 && codes.int4.group > 0;
     int4.group = std::min(int4.group, codes.int4.group);
     int4.zeros = int4.zeros || codes.int4.zeros;
   }
   if (all_e4m3) return {.e4m3 = true};
+  if (all_blocks) return {.e4m3 = true, .block_scales = true};
   if (all_int4) return {.int4 = int4};
   if (types.e4m3 && takes_e4m3(layout)) return {.e4m3 = true};
   if (types.int4 && takes_int4(layout)) {
@@ -196,9 +217,11 @@ WeightCodes device_codes(const MatrixLayout& layout, const WeightTypes& types,
 bool experts_are_e4m3(const ExpertsLayout& layout, const WeightTypes& types,
                       const StoredCodesOf& stored) {
   if (layout.experts.empty()) return false;
+  const bool blocks = device_codes(layout.experts[0].gate_up, types, stored).block_scales;
   return std::ranges::all_of(layout.experts, [&](const MlpLayout& expert) {
-    return device_codes(expert.gate_up, types, stored).e4m3 &&
-           device_codes(expert.down, types, stored).e4m3;
+    const WeightCodes first = device_codes(expert.gate_up, types, stored);
+    const WeightCodes last = device_codes(expert.down, types, stored);
+    return first.e4m3 && last.e4m3 && first.block_scales == blocks && last.block_scales == blocks;
   });
 }
 

@@ -48,7 +48,8 @@ using StoredFormatOf = std::function<std::optional<BlockFormat>(std::string_view
 // Codes in which a GPU has a matrix instead of numbers.
 struct WeightCodes {
   bool e4m3 = false;
-  bool mxfp4 = false;  // a stack of experts in the records of kernels/moe/mxfp4_weights.h
+  bool block_scales = false;  // of e4m3: for 128 x 128 weights instead of for a row
+  bool mxfp4 = false;         // a stack of experts in the records of kernels/moe/mxfp4_weights.h
   kernels::cuda::Int4Format int4;
 };
 // The codes that a checkpoint's tensor is stored in.
@@ -59,6 +60,7 @@ struct StorageFormat {
     kNone,     // elements
     kInBlock,  // each block begins or ends with the scales of its elements (block_format.h)
     kRow,      // e4m3: float32, one for each row
+    kBlock,    // e4m3: float32, one for each 128 x 128
     kGroup,    // int4: float16, one for each row and group of inputs; MXFP4: exponents
   };
   DType type = DType::kBFloat16;    // of elements that are not in blocks
@@ -67,7 +69,8 @@ struct StorageFormat {
   WeightCodes codes;                // of a GPU; `type` is what they are multiplied with
 
   Scales scales() const {
-    return codes.e4m3                            ? Scales::kRow
+    return codes.block_scales                    ? Scales::kBlock
+           : codes.e4m3                          ? Scales::kRow
            : codes.int4.group > 0 || codes.mxfp4 ? Scales::kGroup
            : blocks.empty()                      ? Scales::kNone
                                                  : Scales::kInBlock;

@@ -57,7 +57,8 @@ WeightCodes stored_codes(const CheckpointTensor* tensor) {
   if (const auto int4 = tensor->reader->int4()) {
     return {.int4 = {.group = int4->group, .zeros = int4->zeros}};
   }
-  return {.e4m3 = tensor->reader->e4m3().has_value()};
+  const std::optional<StoredE4m3> e4m3 = tensor->reader->e4m3();
+  return {.e4m3 = e4m3.has_value(), .block_scales = e4m3 && e4m3->block_columns > 0};
 }
 
 CheckpointSource::CheckpointSource(const Checkpoint& checkpoint, const DecoderSpec& spec,

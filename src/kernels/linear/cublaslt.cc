@@ -73,10 +73,14 @@ struct Matmul {
       return lt_status(cublasLtMatmulDescSetAttribute(desc, attribute, &value, sizeof(value)),
                        "attribute");
     };
-    const int32_t mode = CUBLASLT_MATMUL_MATRIX_SCALE_OUTER_VEC_32F;
-    const int8_t fast = 1;
-    ESP_RETURN_IF_ERROR(set(CUBLASLT_MATMUL_DESC_A_SCALE_MODE, mode));
-    ESP_RETURN_IF_ERROR(set(CUBLASLT_MATMUL_DESC_B_SCALE_MODE, mode));
+    const int32_t rows = CUBLASLT_MATMUL_MATRIX_SCALE_OUTER_VEC_32F;
+    const int32_t blocks_a = CUBLASLT_MATMUL_MATRIX_SCALE_BLK128x128_32F;
+    const int32_t blocks_b = CUBLASLT_MATMUL_MATRIX_SCALE_VEC128_32F;
+    const int8_t fast = args.block_scales ? 0 : 1;
+    ESP_RETURN_IF_ERROR(
+        set(CUBLASLT_MATMUL_DESC_A_SCALE_MODE, args.block_scales ? blocks_a : rows));
+    ESP_RETURN_IF_ERROR(
+        set(CUBLASLT_MATMUL_DESC_B_SCALE_MODE, args.block_scales ? blocks_b : rows));
     ESP_RETURN_IF_ERROR(set(CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, args.weight_scales));
     ESP_RETURN_IF_ERROR(set(CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, args.x_scales));
     return set(CUBLASLT_MATMUL_DESC_FAST_ACCUM, fast);

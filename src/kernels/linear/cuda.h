@@ -38,6 +38,13 @@ struct LinearArgs {
   // scale of its own (quantize_rows.h), unless x_scales says that it is so already.
   const float* weight_scales = nullptr;
   const float* x_scales = nullptr;  // [rows]: x is e4m3
+  // The scales of e4m3 are of blocks instead: of weights of 128 x 128, a row for each 128 outputs
+  // (with silu_mul out_features is a multiple of 128), block_scale_stride(in_features) from one to
+  // the next; of x of 128 inputs of a row, [scale_blocks(in_features)][rows], x_scale_stride from
+  // one to the next. The tensor cores add up 128 inputs, whose sum is scaled and then added to the
+  // others in float32.
+  bool block_scales = false;
+  int64_t x_scale_stride = 0;
   // group not 0: weights are records of 4 bits (int4_weights.h). in_features is a multiple of 32,
   // out_features of 16, and `type` is kBFloat16, that of x, bias, residual and norm.
   Int4Format int4;

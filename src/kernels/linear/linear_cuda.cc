@@ -6,6 +6,7 @@
 
 #include "kernels/activation/cuda.h"
 #include "kernels/cuda/launch.h"
+#include "kernels/linear/block_gemm.h"
 #include "kernels/linear/cublaslt.h"
 #include "kernels/linear/cuda.h"
 #include "kernels/linear/gemm_int4.h"
@@ -45,6 +46,12 @@ Status check(const LinearArgs& args) {
         "linear: {} x {} weights of 4 bits, but outputs must be a multiple of 16, inputs of 32 and "
         "the other type BF16",
         args.out_features, args.in_features);
+  if (args.block_scales &&
+      (args.weight_scales == nullptr || (args.silu_mul && args.out_features % kScaleBlock != 0)))
+    return invalid_argument(
+        "linear: scales of blocks need weights of e4m3, and of gate and up a multiple of {} "
+        "outputs, not {}",
+        kScaleBlock, args.out_features);
   if (args.silu_mul && (args.residual != nullptr || args.out_type != args.type))
     return error(StatusCode::kUnimplemented,
                  "linear: silu_mul takes no residual and no other output type");
@@ -65,7 +72,9 @@ size_t e4m3_bytes(const LinearArgs& args) {
   return round_up(static_cast<size_t>(args.rows) * static_cast<size_t>(args.in_features));
 }
 size_t input_bytes(const LinearArgs& args) {
-  if (is_e4m3(args)) return e4m3_bytes(args) + bytes_of(args.rows, 1, DType::kFloat32);
+  const int64_t scales = args.block_scales ? scale_blocks(args.in_features) : 1;
+  if (is_e4m3(args))
+    return e4m3_bytes(args) + bytes_of(group_scale_stride(args.rows), scales, DType::kFloat32);
   return bytes_of(args.rows, args.in_features, args.type);
 }
 size_t scratch_bytes(const LinearArgs& args) {
@@ -103,9 +112,10 @@ Status norm_first(LinearArgs& args, void* workspace, const LaunchOptions& launch
   return {};
 }
 
-// The rows as e4m3, normalised on the way.
+// The rows as e4m3, normalised on the way, scales of blocks as cuBLASLt reads them.
 Status quantize_first(LinearArgs& args, void* workspace, const LaunchOptions& launch) {
   if (args.x_scales != nullptr) return {};
+  if (args.block_scales) args.x_scale_stride = args.rows;
   auto* rows = reinterpret_cast<uint8_t*>(scratch_of(workspace));
   auto* scales = reinterpret_cast<float*>(rows + e4m3_bytes(args));
   ESP_RETURN_IF_ERROR(quantize_rows({.type = args.type,
@@ -115,6 +125,7 @@ Status quantize_first(LinearArgs& args, void* workspace, const LaunchOptions& la
                                      .norm_epsilon = args.norm_epsilon,
                                      .y = rows,
                                      .scales = scales,
+                                     .group_stride = args.x_scale_stride,
                                      .rows = args.rows,
                                      .dim = args.in_features},
                                     launch));
@@ -227,19 +238,40 @@ Status widen_first(LinearArgs& args, std::span<char>& workspace, Stream stream) 
   return {};
 }
 
-// The shapes that tuning measures: those of 4 bits as they are where they are widened, with the
+// The last rows of a GEMM with scales of blocks, which cuBLASLt does not multiply with those before
+// them.
+int32_t block_rest(const LinearArgs& args) {
+  const bool alone = !args.block_scales || args.rows < kBlockGemmFour;
+  return alone ? 0 : args.rows % kBlockGemmFour;
+}
+
+// The shapes that tuning measures: none with scales of blocks, for which cuBLASLt proposes an
+// algorithm at each number of rows; those of 4 bits as they are where they are widened, with the
 // front of the workspace as weights. Returns its bytes.
 size_t measured_shapes(std::span<const LinearArgs> shapes, const DeviceTraits& traits,
                        bool row_invariant, void* workspace, std::vector<LinearArgs>& out) {
   size_t bytes = 0;
   for (const LinearArgs& shape : shapes) {
     bytes = std::max(bytes, widened_bytes(shape));
+    if (shape.block_scales) continue;
     if (shape.int4.group == 0)
       out.push_back(shape);
     else if (!int4_config(shape, traits, row_invariant))
       out.push_back(widened(shape, workspace));
   }
   return bytes;
+}
+
+// Rows of this shape that its pointers have room for, to compare bits on.
+int32_t rows_to_compare(std::span<const LinearArgs> shapes, const LinearArgs& shape) {
+  int32_t compared = 0;
+  for (const LinearArgs& other : shapes) {
+    const bool same = shape_of(other) == shape_of(shape);
+    if (same && (compared < kComparedRows || other.rows < compared) &&
+        (other.rows >= kComparedRows || other.rows > compared))
+      compared = other.rows;
+  }
+  return compared;
 }
 
 class LinearImpl final : public Linear {
@@ -279,14 +311,8 @@ class LinearImpl final : public Linear {
       if (shape.rows == 0 || tuned_.known(shape)) continue;
       LinearArgs args = shape;
       args.norm_weight = nullptr;  // the norm runs before either kernel; only the GEMM is compared
-      int32_t compared = 0;        // rows of this shape that args' pointers have room for
-      for (const LinearArgs& other : shapes) {
-        const bool same = shape_of(other) == shape_of(shape);
-        if (same && (compared < kComparedRows || other.rows < compared) &&
-            (other.rows >= kComparedRows || other.rows > compared))
-          compared = other.rows;
-      }
-      ESP_RETURN_IF_ERROR(measure(args, compared, workspace, workspace_bytes, stream));
+      ESP_RETURN_IF_ERROR(
+          measure(args, rows_to_compare(shapes, shape), workspace, workspace_bytes, stream));
       changed = true;
     }
     if (changed) tuned_.share();
@@ -314,6 +340,13 @@ class LinearImpl final : public Linear {
       return invalid_argument("linear: the workspace has {} bytes, but {} rows of {} x {} need {}",
                               workspace_bytes, args.rows, args.out_features, args.in_features,
                               kCublasLtBytes + scratch_bytes(args));
+    if (block_gemm_supports(args, traits_, library_->row_invariant()))
+      return block_gemm(args, traits_, library_->row_invariant(), scratch_of(workspace), launch);
+    if (const int32_t others = block_rest(args); others > 0) {
+      const int32_t fours = args.rows - others;
+      ESP_RETURN_IF_ERROR(run(gemm_rows_of(args, 0, fours), workspace, workspace_bytes, launch));
+      return run(gemm_rows_of(args, fours, others), workspace, workspace_bytes, launch);
+    }
     LinearArgs gemm = args;
     ESP_RETURN_IF_ERROR(prepare(gemm, workspace, launch));
     if (own && use_gemv(gemm)) return gemv(gemm, traits_, launch);
@@ -329,10 +362,10 @@ class LinearImpl final : public Linear {
     return !library_->row_invariant() && !is_e4m3(args) && gemv_supports(args, traits_);
   }
 
-  // Runs the GEMM on cuBLASLt. Without an algorithm it takes cuBLASLt's first proposal and
-  // remembers it.
+  // Runs the GEMM on cuBLASLt, without an algorithm by its first proposal, which is kept.
   Status cublaslt_matmul(const LinearArgs& args, std::optional<CublasLt::Algorithm> algorithm,
                          void* workspace, const LaunchOptions& launch) {
+    if (args.block_scales && args.residual) return add_afterwards(args, workspace, launch);
     void* y = args.silu_mul ? output_scratch(args, workspace) : args.y;
     const bool row_invariant = library_->row_invariant();
     const auto propose = [&]() -> Result<CublasLt::Algorithm> {
@@ -357,8 +390,7 @@ class LinearImpl final : public Linear {
       if (!row_invariant) tuned_.set(args, {.algorithm = *proposal});
     }
     ESP_RETURN_IF_ERROR(std::move(status));
-    if (!args.silu_mul) return {};
-    return silu_mul_rows(args, y, launch);
+    return args.silu_mul ? silu_mul_rows(args, y, launch) : Status();
   }
 
   // cuBLASLt has no GEMM of e4m3 with a residual for some shapes: without it, then the sum.
@@ -367,7 +399,7 @@ class LinearImpl final : public Linear {
     plain.residual = nullptr;
     plain.y = output_scratch(args, workspace);
     plain.y_stride = args.out_features;
-    ESP_RETURN_IF_ERROR(cublaslt_matmul(plain, {}, workspace, launch));
+    ESP_RETURN_IF_ERROR(cublaslt_matmul(plain, tuned_.nearest(plain).algorithm, workspace, launch));
     return add_residual(args, plain, launch);
   }
 

@@ -1,5 +1,5 @@
-// Rows to e4m3: the largest magnitude, then a division and a rounding of each element; with a
-// norm, its sum of squares before.
+// Rows to e4m3: the largest magnitude of the row, or of each 128 neighbours, then a division and a
+// rounding of each element; with a norm, its sum of squares before.
 // Parallel: one block a row, which stays in registers between the passes. The norm's weights are
 // loaded before wait_for_previous().
 // Roof: memory, rows x dim x (size + 1) bytes; at decode a launch's time.
@@ -33,6 +33,10 @@ __device__ __forceinline__ uint32_t four_e4m3(const float* values) {
   const auto high = static_cast<uint32_t>(
       __nv_cvt_float2_to_fp8x2(make_float2(values[2], values[3]), __NV_SATFINITE, __NV_E4M3));
   return low | high << 16;
+}
+
+__device__ __forceinline__ float scale_of(float largest) {
+  return largest == 0 ? 1.0f : largest / kLargest;
 }
 
 // CHUNKS: vectors of eight elements that each thread has.
@@ -76,14 +80,27 @@ struct Row {
         if (at(c) < dim) most = max(most, __float_as_uint(fabsf(values[c][i])));
     return block_max(__uint_as_float(most), scratch);
   }
-  __device__ __forceinline__ void store(float scale, uint8_t* y, int dim) {
+  __device__ __forceinline__ void store(int c, float scale, uint8_t* y) {
+#pragma unroll
+    for (int i = 0; i < 8; ++i) values[c][i] = __fdiv_rn(values[c][i], scale);
+    *reinterpret_cast<uint2*>(y + at(c)) =
+        make_uint2(four_e4m3(values[c]), four_e4m3(values[c] + 4));
+  }
+  // With a scale for each 128 neighbours, which sixteen lanes have. All threads call it.
+  __device__ __forceinline__ void store_groups(const QuantizeRowsArgs& args, int64_t row) {
 #pragma unroll
     for (int c = 0; c < CHUNKS; ++c) {
-      if (at(c) >= dim) continue;
+      uint32_t most = 0;
 #pragma unroll
-      for (int i = 0; i < 8; ++i) values[c][i] = __fdiv_rn(values[c][i], scale);
-      *reinterpret_cast<uint2*>(y + at(c)) =
-          make_uint2(four_e4m3(values[c]), four_e4m3(values[c] + 4));
+      for (int i = 0; i < 8; ++i)
+        if (at(c) < args.dim) most = max(most, __float_as_uint(fabsf(values[c][i])));
+#pragma unroll
+      for (int step = 8; step > 0; step /= 2) most = max(most, __shfl_xor_sync(~0u, most, step));
+      if (at(c) >= args.dim) continue;
+      const float scale = scale_of(__uint_as_float(most));
+      if (at(c) % kScaleBlock == 0)
+        args.scales[at(c) / kScaleBlock * args.group_stride + row] = scale;
+      store(c, scale, args.y + row * args.dim);
     }
   }
 };
@@ -98,10 +115,15 @@ __global__ void __launch_bounds__(kThreads) quantize_rows_kernel(QuantizeRowsArg
   Row<T, CHUNKS> row;
   row.load(static_cast<const T*>(args.x) + index * args.x_stride, args.dim);
   if (args.norm_weight != nullptr) row.normalize(args, scratch);
-  const float largest = row.largest(args.dim, scratch);
-  const float scale = largest == 0 ? 1.0f : largest / kLargest;
+  if (args.group_stride > 0) {
+    row.store_groups(args, index);
+    return;
+  }
+  const float scale = scale_of(row.largest(args.dim, scratch));
   if (threadIdx.x == 0) args.scales[index] = scale;
-  row.store(scale, args.y + index * args.dim, args.dim);
+#pragma unroll
+  for (int c = 0; c < CHUNKS; ++c)
+    if (Row<T, CHUNKS>::at(c) < args.dim) row.store(c, scale, args.y + index * args.dim);
 }
 
 template <typename T>

@@ -10,6 +10,18 @@ namespace espalier::kernels::cuda {
 inline constexpr int32_t kQuantizedRowMultiple = 16;  // of dim: what GEMMs of e4m3 take
 inline constexpr int32_t kMostQuantizedDim = 65536;
 
+// Weights whose scales are of blocks of 128 x 128, and rows whose scales are of 128 neighbours.
+inline constexpr int32_t kScaleBlock = 128;
+constexpr int64_t scale_blocks(int64_t features) {
+  return (features + kScaleBlock - 1) / kScaleBlock;
+}
+// From the scales of 128 rows of weights to those of the next 128: what cuBLASLt reads.
+constexpr int64_t block_scale_stride(int64_t in_features) {
+  return (scale_blocks(in_features) + 3) / 4 * 4;
+}
+// From the scales of 128 inputs of all rows to those of the next 128, where our kernels read them.
+constexpr int64_t group_scale_stride(int64_t rows) { return (rows + 3) / 4 * 4; }
+
 struct QuantizeRowsArgs {
   DType type = DType::kBFloat16;  // of x and norm_weight: kBFloat16 or kFloat32
   const void* x = nullptr;        // [rows, dim], rows x_stride apart; 16-byte aligned rows
@@ -19,8 +31,11 @@ struct QuantizeRowsArgs {
   float norm_epsilon = 1e-6f;
   uint8_t* y = nullptr;     // [rows, dim] e4m3, 16-byte aligned
   float* scales = nullptr;  // [rows]: the row's largest magnitude / 448; 1 for a row of zeros
-  int32_t rows = 0;         // 0 does nothing
-  int32_t dim = 0;          // a multiple of kQuantizedRowMultiple, at most kMostQuantizedDim
+  // Not 0: each 128 neighbours of a row have a scale, [scale_blocks(dim)][rows], those of the same
+  // neighbours of all rows one behind the other and so many elements from one to the next.
+  int64_t group_stride = 0;
+  int32_t rows = 0;  // 0 does nothing
+  int32_t dim = 0;   // a multiple of kQuantizedRowMultiple, at most kMostQuantizedDim
   // On the device; not null: rows from there on are left as they are.
   const int32_t* num_used = nullptr;
 };

@@ -33,7 +33,10 @@ std::string text_of(const TunedKernel& kernel) {
 }  // namespace
 
 LinearShape shape_of(const LinearArgs& args) {
-  return {.type = args.weight_scales != nullptr ? kE4m3Shape : static_cast<int>(args.type),
+  const int type = args.block_scales               ? kBlockE4m3Shape
+                   : args.weight_scales != nullptr ? kE4m3Shape
+                                                   : static_cast<int>(args.type);
+  return {.type = type,
           .out_type = static_cast<int>(args.silu_mul ? args.type : args.out_type),
           .in = args.in_features,
           .out = gemm_outputs(args),
@@ -62,7 +65,8 @@ TunedKernel TunedKernels::nearest(const LinearArgs& args) const {
   const auto found = tuned_.find(shape_of(args));
   if (found == tuned_.end() || found->second.empty()) return {};
   const auto& by_rows = found->second;
-  if (!row_invariant_ && args.rows <= kSmallRows && !by_rows.contains(args.rows)) return {};
+  const bool alone = args.block_scales || (!row_invariant_ && args.rows <= kSmallRows);
+  if (alone && !by_rows.contains(args.rows)) return {};
   auto at = by_rows.lower_bound(args.rows);
   if (at == by_rows.end()) --at;
   return at->second;

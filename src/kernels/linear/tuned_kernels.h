@@ -17,7 +17,8 @@
 
 namespace espalier::kernels::cuda {
 
-inline constexpr int kE4m3Shape = 8;  // LinearShape::type of e4m3; no DType has it
+// LinearShape::type of e4m3 by the kind of its scales; no DType has them.
+inline constexpr int kE4m3Shape = 8, kBlockE4m3Shape = 9;
 
 // What a kernel is chosen by, besides the number of rows.
 struct LinearShape {
@@ -47,8 +48,8 @@ class TunedKernels {
   void set_row_invariant();
 
   bool known(const LinearArgs& args) const;
-  // The kernel of the nearest tuned number of rows, from above if there is one; gemv for few rows
-  // that were not tuned themselves.
+  // The kernel of the nearest tuned number of rows, from above if there is one; none for few rows
+  // that were not tuned themselves, nor with scales of blocks.
   TunedKernel nearest(const LinearArgs& args) const;
   void set(const LinearArgs& args, const TunedKernel& kernel);
 

@@ -61,6 +61,10 @@ struct GroupedArgs {
   // alone, by a permutation, with an activation where pairs_per_row is not 0 and none where it is.
   const float* x_scales = nullptr;       // [rows of x]
   const float* weight_scales = nullptr;  // [num_groups, out_features]
+  // The scales are of blocks instead, as in linear/cuda.h: of weights [num_groups][scale_blocks(
+  // out_features)], with an activation y's columns are a multiple of 128.
+  bool block_scales = false;
+  int64_t x_scale_stride = 0;
   // The weights are records of mxfp4_weights.h, weights_stride bytes between groups, gated where
   // there is an activation; x is bfloat16. As with e4m3 on Hopper alone, and in these forms.
   bool mxfp4 = false;

@@ -2,13 +2,16 @@
 // cores, with the gather of rows in the loads and the gated activation behind.
 // x [tokens, in] by the plan's pairs (gate and up) or [pairs, in] in the order of slots (down), W
 // [experts, out, in], y [pairs, out / 2] or [pairs, out]; bfloat16, or x and W e4m3 with a scale
-// for each row. Computed as y^T = W x^T: the weights are wgmma's 64 rows, the expert's rows its 16
-// to 64 columns. Parallel: a persistent block for each multiprocessor; an item is 128 rows of W (64
-// of gate and the same 64 of up) for up to 64 rows of one expert, two consumer warp groups with 64
-// each. By the tensor map eight of gate lie before eight of up, so both meet in one thread.
-// Pipeline: nine stages of 128 bytes a row, W by TMA, x by cp.async; it runs across items.
-// Roof: memory, each chosen expert's matrix once. History: docs/notes/grouped_gemm_sm90.md.
+// for each row, or for 128 inputs of a row of x and 128 x 128 of W: then a stage has their scales,
+// by which its sums are multiplied on their way to the float32 sums of the item. Computed as y^T =
+// W x^T: the weights are wgmma's 64 rows, the expert's rows its 16 to 64 columns. Parallel: a
+// persistent block for each multiprocessor; an item is 128 rows of W (64 of gate and the same 64 of
+// up) for up to 64 rows of one expert, two consumer warp groups with 64 each. By the tensor map
+// eight of gate lie before eight of up, so both meet in one thread. Pipeline: nine stages of 128
+// bytes a row, W by TMA, x by cp.async; it runs across items. Roof: memory, each chosen expert's
+// matrix once. History: docs/notes/grouped_gemm_sm90.md.
 #include <algorithm>
+#include <type_traits>
 
 #include "kernels/activation/activation.cuh"
 #include "kernels/cuda/barrier.cuh"
@@ -16,6 +19,7 @@
 #include "kernels/cuda/mma.cuh"
 #include "kernels/cuda/tensor_map.h"
 #include "kernels/cuda/wgmma.cuh"
+#include "kernels/linear/quantize_rows.h"
 #include "kernels/moe/expert_tiles.cuh"
 #include "kernels/moe/experts_decode.h"
 
@@ -28,7 +32,6 @@ constexpr int kConsumerWarps = 8;
 constexpr int kItemOutputs = 128;  // rows of W of an item
 constexpr int kTileRows = 64;      // of x
 constexpr int kDepthBytes = 128;   // inputs of a stage: the swizzle's width
-constexpr int kStages = 9;
 constexpr uint32_t kWeightsBytes = kItemOutputs * kDepthBytes;
 constexpr uint32_t kStageBytes = kWeightsBytes + kTileRows * kDepthBytes;
 // With more rows a group on average, the tiles of 128 rows of grouped_gemm_sm90.cu are faster.
@@ -38,11 +41,25 @@ constexpr int kMostRowsOfGroup = 24;
 template <typename T>
 constexpr int kDepth = kDepthBytes / static_cast<int>(sizeof(T));  // inputs of a stage
 
+// Codes whose scales are of blocks; a stage of them has those of the rows of x, then two of W.
+struct BlockCode {
+  uint8_t bits;
+};
+template <typename T>
+constexpr bool kHasBlocks = std::is_same_v<T, BlockCode>;
+template <typename T>
+constexpr int kStages = kHasBlocks<T> ? 8 : 9;
+template <typename T>
+constexpr int kStageScales = kHasBlocks<T> ? kTileRows + 4 : 0;
+
 struct Params {
   const char* x;
   int64_t x_stride_bytes;
   const float* x_scales;       // of codes: [rows of x]
   const float* weight_scales;  // of codes: [groups, out_features]
+  int64_t x_scale_stride;      // of blocks: from 128 inputs to the next
+  int32_t scale_rows;          // of blocks: of each group
+  int32_t scale_stride;        // from one of those to the next
   const int32_t* begins;       // [groups + 1]
   const int32_t* pairs;
   int32_t pairs_per_row;
@@ -57,10 +74,12 @@ struct Params {
   float limit;
 };
 
+template <typename T>
 struct Shared {
   // W [128] and x [64] rows of kDepthBytes, swizzled
-  alignas(1024) char stages[kStages][kStageBytes];
-  Barrier full[kStages], empty[kStages];
+  alignas(1024) char stages[kStages<T>][kStageBytes];
+  float scales[kStages<T>][kStageScales<T> + 1];
+  Barrier full[kStages<T>], empty[kStages<T>];
   ExpertTiles experts;
 };
 
@@ -96,44 +115,71 @@ struct Item {
 // Walks over every gridDim.x-th item.
 class Items {
  public:
-  __device__ Items(const Params& p, const Shared& shared)
+  __device__ Items(const Params& p, const ExpertTiles& experts)
       : p_(p),
-        shared_(shared),
-        count_(shared.experts.tiles[p.groups] * p.chunks),
+        experts_(experts),
+        count_(experts.tiles[p.groups] * p.chunks),
         at_(static_cast<int>(blockIdx.x)) {}
 
   __device__ bool next(Item& item) {
     if (at_ >= count_) return false;
     const int tile = at_ / p_.chunks;
     item.chunk = at_ % p_.chunks;
-    item.group = bucket_of(shared_.experts.tiles, p_.groups, tile);
-    item.first =
-        shared_.experts.begins[item.group] + (tile - shared_.experts.tiles[item.group]) * kTileRows;
-    item.rows = min(kTileRows, shared_.experts.begins[item.group + 1] - item.first);
+    item.group = bucket_of(experts_.tiles, p_.groups, tile);
+    item.first = experts_.begins[item.group] + (tile - experts_.tiles[item.group]) * kTileRows;
+    item.rows = min(kTileRows, experts_.begins[item.group + 1] - item.first);
     at_ += static_cast<int>(gridDim.x);
     return true;
   }
 
  private:
   const Params& p_;
-  const Shared& shared_;
+  const ExpertTiles& experts_;
   const int count_;
   int at_;
 };
 
 // --- the producer ---
 
+// Four bytes to shared memory.
+__device__ __forceinline__ void copy_float(float* to, const float* from) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(shared_address(to)), "l"(from)
+               : "memory");
+}
+
+// The scales of the stages of an item that this thread copies: one of a row of x, or one of W.
+template <bool GATED>
+struct ScaleCopy {
+  const float* from = nullptr;  // of the first stage; null: none
+  int64_t step = 0;             // to the next stage's
+
+  __device__ ScaleCopy(const Params& p, const Item& item) {
+    const int thread = static_cast<int>(threadIdx.x);
+    if (thread < item.rows) {
+      const int slot = item.first + thread;
+      from = p.x_scales + (GATED ? p.pairs[slot] / p.pairs_per_row : slot);
+      step = p.x_scale_stride;
+    } else if (thread >= kTileRows && thread < kTileRows + (GATED ? 2 : 1)) {
+      const int first = item.chunk * (GATED ? kItemOutputs / 2 : kItemOutputs);  // output
+      const int row = (first + (thread - kTileRows) * p.columns) / kScaleBlock;
+      from = p.weight_scales + (int64_t{item.group} * p.scale_rows + row) * p.scale_stride;
+      step = 1;
+    }
+  }
+};
+
 template <typename T, bool GATED>
-__device__ void produce(const Params& p, Shared& shared, Items& items,
+__device__ void produce(const Params& p, Shared<T>& shared, Items& items,
                         const CUtensorMap& weights_map) {
   // A thread copies 16 bytes of each of four rows, 16 rows apart.
   constexpr int kCopies = 4, kRowStep = 16;
   const int thread = static_cast<int>(threadIdx.x);
   const int part = thread % 8, row0 = thread / 8;
   const uint32_t to = static_cast<uint32_t>(row0 * kDepthBytes + (part ^ row0 % 8) * 16);
-  PipelineState<kStages> pipeline;
+  PipelineState<kStages<T>> pipeline;
   Item item;
   while (items.next(item)) {
+    [[maybe_unused]] const ScaleCopy<GATED> scale(p, item);
     uint32_t offsets[kCopies];  // in units of 16 bytes: 32 bits reach 64 GiB
 #pragma unroll
     for (int i = 0; i < kCopies; ++i) {
@@ -156,6 +202,9 @@ __device__ void produce(const Params& p, Shared& shared, Items& items,
         if (row0 + i * kRowStep < item.rows)
           copy_async(rows + static_cast<uint32_t>(i * kRowStep * kDepthBytes),
                      p.x + (known ? (uint64_t{offsets[i]} + step * 8) * 16 : 0), known);
+      if constexpr (kHasBlocks<T>)
+        if (scale.from != nullptr)
+          copy_float(&shared.scales[pipeline.stage][thread], scale.from + step * scale.step);
       barrier_arrive_after_copies(full);
       pipeline.advance();
     }
@@ -166,14 +215,51 @@ __device__ void produce(const Params& p, Shared& shared, Items& items,
 
 // --- the consumers ---
 
-__device__ __forceinline__ void release_stage(Shared& shared, int stage) {
+template <typename T>
+__device__ __forceinline__ void release_stage(Shared<T>& shared, int stage) {
   __syncwarp();
   if (threadIdx.x % 32 == 0) barrier_arrive(shared.empty[stage]);
 }
 
+// The same with scales of blocks: a stage is one of them.
+template <bool GATED, int COLUMNS>
+__device__ void multiply_blocks(Shared<BlockCode>& shared,
+                                PipelineState<kStages<BlockCode>>& pipeline, int warp_group,
+                                int steps, float (&sums)[COLUMNS / 2]) {
+  const int row0 = static_cast<int>(threadIdx.x) % 4 * 2;
+#pragma unroll
+  for (int i = 0; i < COLUMNS / 2; ++i) sums[i] = 0;
+  for (int step = 0; step < steps; ++step) {
+    const char* w = shared.stages[pipeline.stage] + warp_group * 64 * kDepthBytes;
+    const char* x = shared.stages[pipeline.stage] + kWeightsBytes;
+    const float* scales = shared.scales[pipeline.stage];
+    float part[COLUMNS / 2];
+    barrier_wait(shared.full[pipeline.stage], pipeline.parity);
+    fence_async();
+    pin(part);
+    wgmma_begin();
+#pragma unroll
+    for (int i = 0; i < kDepthBytes; i += 32)
+      wgmma_e4m3(part, matrix_descriptor(w + i, 16), matrix_descriptor(x + i, 16), i > 0);
+    wgmma_commit();
+    const float upper = scales[kTileRows], lower = scales[kTileRows + (GATED ? 1 : 0)];
+    wgmma_wait<0>();
+    pin(part);
+#pragma unroll
+    for (int i = 0; i < COLUMNS / 4; ++i) {  // two rows of W each; as Writer has them
+      const float scale = scales[i / 2 * 8 + row0 + i % 2];
+      const int at = i / 2 * 4 + i % 2;
+      sums[at] += part[at] * (scale * upper);
+      sums[at + 2] += part[at + 2] * (scale * lower);
+    }
+    release_stage(shared, pipeline.stage);
+    pipeline.advance();
+  }
+}
+
 // The sums of the warp group's 64 rows of W by COLUMNS rows of x.
 template <typename T, int COLUMNS>
-__device__ void multiply(Shared& shared, PipelineState<kStages>& pipeline, int warp_group,
+__device__ void multiply(Shared<T>& shared, PipelineState<kStages<T>>& pipeline, int warp_group,
                          int steps, float (&sums)[COLUMNS / 2]) {
   int released = -1;  // the stage that the multiplication in flight reads
   for (int step = 0; step < steps; ++step) {
@@ -246,12 +332,12 @@ class Writer {
     OfRow out;
     if (row >= p_.out_features) return out;
     const int64_t at = int64_t{item_.group} * p_.out_features + row;
-    if constexpr (sizeof(T) == 1) out.scale = p_.weight_scales[at];
+    if constexpr (std::is_same_v<T, uint8_t>) out.scale = p_.weight_scales[at];
     if (p_.bias != nullptr) out.bias = to_float(p_.bias[at]);
     return out;
   }
   __device__ float x_scale(int slot) const {
-    if constexpr (sizeof(T) != 1) return 1;
+    if constexpr (!std::is_same_v<T, uint8_t>) return 1;
     return p_.x_scales[GATED ? p_.pairs[slot] / p_.pairs_per_row : slot];
   }
 
@@ -261,17 +347,20 @@ class Writer {
 };
 
 template <typename T, bool GATED, int COLUMNS>
-__device__ __forceinline__ void compute(const Params& p, Shared& shared,
-                                        PipelineState<kStages>& pipeline, const Item& item) {
+__device__ __forceinline__ void compute(const Params& p, Shared<T>& shared,
+                                        PipelineState<kStages<T>>& pipeline, const Item& item) {
   const int warp_group = static_cast<int>(threadIdx.x) / kWarpGroup - 1;
   float sums[COLUMNS / 2];
-  multiply<T, COLUMNS>(shared, pipeline, warp_group, p.steps, sums);
+  if constexpr (kHasBlocks<T>)
+    multiply_blocks<GATED, COLUMNS>(shared, pipeline, warp_group, p.steps, sums);
+  else
+    multiply<T, COLUMNS>(shared, pipeline, warp_group, p.steps, sums);
   Writer<T, GATED>(p, item).template write<COLUMNS>(sums);
 }
 
 template <typename T, bool GATED>
-__device__ void consume(const Params& p, Shared& shared, Items& items) {
-  PipelineState<kStages> pipeline;
+__device__ void consume(const Params& p, Shared<T>& shared, Items& items) {
+  PipelineState<kStages<T>> pipeline;
   Item item;
   while (items.next(item)) {
     if (item.rows <= 16)
@@ -287,10 +376,10 @@ template <typename T, bool GATED>
 __global__ void __launch_bounds__(kThreads, 1)
     experts_decode_kernel(const __grid_constant__ CUtensorMap weights_map, const Params p) {
   extern __shared__ char raw[];
-  Shared& shared = *reinterpret_cast<Shared*>(raw + (1024 - shared_address(raw) % 1024) % 1024);
+  auto& shared = *reinterpret_cast<Shared<T>*>(raw + (1024 - shared_address(raw) % 1024) % 1024);
   release_next();
   if (threadIdx.x == 0) {
-    for (int i = 0; i < kStages; ++i) {
+    for (int i = 0; i < kStages<T>; ++i) {
       // The thread that expects TMA's bytes, and those whose copies have landed.
       barrier_init(shared.full[i], 1 + kWarpGroup);
       barrier_init(shared.empty[i], kConsumerWarps);
@@ -300,7 +389,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   wait_for_previous();
   divide_experts<kTileRows, kThreads>(p.begins, p.groups, shared.experts);
   __syncthreads();
-  Items items(p, shared);
+  Items items(p, shared.experts);
   if (threadIdx.x < kWarpGroup)
     produce<T, GATED>(p, shared, items, weights_map);
   else
@@ -338,6 +427,9 @@ Status start(const GroupedArgs& args, const DeviceTraits& traits, const LaunchOp
                       .x_stride_bytes = args.x_stride * static_cast<int64_t>(sizeof(T)),
                       .x_scales = args.x_scales,
                       .weight_scales = args.weight_scales,
+                      .x_scale_stride = args.x_scale_stride,
+                      .scale_rows = static_cast<int32_t>(scale_blocks(args.out_features)),
+                      .scale_stride = static_cast<int32_t>(block_scale_stride(args.in_features)),
                       .begins = args.plan->begins,
                       .pairs = args.plan->pairs,
                       .pairs_per_row = args.pairs_per_row,
@@ -353,7 +445,7 @@ Status start(const GroupedArgs& args, const DeviceTraits& traits, const LaunchOp
                       .activation = args.activation.value_or(Activation::kSilu),
                       .limit = args.limit};
   auto* kernel = experts_decode_kernel<T, GATED>;
-  constexpr size_t kBytes = sizeof(Shared) + 1024;
+  constexpr size_t kBytes = sizeof(Shared<T>) + 1024;
   ESP_RETURN_IF_ERROR(allow_shared("grouped linear", kernel, kBytes));
   return launch_kernel("grouped linear", kernel,
                        dim3(static_cast<unsigned>(traits.num_multiprocessors)), kThreads, kBytes,
@@ -371,11 +463,15 @@ bool experts_decode_supports(const GroupedArgs& args, const DeviceTraits& traits
          args.out_features % (gathers ? 16 : 8) == 0 &&
          (args.in_features | args.x_stride | args.weights_stride) % (is_codes(args) ? 16 : 8) ==
              0 &&
+         (!args.block_scales || !gathers || args.out_features / 2 % kScaleBlock == 0) &&
          aligned(args.x, 16) && aligned(args.weights, 16);
 }
 
 Status experts_decode(const GroupedArgs& args, const DeviceTraits& traits,
                       const LaunchOptions& launch) {
+  if (args.block_scales)
+    return args.activation ? start<BlockCode, true>(args, traits, launch)
+                           : start<BlockCode, false>(args, traits, launch);
   if (is_codes(args))
     return args.activation ? start<uint8_t, true>(args, traits, launch)
                            : start<uint8_t, false>(args, traits, launch);

@@ -226,6 +226,8 @@ Status check(const GroupedArgs& args) {
     return error(StatusCode::kUnimplemented, "grouped linear: F16 is not supported");
   if ((args.x_scales == nullptr) != (args.weight_scales == nullptr))
     return invalid_argument("grouped linear: scales of rows or of weights are missing");
+  if (args.block_scales && args.weight_scales == nullptr)
+    return invalid_argument("grouped linear: scales of blocks are missing");
   if (args.num_groups < 1 || args.in_features < 8 || args.in_features % 8 != 0 ||
       args.out_features < 2 || args.out_features % 2 != 0 || args.rows < 0 || args.num_pairs < 0)
     return invalid_argument("grouped linear: {} groups of {} x {}", args.num_groups,

@@ -2,7 +2,8 @@
 // permutation of rows in the loads and the gated activation in the epilogue.
 // x [tokens, in] by the plan's pairs (gate and up) or [pairs, in] in the order of slots (down), W
 // [experts, out, in], y [pairs, out] or, with an activation, [pairs, out / 2]; bfloat16, or x and W
-// e4m3 with a scale for each row, by which the epilogue multiplies.
+// e4m3 with scales of rows, by which the epilogue multiplies, or of 128 inputs of a row of x and
+// 128 x 128 of W, by which a stage's sums of 128 rows of W are on their way to those of the tile.
 // Parallel: persistent clusters of two blocks. A tile is 128 rows by 256 rows of W (with an
 // activation 128 of gate and the same 128 of up); two consumer warp groups have 64 rows each. The
 // two blocks have two tiles of one expert and the same rows of W, of which each fetches half for
@@ -12,6 +13,8 @@
 // Roof: tensor cores from about 100 rows an expert on, below it memory, each chosen expert's matrix
 // once. L2 gives 128 rows + 128 rows of W for 128 x 256 sums, 128 operations a byte. History:
 // docs/notes/grouped_gemm_sm90.md.
+#include <type_traits>
+
 #include "kernels/activation/activation.cuh"
 #include "kernels/cuda/barrier.cuh"
 #include "kernels/cuda/cluster.cuh"
@@ -20,6 +23,7 @@
 #include "kernels/cuda/tensor_copy.cuh"
 #include "kernels/cuda/tensor_map.h"
 #include "kernels/cuda/wgmma.cuh"
+#include "kernels/linear/quantize_rows.h"
 #include "kernels/moe/expert_tiles.cuh"
 #include "kernels/moe/grouped_gemm_sm90.h"
 
@@ -38,7 +42,10 @@ constexpr uint32_t kRowsBytes = kTileRows * kDepthBytes;
 constexpr uint32_t kHalfBytes = kHalfOutputs * kDepthBytes;
 constexpr uint32_t kStageBytes = kRowsBytes + 2 * kHalfBytes;
 
-// T: of x and W, bf16 or uint8_t for codes of e4m3.
+// T: of x and W, bf16, uint8_t for codes of e4m3, or BlockCode for those with scales of blocks.
+struct BlockCode {
+  uint8_t bits;
+};
 template <typename T>
 constexpr bool kIsCodes = sizeof(T) == 1;
 template <typename T>
@@ -49,6 +56,9 @@ struct Params {
   int64_t x_stride_bytes;
   const float* x_scales;       // of codes: [rows of x]
   const float* weight_scales;  // of codes: [groups, out_features]
+  int64_t x_scale_stride;      // of blocks: from 128 inputs to the next
+  int32_t scale_rows;          // of blocks: of each group
+  int32_t scale_stride;        // from one of those to the next
   const int32_t* begins;       // [groups + 1]
   const int32_t* pairs;
   int32_t pairs_per_row;
@@ -270,6 +280,85 @@ __device__ void multiply(const Params& p, Shared& shared, PipelineState<kStages>
   release_stage(shared, released);
 }
 
+// The scales of one stage: of the lane's two rows of x, and of W's two halves.
+struct StageScales {
+  float rows[2], halves[2];
+};
+
+// Walks over the stages' scales of a tile, of which the next are in flight.
+template <bool GATED>
+class ScaleWalk {
+ public:
+  // first_row: of the warp, in the tile.
+  __device__ ScaleWalk(const Params& p, const Tile& tile, int first_row) : p_(p) {
+    const int lane = static_cast<int>(threadIdx.x) % 32;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int slot = tile.first + min(first_row + half * 8 + lane / 4, tile.rows - 1);
+      x_[half] = p.x_scales + (GATED ? p.pairs[slot] / p.pairs_per_row : slot);
+      const int output = GATED ? half * p.columns + tile.column_tile * kHalfOutputs
+                               : tile.column_tile * kTileOutputs + half * kHalfOutputs;
+      const int row = min(output / kScaleBlock, p.scale_rows - 1);
+      w_[half] = p.weight_scales + (int64_t{tile.group} * p.scale_rows + row) * p.scale_stride;
+    }
+  }
+  __device__ StageScales at(int step) const {
+    StageScales out;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      out.rows[half] = x_[half][step * p_.x_scale_stride];
+      out.halves[half] = w_[half][step];
+    }
+    return out;
+  }
+
+ private:
+  const Params& p_;
+  const float *x_[2], *w_[2];
+};
+
+// As multiply(), of codes with scales of blocks, of which a stage is one.
+template <bool GATED>
+__device__ void multiply_blocks(const Params& p, Shared& shared, PipelineState<kStages>& pipeline,
+                                const Tile& tile, int group, float (&sums)[kTileOutputs / 2]) {
+  constexpr int kHalf = kTileOutputs / 4;  // sums of a half
+  const bool has_rows = group * kGroupRows < tile.rows;
+  const int warp = static_cast<int>(threadIdx.x) % kWarpGroup / 32;
+  const ScaleWalk<GATED> walk(p, tile, has_rows ? group * kGroupRows + warp * 16 : 0);
+#pragma unroll
+  for (int i = 0; i < 2 * kHalf; ++i) sums[i] = 0;
+  StageScales scales = walk.at(0);
+  for (int step = 0; step < p.steps; ++step) {
+    const StageScales next = walk.at(min(step + 1, p.steps - 1));
+    barrier_wait(shared.full[pipeline.stage], pipeline.parity);
+    if (has_rows) {
+      if constexpr (GATED) fence_async();  // what cp.async wrote becomes visible to wgmma
+      const char* x = shared.stages[pipeline.stage] + group * kGroupRows * kDepthBytes;
+      const char* w = shared.stages[pipeline.stage] + kRowsBytes;
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        float part[kHalf];
+        pin(part);
+        wgmma_begin();
+#pragma unroll
+        for (int i = 0; i < kDepthBytes; i += 32)
+          wgmma_e4m3(part, matrix_descriptor(x + i, 16),
+                     matrix_descriptor(w + half * kHalfBytes + i, 16), i > 0);
+        wgmma_commit();
+        const float of[2] = {scales.rows[0] * scales.halves[half],
+                             scales.rows[1] * scales.halves[half]};
+        wgmma_wait<0>();
+        pin(part);
+#pragma unroll
+        for (int i = 0; i < kHalf; ++i) sums[half * kHalf + i] += part[i] * of[i / 2 % 2];
+      }
+    }
+    release_stage(shared, pipeline.stage);
+    pipeline.advance();
+    scales = next;
+  }
+}
+
 // Turns four words of each lane of a quad, word j of lane i becoming word i of lane j.
 __device__ __forceinline__ void transpose_quad(uint32_t (&words)[4]) {
   const int lane = static_cast<int>(threadIdx.x);
@@ -374,10 +463,13 @@ __device__ void consume(const Params& p, Shared& shared, Tiles& tiles) {
   float sums[kTileOutputs / 2];
   while (tiles.next(tile)) {
     const bool has_rows = group * kGroupRows < tile.rows;
-    multiply<T, GATED>(p, shared, pipeline, group, has_rows, sums);
+    if constexpr (std::is_same_v<T, BlockCode>)
+      multiply_blocks<GATED>(p, shared, pipeline, tile, group, sums);
+    else
+      multiply<T, GATED>(p, shared, pipeline, group, has_rows, sums);
     if (!has_rows || !tile.writes) continue;
     const Writer<GATED> writer{p, tile, group * kGroupRows + warp * 16};
-    if constexpr (kIsCodes<T>) writer.apply_scales(sums);
+    if constexpr (std::is_same_v<T, uint8_t>) writer.apply_scales(sums);
     if (p.bias != nullptr) writer.add_bias(sums);
     if (!GATED || p.activation == Activation::kSilu)
       writer.template write<Activation::kSilu>(sums);
@@ -445,6 +537,9 @@ Status start(const GroupedArgs& args, const DeviceTraits& traits, const LaunchOp
                       .x_stride_bytes = args.x_stride * static_cast<int64_t>(kSize),
                       .x_scales = args.x_scales,
                       .weight_scales = args.weight_scales,
+                      .x_scale_stride = args.x_scale_stride,
+                      .scale_rows = static_cast<int32_t>(scale_blocks(args.out_features)),
+                      .scale_stride = static_cast<int32_t>(block_scale_stride(args.in_features)),
                       .begins = args.plan->begins,
                       .pairs = args.plan->pairs,
                       .pairs_per_row = args.pairs_per_row,
@@ -478,12 +573,16 @@ bool grouped_gemm_sm90_supports(const GroupedArgs& args, const DeviceTraits& tra
          gathers == args.activation.has_value() && args.num_groups <= kMaxExperts &&
          args.out_features % (gathers ? 16 : 8) == 0 && args.y_stride % 8 == 0 &&
          (args.in_features | args.x_stride | args.weights_stride) % (codes ? 16 : 8) == 0 &&
+         (!args.block_scales || !gathers || args.out_features / 2 % kScaleBlock == 0) &&
          aligned(args.x, 16) && aligned(args.weights, 16) && aligned(args.y, 16) &&
          aligned(args.bias, 4) && aligned(args.weight_scales, 8);
 }
 
 Status grouped_gemm_sm90(const GroupedArgs& args, const DeviceTraits& traits,
                          const LaunchOptions& launch) {
+  if (args.block_scales)
+    return args.activation ? start<BlockCode, true>(args, traits, launch)
+                           : start<BlockCode, false>(args, traits, launch);
   if (args.weight_scales != nullptr)
     return args.activation ? start<uint8_t, true>(args, traits, launch)
                            : start<uint8_t, false>(args, traits, launch);

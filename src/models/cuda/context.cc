@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <utility>
 
+#include "kernels/linear/quantize_rows.h"
+
 namespace espalier {
 namespace {
 
@@ -30,17 +32,21 @@ CudaExpertScratch lay_out_experts(const program::Program& program, const CudaWei
               .pairs = arena.take<int32_t>(pairs),
               .begins = arena.take<int32_t>(experts + 1),
               .tiles = arena.take<int32_t>(experts + 1)};
-  int64_t rounded = 0;
+  int64_t rounded = 0, scales = pairs;
   for (const Op& op : program.ops) {
     if (op.kind != program::OpKind::kMoeMatmul) continue;
     const auto& matmul = op.as<program::MoeMatmul>();
     if (weights.at(matmul.weight).scales == nullptr) continue;
     const bool by_token = matmul.weight.kind == WeightKind::kExpertGateUp;
-    rounded = std::max(rounded, (by_token ? max_tokens : pairs) * matmul.in_features);
+    const int64_t rows = by_token ? max_tokens : pairs;
+    rounded = std::max(rounded, rows * matmul.in_features);
+    if (!weights.at(matmul.weight).format.codes.block_scales) continue;
+    scales = std::max(scales, kernels::cuda::scale_blocks(matmul.in_features) *
+                                  kernels::cuda::group_scale_stride(rows));
   }
   if (rounded == 0) return out;
   out.rounded = arena.take<uint8_t>(rounded);
-  out.rounded_scales = arena.take<float>(pairs);
+  out.rounded_scales = arena.take<float>(scales);
   return out;
 }
 

@@ -1,7 +1,10 @@
 // Weights that are drawn on the device.
 #include <algorithm>
+#include <filesystem>
 #include <utility>
+#include <vector>
 
+#include "checkpoint/json_object.h"
 #include "kernels/linear/quantize_rows.h"
 #include "kernels/random/cuda.h"
 #include "models/cuda/tensor_loader.h"
@@ -14,14 +17,28 @@ namespace {
 
 namespace kc = kernels::cuda;
 
+// What config.json states that a checkpoint's matrices are stored in, of FP8 in blocks.
+Result<WeightCodes> stated_codes(const std::filesystem::path& folder) {
+  if (!std::filesystem::exists(folder / "config.json")) return WeightCodes();
+  ESP_ASSIGN_OR_RETURN(const JsonObject config, JsonObject::read(folder / "config.json"));
+  if (!config.has("quantization_config")) return WeightCodes();
+  ESP_ASSIGN_OR_RETURN(const JsonObject quantization, config.object("quantization_config"));
+  if (!quantization.has("weight_block_size")) return WeightCodes();
+  ESP_ASSIGN_OR_RETURN(const std::vector<int64_t> block,
+                       quantization.integers("weight_block_size"));
+  const bool known = block == std::vector<int64_t>{kc::kScaleBlock, kc::kScaleBlock};
+  return WeightCodes{.e4m3 = known, .block_scales = known};
+}
+
 class DummyLoader final : public CudaTensorLoader {
  public:
-  DummyLoader(uint64_t seed, cuda::Stream stream) : seed_(seed), stream_(std::move(stream)) {}
+  DummyLoader(uint64_t seed, const WeightCodes& codes, cuda::Stream stream)
+      : seed_(seed), codes_(codes), stream_(std::move(stream)) {}
 
   Status put(const TensorPart& part, DType type, std::byte* device) override {
     return draw(part, part.slice.value_or(TensorSlice::whole(part.shape)), type, device);
   }
-  WeightCodes stored_codes(const std::string&) const override { return {}; }
+  WeightCodes stored_codes(const std::string&) const override { return codes_; }
   Status put_e4m3(const TensorPart& part, std::byte* device, float* scales) override {
     return draw_rows(part, [&](const TensorSlice& slice, int64_t row) {
       return kc::quantize_rows({.x = drawn_.data(),
@@ -32,6 +49,23 @@ class DummyLoader final : public CudaTensorLoader {
                                 .dim = static_cast<int32_t>(slice.columns)},
                                {.stream = stream_.get()});
     });
+  }
+  // Codes of rows, whose scales are about alike, with one of these for all.
+  Status put_block_e4m3(const TensorPart& part, std::byte* device, float* scales) override {
+    const TensorSlice all = part.slice.value_or(TensorSlice::whole(part.shape));
+    ESP_ASSIGN_OR_RETURN(const cuda::DeviceBuffer of_rows,
+                         cuda::DeviceBuffer::allocate(all.rows * 4, "scales drawn"));
+    auto* from = reinterpret_cast<float*>(of_rows.data());
+    ESP_RETURN_IF_ERROR(put_e4m3(part, device, from));
+    float scale = 0;
+    ESP_RETURN_IF_ERROR(cuda::copy_to_host(&scale, from, sizeof(scale), stream_));
+    ESP_RETURN_IF_ERROR(stream_.synchronize());
+    const std::vector<float> values(
+        static_cast<size_t>(kc::scale_blocks(all.rows) * kc::block_scale_stride(all.columns)),
+        scale);
+    ESP_RETURN_IF_ERROR(
+        cuda::copy_to_device(scales, values.data(), std::ssize(values) * 4, stream_));
+    return stream_.synchronize();
   }
   Status put_int4(const TensorPart& part, const kc::Int4Destination& to) override {
     return draw_rows(part, [&](const TensorSlice& slice, int64_t row) {
@@ -108,15 +142,17 @@ class DummyLoader final : public CudaTensorLoader {
   }
 
   const uint64_t seed_;
+  const WeightCodes codes_;
   const cuda::Stream stream_;
   cuda::DeviceBuffer drawn_;  // of what is rounded
 };
 
 }  // namespace
 
-Result<std::unique_ptr<CudaTensorLoader>> make_dummy_loader(uint64_t seed) {
+Result<std::unique_ptr<CudaTensorLoader>> make_dummy_loader(const ModelLoadOptions& options) {
   ESP_ASSIGN_OR_RETURN(cuda::Stream stream, cuda::Stream::create());
-  return std::make_unique<DummyLoader>(seed, std::move(stream));
+  ESP_ASSIGN_OR_RETURN(const WeightCodes codes, stated_codes(options.path));
+  return std::make_unique<DummyLoader>(options.seed, codes, std::move(stream));
 }
 
 }  // namespace espalier

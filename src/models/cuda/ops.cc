@@ -299,6 +299,7 @@ kc::LinearArgs matmul_shape(const CudaWeights& weights, const program::Matmul& m
           .x_stride = weight.in_features,
           .weights = weight.data,
           .weight_scales = weight.scales,
+          .block_scales = weight.format.codes.block_scales,
           .int4 = weight.format.codes.int4,
           .y_stride = outputs,
           .silu_mul = silu_mul};

@@ -79,7 +79,13 @@ kc::SmallBatchMoeArgs moe_block_args(const CudaContext& c, const Op& op) {
 // Steps whose rows may not depend on how many there are take the kernels for many rows.
 Result<bool> runs_moe_block(CudaContext& c, const Op& op) {
   if (c.attention_group(op).shape.fixed_split > 0) return false;
-  if (c.weights().at(op.as<MoeBlock>().experts.gate_up.weight).format.codes.mxfp4) return false;
+  const auto& block = op.as<MoeBlock>();
+  const WeightCodes codes = c.weights().at(block.experts.gate_up.weight).format.codes;
+  if (codes.mxfp4 || codes.block_scales) return false;
+  if (block.experts.combine.shared &&
+      c.weights().at(block.shared_gate_up.weight).format.codes.block_scales) {
+    return false;
+  }
   const kc::SmallBatchMoeArgs args = moe_block_args(c, op);
   if (args.gate_up_scales != nullptr && args.rows > kc::kSmallBatchMoeFastRowsE4m3) return false;
   return kc::small_batch_moe_supports(args);
@@ -162,6 +168,10 @@ kc::GroupedArgs grouped_args(const CudaContext& c, const Op& op) {
     args.x_stride = matmul.in_features;
     args.x_scales = c.experts().rounded_scales;
     args.weight_scales = weight.scales;
+    if (weight.format.codes.block_scales) {
+      args.block_scales = true;
+      args.x_scale_stride = kc::group_scale_stride(c.num_rows(x));
+    }
   }
   return args;
 }
@@ -170,6 +180,7 @@ kc::GroupedArgs grouped_args(const CudaContext& c, const Op& op) {
 Status round_rows(CudaContext& c, const Op& op) {
   const Operand& x = op.inputs[0];
   const auto& matmul = op.as<program::MoeMatmul>();
+  const bool blocks = c.weights().at(matmul.weight).format.codes.block_scales;
   const bool spread =
       matmul.num_experts < matmul.num_routed && matmul.weight.kind == WeightKind::kExpertDown;
   return kc::quantize_rows(
@@ -178,6 +189,7 @@ Status round_rows(CudaContext& c, const Op& op) {
        .x_stride = c.stride(x),
        .y = c.experts().rounded,
        .scales = c.experts().rounded_scales,
+       .group_stride = blocks ? kc::group_scale_stride(c.num_rows(x)) : 0,
        .rows = c.num_rows(x),
        .dim = matmul.in_features,
        .num_used = spread ? c.experts().plan.begins + matmul.num_experts : nullptr},

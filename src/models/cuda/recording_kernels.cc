@@ -156,6 +156,9 @@ class Loader final : public CudaTensorLoader {
     const std::array<int64_t, 1> rows{part.shape[0]};
     return label(part.name + ":scales", rows, 4, reinterpret_cast<std::byte*>(scales));
   }
+  Status put_block_e4m3(const TensorPart& part, std::byte* device, float* scales) override {
+    return put_e4m3(part, device, scales);
+  }
   Status put_int4(const TensorPart& part, const kernels::cuda::Int4Destination& to) override {
     const int64_t bytes = kernels::cuda::int4_bytes(to.format, to.out_features, to.in_features);
     memory.write(flat(static_cast<std::byte*>(to.records), bytes),
@@ -215,7 +218,7 @@ Result<std::unique_ptr<CudaTensorLoader>> make_partial_loader(const std::filesys
   return std::make_unique<recording::Loader>();
 }
 
-Result<std::unique_ptr<CudaTensorLoader>> make_dummy_loader(uint64_t) {
+Result<std::unique_ptr<CudaTensorLoader>> make_dummy_loader(const ModelLoadOptions&) {
   return std::make_unique<recording::Loader>();
 }
 

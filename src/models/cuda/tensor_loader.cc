@@ -407,10 +407,29 @@ class ChunkList {
     }
     decoded_.insert(&tensor);
     std::vector<float>& values = scales_.emplace_back(scales, std::vector<float>()).second;
+    if (stored.block_columns > 0) {
+      values = block_scales(stored, slice);
+      return Status();
+    }
     for (int64_t row = 0; row < slice.rows; ++row) {
       values.push_back(stored.scale(slice.first_row + row));
     }
     return Status();
+  }
+
+  // Of a slice that begins with a block, as GEMMs read them.
+  static std::vector<float> block_scales(const StoredE4m3& stored, const TensorSlice& slice) {
+    const int64_t rows = kc::scale_blocks(slice.rows),
+                  stride = kc::block_scale_stride(slice.columns);
+    std::vector<float> out(static_cast<size_t>(rows * stride));
+    for (int64_t row = 0; row < rows; ++row) {
+      const int64_t from = (slice.first_row / kc::kScaleBlock + row) * stored.block_columns +
+                           slice.first_column / kc::kScaleBlock;
+      std::ranges::copy(stored.scales.subspan(static_cast<size_t>(from),
+                                              static_cast<size_t>(kc::scale_blocks(slice.columns))),
+                        out.begin() + row * stride);
+    }
+    return out;
   }
 
   // Codes of 4 bits and what belongs to them: as many rows, or inputs, as fit into a buffer.
@@ -547,9 +566,18 @@ class CheckpointLoader final : public CudaTensorLoader {
     if (!loads(part.name)) return Status();
     ESP_ASSIGN_OR_RETURN(const CheckpointTensor* tensor, source_.find(part.name, part.shape));
     const TensorSlice slice = part.slice.value_or(TensorSlice::whole(part.shape));
-    if (stored_codes(part.name).e4m3) return list_.add_codes(*tensor, slice, device, scales);
+    const WeightCodes stored = stored_codes(part.name);
+    if (stored.e4m3 && !stored.block_scales) {
+      return list_.add_codes(*tensor, slice, device, scales);
+    }
     return add_rounded(*tensor, part,
                        {.device = device, .columns = slice.columns, .scales = scales});
+  }
+
+  Status put_block_e4m3(const TensorPart& part, std::byte* device, float* scales) override {
+    ESP_ASSIGN_OR_RETURN(const CheckpointTensor* tensor, source_.find(part.name, part.shape));
+    return list_.add_codes(*tensor, part.slice.value_or(TensorSlice::whole(part.shape)), device,
+                           scales);
   }
 
   Status put_int4(const TensorPart& part, const kc::Int4Destination& to) override {

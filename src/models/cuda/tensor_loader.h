@@ -36,12 +36,16 @@ class CudaTensorLoader {
   virtual ~CudaTensorLoader() = default;
   // The part as elements of `type` (kFloat32 or kBFloat16), row-major to `device`. Fails by name.
   virtual Status put(const TensorPart& part, DType type, std::byte* device) = 0;
-  // The codes that the tensor is stored in: e4m3 with a scale for each row, or for all, or 4 bits.
+  // The codes that the tensor is stored in: e4m3 with a scale for each row, for all or for blocks of
+  // 128 x 128, or 4 bits.
   virtual WeightCodes stored_codes(const std::string& name) const = 0;
   // The part's rows as e4m3, row-major to `device`, and the scale of each to `scales`: as they are
   // stored, or rounded (quantize_rows.h). REQUIRES: columns are a multiple of
   // kQuantizedRowMultiple.
   virtual Status put_e4m3(const TensorPart& part, std::byte* device, float* scales) = 0;
+  // The same of what is stored with scales of blocks, [scale_blocks(rows)][block_scale_stride(
+  // columns)]. REQUIRES: stored_codes() states so; a slice begins with a block.
+  virtual Status put_block_e4m3(const TensorPart& part, std::byte* device, float* scales) = 0;
   // The part as rows of `to`'s records, whose number `to` has: as they are stored, or rounded.
   // REQUIRES: the part has no slice; its columns are a multiple of 32.
   virtual Status put_int4(const TensorPart& part, const kernels::cuda::Int4Destination& to) = 0;
@@ -79,6 +83,7 @@ Result<std::unique_ptr<CudaTensorLoader>> make_partial_loader(const std::filesys
                                                               const DecoderSpec& spec);
 // Of tensors that another process has on the GPU; otherwise as the loader of one file.
 Result<std::unique_ptr<CudaTensorLoader>> make_shared_loader(std::vector<SharedTensor> tensors);
-Result<std::unique_ptr<CudaTensorLoader>> make_dummy_loader(uint64_t seed);
+// Of a folder whose config.json states FP8 in blocks of 128 x 128, matrices are such.
+Result<std::unique_ptr<CudaTensorLoader>> make_dummy_loader(const ModelLoadOptions& options);
 
 }  // namespace espalier

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <utility>
 
+#include "kernels/linear/quantize_rows.h"
+
 namespace espalier {
 namespace {
 
@@ -211,25 +213,33 @@ Status WeightPlacer::coded_matrix(const MatrixLayout& layout, CudaWeight& out) {
 
 Status WeightPlacer::e4m3_stack(std::span<const MatrixLayout* const> matrices, CudaWeight& out) {
   const MatrixLayout& first = *matrices.front();
+  const WeightCodes codes = device_codes(first, rounding_.types, stored_codes());
   const auto count = static_cast<int64_t>(matrices.size());
   const int64_t rows = first.local_rows(), columns = first.local_columns();
   auto* data = arena_.take<std::byte>(count * rows * columns);
-  auto* scales = arena_.take<float>(count * rows);
+  // Rows of so many have `scale_columns` scales.
+  const int64_t scale_rows = codes.block_scales ? kc::kScaleBlock : 1;
+  const int64_t scale_columns = codes.block_scales ? kc::block_scale_stride(columns) : 1;
+  const auto scales_of = [&](int64_t of_rows) {
+    return (of_rows + scale_rows - 1) / scale_rows * scale_columns;
+  };
+  auto* scales = arena_.take<float>(count * scales_of(rows));
   out = {.data = data,
          .scales = scales,
          .in_features = static_cast<int32_t>(columns),
          .out_features = static_cast<int32_t>(rows),
          .group_stride = count > 1 ? rows * columns : 0,
-         .format = {.type = type_, .codes = {.e4m3 = true}},
+         .format = {.type = type_, .codes = codes},
          .shard = first.shard};
   for (const MatrixLayout* layout : matrices) {
     ESP_RETURN_IF_ERROR(check_shard(*layout));
     if (loader_ == nullptr) continue;
     for (const TensorPart& part : parts_of(*layout)) {
-      ESP_RETURN_IF_ERROR(loader_->put_e4m3(part, data, scales));
+      ESP_RETURN_IF_ERROR(codes.block_scales ? loader_->put_block_e4m3(part, data, scales)
+                                             : loader_->put_e4m3(part, data, scales));
       const int64_t loaded = part.slice ? part.slice->rows : part.shape[0];
       data += loaded * columns;
-      scales += loaded;
+      scales += scales_of(loaded);
     }
   }
   return Status();

@@ -30,8 +30,8 @@ namespace espalier {
 // weight, then the bias.
 struct CudaWeight {
   const void* data = nullptr;
-  // [out_features], of a stack [count, out_features], where elements are e4m3; int4 has them in
-  // records, as has MXFP4.
+  // [out_features], of a stack [count, out_features], where elements are e4m3, or of blocks (
+  // kernels/linear/cuda.h); int4 has them in records, as has MXFP4.
   const float* scales = nullptr;
   int32_t in_features = 0;
   int32_t out_features = 0;
@@ -81,7 +81,8 @@ class WeightPlacer {
   Status coded_matrix(const MatrixLayout& layout, CudaWeight& out);
   // Whether the layer's experts are stacks of e4m3.
   bool are_e4m3(const ExpertsLayout& layout) const;
-  // A stack of `count` matrices alike: in e4m3 with a scale for each row, one behind the other.
+  // A stack of matrices alike, one behind the other, in e4m3 with the scales that device_codes() of
+  // the first states.
   Status e4m3_stack(std::span<const MatrixLayout* const> matrices, CudaWeight& out);
   // Whether matrices that are stored in codes stay so.
   bool keeps_codes() const { return rounding_.stored != nullptr; }

@@ -32,8 +32,19 @@ class HostLoader final : public CudaTensorLoader {
     return Status();
   }
   WeightCodes stored_codes(const std::string& name) const override {
-    return {.e4m3 = name == "a.weight"};
+    return {.e4m3 = name == "a.weight" || name == "blocks.weight",
+            .block_scales = name == "blocks.weight"};
   }
+  Status put_block_e4m3(const TensorPart& part, std::byte* device, float* scales) override {
+    blocks_.push_back({part.slice.value_or(TensorSlice::whole(part.shape)), device, scales});
+    return Status();
+  }
+  struct Blocks {
+    TensorSlice slice;
+    std::byte* device;
+    float* scales;
+  };
+  const std::vector<Blocks>& blocks() const { return blocks_; }
   // Each element of a row is the row's number, and so is its scale.
   Status put_e4m3(const TensorPart& part, std::byte* device, float* scales) override {
     const TensorSlice slice = part.slice.value_or(TensorSlice::whole(part.shape));
@@ -81,6 +92,7 @@ class HostLoader final : public CudaTensorLoader {
   std::vector<std::string> bytes_;
   std::vector<std::pair<std::string, kernels::cuda::Int4Destination>> int4_;
   std::vector<Mxfp4> mxfp4_;
+  std::vector<Blocks> blocks_;
 };
 
 const WeightTypes kE4m3 = [] {
@@ -328,6 +340,39 @@ TEST_F(PlacedMatrix, IsRoundedWhereTheCheckpointHasItSo) {
     ASSERT_TRUE(placer_->coded_matrix(layout, weight_).ok());
     EXPECT_EQ(weight_.scales != nullptr, rounded);
   }
+}
+
+// Each tensor's scales stand behind those of the tensor before it; ranks cut between blocks alone.
+TEST_F(PlacedMatrix, WithScalesOfBlocksIsCutBetweenThem) {
+  const auto placed = [&](const MatrixLayout& layout) {
+    arena_ = cuda::Arena(memory_.data());
+    placer_.emplace(DType::kBFloat16, WeightPlacer::Rounding{.stored = &loader_}, arena_, staging_,
+                    nullptr);
+    EXPECT_TRUE(placer_->coded_matrix(layout, weight_).ok());
+    return weight_.format.codes.block_scales;
+  };
+  const std::string name = "blocks.weight";
+  MatrixLayout two{.blocks = {{name, 256}, {name, 128}}, .in_features = 640};
+  EXPECT_TRUE(placed(two));
+  EXPECT_EQ(arena_.used_bytes(), 384 * 640 + cuda::Arena::kAlignment) << "24 scales";
+  EXPECT_TRUE(placed({.blocks = {{name, 144}}, .in_features = 400})) << "a last block of few";
+  EXPECT_FALSE(placed({.blocks = {{name, 192}, {name, 192}}, .in_features = 640}));
+  EXPECT_FALSE(placed({.blocks = {{name, 256}, {"a.weight", 128}}, .in_features = 640}));
+  for (const auto& [axis, ranks, fits] : {std::tuple(Shard::Axis::kRows, 2, false),
+                                          {Shard::Axis::kColumns, 5, true},
+                                          {Shard::Axis::kColumns, 2, false}}) {
+    two.shard = {axis, 0, ranks};
+    EXPECT_EQ(placed(two), fits) << ranks;
+  }
+  two.shard = {Shard::Axis::kColumns, 3, 5};
+  arena_ = cuda::Arena(memory_.data());
+  placer_.emplace(DType::kBFloat16, WeightPlacer::Rounding{.stored = &loader_}, arena_, staging_,
+                  &loader_);
+  ASSERT_TRUE(placer_->coded_matrix(two, weight_).ok());
+  ASSERT_EQ(loader_.blocks().size(), 2u);
+  EXPECT_EQ(loader_.blocks()[0].slice.first_column, 384);
+  EXPECT_EQ(loader_.blocks()[1].device - loader_.blocks()[0].device, 256 * 128);
+  EXPECT_EQ(loader_.blocks()[1].scales - loader_.blocks()[0].scales, 2 * 4);
 }
 
 // Two blocks of 16 rows become rows of one matrix of records.

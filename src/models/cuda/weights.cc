@@ -289,7 +289,7 @@ struct Loading {
 
 Result<std::unique_ptr<CudaTensorLoader>> make_loader(const ModelLoadOptions& options,
                                                       const DecoderSpec& spec) {
-  return options.format == LoadFormat::kDummy ? make_dummy_loader(options.seed)
+  return options.format == LoadFormat::kDummy ? make_dummy_loader(options)
                                               : make_checkpoint_loader(options, spec);
 }
 
@@ -362,6 +362,7 @@ bool CudaWeights::places_as(const CudaWeights& other) const {
            return a.data == b.data && a.scales == b.scales && a.in_features == b.in_features &&
                   a.out_features == b.out_features && a.group_stride == b.group_stride &&
                   a.format.codes.e4m3 == b.format.codes.e4m3 &&
+                  a.format.codes.block_scales == b.format.codes.block_scales &&
                   a.format.codes.mxfp4 == b.format.codes.mxfp4 &&
                   a.format.codes.int4 == b.format.codes.int4;
          });
