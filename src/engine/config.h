@@ -160,6 +160,8 @@ struct SpeculationSettings {
   int32_t speculative_num_steps = 5;
   int32_t speculative_num_draft_tokens = 8;      // of one request in one step, at most
   int32_t speculative_ngram_capacity = 1 << 18;  // tokens of recent answers that are kept
+  // False: what draft tokens cost is assumed to be little, so that tests verify some on any device.
+  bool measures_cost = true;
 };
 
 // Of models that read pictures: threads that read and decode them (0: 4, beside a GPU up to 16),

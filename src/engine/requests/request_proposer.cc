@@ -8,9 +8,7 @@ namespace espalier {
 
 RequestProposer::RequestProposer(const EngineConfig& config, const RequestTable& requests,
                                  StepMasks& masks, const PrefixCache& cache)
-    : overlap_(!config.compute.disable_overlap_schedule),
-      requests_(requests),
-      grammars_(config, requests, masks) {
+    : requests_(requests), grammars_(config, requests, masks) {
   const SpeculationSettings& settings = config.speculation;
   if (settings.speculative_algorithm == "none") return;
   if (settings.speculative_algorithm == "EAGLE3") {
@@ -23,7 +21,8 @@ RequestProposer::RequestProposer(const EngineConfig& config, const RequestTable&
       .draft_tokens_max = settings.speculative_num_draft_tokens,
       .history_tokens = settings.speculative_ngram_capacity,
       .uses_ngrams = settings.speculative_algorithm != "RADIX",
-      .tree = settings.speculative_algorithm != "NGRAM" ? cache.radix_tree() : nullptr});
+      .tree = settings.speculative_algorithm != "NGRAM" ? cache.radix_tree() : nullptr,
+      .measures_cost = settings.measures_cost});
 }
 
 void RequestProposer::start(SampleState& sample, int32_t max_new_tokens) {
@@ -80,8 +79,7 @@ void RequestProposer::propose_draft_tokens(const DraftSite& site, DraftTokens& d
 bool RequestProposer::draft_tokens_after_next(const DraftSite& site) {
   SampleState& sample = requests_.sample(site.id);
   if (!sample.speculates) return grammars_.draft_tokens_after_next(site);
-  if (head_) return sample.head->awaits_chain();
-  return overlap_ && speculator_->pays_to_wait(*sample.speculative, site);
+  return head_ && sample.head->awaits_chain();
 }
 
 int32_t RequestProposer::chain_length(SequenceId id, bool samples) {
@@ -100,7 +98,15 @@ void RequestProposer::observe_chains(const ForwardBatch& batch, double seconds,
   if (head_) head_->observe_step(batch, seconds, draft_seconds);
 }
 
-void RequestProposer::observe_step(const ForwardBatch& batch, double seconds) {
+bool RequestProposer::plan_draft_tokens(const DraftStep& step) {
+  speculator_->begin_plan(step.num_entries, step.samples_max);
+  for (const DraftSite& site : step.sites)
+    if (SampleState& sample = requests_.sample(site.id); sample.speculates)
+      speculator_->add_to_plan(*sample.speculative, site);
+  return speculator_->end_plan();
+}
+
+void RequestProposer::observe_step(const ForwardBatch& batch, const StepSeconds& seconds) {
   if (speculator_) speculator_->observe_step(batch, seconds);
 }
 

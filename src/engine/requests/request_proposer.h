@@ -38,10 +38,11 @@ class RequestProposer final : public TokenProposer {
   int32_t chain_length(SequenceId id, bool samples) override;
   void take_chain(SequenceId id, std::span<const TokenId> chain) override;
   void observe_chains(const ForwardBatch& batch, double seconds, double draft_seconds) override;
-  void observe_step(const ForwardBatch& batch, double seconds) override;
+  bool plans_draft_tokens() const override { return speculator_ != nullptr; }
+  bool plan_draft_tokens(const DraftStep& step) override;
+  void observe_step(const ForwardBatch& batch, const StepSeconds& seconds) override;
 
  private:
-  const bool overlap_;
   const RequestTable& requests_;
   GrammarProposer grammars_;
   std::unique_ptr<Speculator> speculator_;  // null: off

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <limits>
 #include <map>
+#include <utility>
 
 #include "base/check.h"
 #include "engine/scheduler/wait_queue.h"
@@ -88,6 +89,7 @@ void BatchBuilder::add_running(ForwardBatch& batch, const CountPromptShares& cou
                                                          : std::numeric_limits<int32_t>::max();
   prompt_tokens_most_ = prompt_tokens_left_;
   draft_samples_left_ = config_.draft_samples_max;
+  if (waits_for_commit()) return limit_prompt_tokens(0);
   add_decode_entries(batch, count_shares);
   if (config_.inter_token_seconds_max > 0 && !batch.entries.empty())
     limit_prompt_tokens(step_time_.tokens_within(config_.inter_token_seconds_max));
@@ -180,11 +182,35 @@ void BatchBuilder::propose_draft_tokens(Sequence& sequence, int32_t num_query_to
   draft_samples_left_ -= static_cast<int32_t>(draft_tokens_.samples.size());
 }
 
-// The next entry would be one token that is being sampled, with no draft tokens behind it.
+// Whether the next entry would be one token that is being sampled, with no draft tokens behind it.
+bool BatchBuilder::awaits_sample(const Sequence& sequence) const {
+  return steps_.in_flight(sequence.last_step) && sequence.num_launched == sequence.num_tokens() &&
+         sequence.stale_step < sequence.last_step;
+}
+
+// Whether the step is built after the commit of the one in flight, for the sake of draft tokens. A
+// sequence that verifies some has no entry before it, and without it the others would have a step
+// of their own, which takes nearly as long as one of all.
+bool BatchBuilder::waits_for_commit() {
+  if (draft_samples_left_ <= 0 || !proposer_.plans_draft_tokens()) return false;
+  if (steps_.in_flight(verifying_step_)) return true;
+  sites_.clear();
+  int32_t num_entries = 0;
+  for (const Sequence* s : running_.running()) {
+    if (!s->wants_decode_entry()) continue;
+    ++num_entries;
+    if (s->num_due() > 1 || !may_draft(*s)) continue;
+    DraftSite& site = sites_.emplace_back(site_of(*s));
+    site.awaits_sample = awaits_sample(*s);
+    site.tokens_max = s->spec.max_new_tokens - s->num_outputs() - (site.awaits_sample ? 2 : 1);
+  }
+  const bool waits = proposer_.plan_draft_tokens(
+      {.num_entries = num_entries, .samples_max = draft_samples_left_, .sites = sites_});
+  return waits && steps_.any_in_flight();
+}
+
 bool BatchBuilder::waits_for_draft_tokens(Sequence& sequence) {
-  if (!may_draft(sequence) || !steps_.in_flight(sequence.last_step) ||
-      sequence.num_launched != sequence.num_tokens() || sequence.stale_step >= sequence.last_step)
-    return false;
+  if (!may_draft(sequence) || !awaits_sample(sequence)) return false;
   sequence.awaiting_commit = proposer_.draft_tokens_after_next(site_of(sequence));
   return sequence.awaiting_commit;
 }
@@ -240,7 +266,10 @@ void BatchBuilder::add_entry(ForwardBatch& batch, Sequence& sequence, int32_t nu
   add_draft_tokens(batch, entry);
   if (sequence.spec.has_spans && sequence.spec.spans->have_grids)
     add_rotary_spans(batch, entry, *sequence.spec.spans);
-  if (entry.num_draft_tokens > 0) sequence.drafting.drafter = draft_tokens_.drafter;
+  if (entry.num_draft_tokens > 0) {
+    sequence.drafting.drafter = draft_tokens_.drafter;
+    if (draft_tokens_.is_planned) verifying_step_ = batch.step;
+  }
 
   sequence.num_launched = end;
   sequence.last_step = batch.step;
@@ -341,10 +370,15 @@ void BatchBuilder::add_shared_prefixes(ForwardBatch& batch) {
   shared_prefixes_.fill(batch);
 }
 
-void BatchBuilder::observe_step_time(const ForwardBatch& batch, double seconds,
-                                     double draft_seconds) {
-  proposer_.observe_step(batch, seconds - draft_seconds);
-  if (config_.chain_max > 0) proposer_.observe_chains(batch, seconds, draft_seconds);
+void BatchBuilder::observe_step_time(const ForwardBatch& batch, const StepResult& result,
+                                     TimePoint now) {
+  const double seconds = result.forward_seconds;
+  // Where nothing runs the time to the next commit is no step's.
+  const TimePoint before = std::exchange(last_commit_, running_.empty() ? TimePoint{} : now);
+  const double since_commit = before == TimePoint{} ? 0 : to_seconds(now - before);
+  proposer_.observe_step(
+      batch, {.device = seconds - result.draft_seconds, .since_commit = since_commit});
+  if (config_.chain_max > 0) proposer_.observe_chains(batch, seconds, result.draft_seconds);
   if (config_.inter_token_seconds_max <= 0) return;
   int32_t num_prompt_tokens = 0;
   for (const BatchEntry& entry : batch.entries)

@@ -7,6 +7,8 @@
 //    certain gets no entry; one that ends otherwise has one entry that is thrown away.
 //  - Prompt tokens, forced tokens beyond the first, and draft tokens share one limit per step
 //    (chunked_prefill_size, or less to keep inter_token_seconds_max). Decode comes first.
+//  - Where the proposer plans draft tokens, decode entries stay in one step: while draft tokens are
+//    verified, or where it pays to know the last sample first, nothing is built before the commit.
 //  - Draft tokens use only pages left over after one page for each running sequence, so speculation
 //    never delays another request.
 //
@@ -59,9 +61,9 @@ class BatchBuilder {
   // Prompt tokens that the step may still take.
   int32_t prompt_tokens_left() const { return prompt_tokens_left_; }
 
-  // Learns the duration of a step, for inter_token_seconds_max and the proposer.
-  // draft_seconds: of these, those of a draft head.
-  void observe_step_time(const ForwardBatch& batch, double seconds, double draft_seconds = 0);
+  // Learns the durations of a step that has been committed now, for inter_token_seconds_max and the
+  // proposer.
+  void observe_step_time(const ForwardBatch& batch, const StepResult& result, TimePoint now);
 
   // Aborts unless the sequence's launched tokens and samples are consistent.
   void check_sequence(const Sequence& sequence) const;
@@ -81,6 +83,8 @@ class BatchBuilder {
   }
   bool waits_for_draft_tokens(Sequence& sequence);
   void set_chain(BatchEntry& entry, const Sequence& sequence);
+  bool awaits_sample(const Sequence& sequence) const;
+  bool waits_for_commit();
   static void add_logprob_targets(BatchEntry& entry, Sequence& sequence);
   static void add_spans(ForwardBatch& batch, const BatchEntry& entry, const Sequence& sequence);
   static void add_rotary_spans(ForwardBatch& batch, const BatchEntry& entry,
@@ -103,6 +107,9 @@ class BatchBuilder {
   int32_t prompt_tokens_most_ = 0;                    // the same: used and left
   std::map<const WaitingShare*, int32_t> part_used_;  // the same, with several shares
   DraftTokens draft_tokens_;                          // of the entry being built
+  std::vector<DraftSite> sites_;                      // scratch
+  uint64_t verifying_step_ = 0;                       // the last one with planned draft tokens
+  TimePoint last_commit_{};
 };
 
 }  // namespace espalier

@@ -60,6 +60,43 @@ TEST_F(BatchBuilderTest, DraftTokensUseWhatOthersLeave) {
   check();
 }
 
+// Neither a plan that waits nor a step that verifies splits those that decode, and prompts wait
+// with them.
+TEST_F(BatchBuilderTest, PlannedDraftTokensKeepDecodeEntriesTogether) {
+  start(100, {.chunked_prefill_size = 8, .draft_samples_max = 8});
+  plan_.is_made = true;
+  Sequence& a = waiting(counting(0, 3), 9);
+  Sequence& b = waiting(counting(20, 3), 9);
+  a.spec.takes_proposals = true;
+  ASSERT_TRUE(admit(a) && admit(b));
+  commit(build(), 7);
+  using Site = std::tuple<SequenceId, int32_t, bool>;
+  const ForwardBatch plain = build();
+  EXPECT_EQ(plain.entries.size(), 2u);
+  EXPECT_EQ(plan_.sites, std::vector<Site>{Site(a.spec.id, 9 - 1 - 1, false)});
+  const auto num_built = [&] {
+    ForwardBatch batch;
+    builder_->begin(batch, steps_.launched() + 1);
+    builder_->add_running(batch);
+    builder_->end(batch);
+    return batch.entries.size();
+  };
+  plan_.waits = true;
+  ASSERT_TRUE(admit(waiting(counting(40, 3), 9)));
+  EXPECT_EQ(num_built(), 0u);
+  EXPECT_EQ(plan_.sites, std::vector<Site>{Site(a.spec.id, 9 - 1 - 2, true)});
+  EXPECT_EQ(builder_->prompt_tokens_left(), 0) << "a prompt would have a step of its own";
+  commit(plain, 7);
+  draft_tokens_ = {8, 9};
+  const ForwardBatch verifying = build();
+  ASSERT_EQ(verifying.entries.size(), 3u) << "nothing is in flight, so nothing waits";
+  EXPECT_EQ(verifying.entries[0].num_draft_tokens, 2);
+  plan_.waits = false;
+  EXPECT_EQ(num_built(), 0u) << "those without draft tokens wait for those with them";
+  commit(verifying, 8, {5});
+  EXPECT_EQ(num_built(), 3u);
+}
+
 // Forced tokens of a grammar count as a prompt's do: in parts of 4 and 8 tokens, by weight.
 TEST_F(BatchBuilderTest, ForcedTokensOfOneShareLeaveTheOthersTheirParts) {
   start(100, {.chunked_prefill_size = 12, .fair_share = FairShare::kTenant});

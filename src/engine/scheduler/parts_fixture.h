@@ -6,6 +6,7 @@
 
 #include <map>
 #include <memory>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -102,11 +103,20 @@ class PartsTest : public testing::Test, public SequenceObserver, public TokenPro
   }
   void propose_draft_tokens(const DraftSite&, DraftTokens& draft) override {
     limits_ = {draft.tokens_max, draft.samples_max};
+    draft.is_planned = plan_.is_made;
     const auto count = std::min(draft_tokens_.size(), static_cast<size_t>(draft.tokens_max));
     for (size_t i = 0; i < count; ++i) {
       draft.tokens.push_back(draft_tokens_[i]);
       draft.samples.push_back(static_cast<int32_t>(i));
     }
+  }
+
+  bool plans_draft_tokens() const override { return plan_.is_made; }
+  bool plan_draft_tokens(const DraftStep& step) override {
+    plan_.sites.clear();
+    for (const DraftSite& site : step.sites)
+      plan_.sites.emplace_back(site.id, site.tokens_max, site.awaits_sample);
+    return plan_.waits;
   }
 
   ManualClock clock_;
@@ -123,6 +133,11 @@ class PartsTest : public testing::Test, public SequenceObserver, public TokenPro
   std::string tenant_;  // of what waiting() makes
   double share_weight_ = 1;
   Tokens forced_, draft_tokens_;
+  struct Plan {
+    bool is_made = false, waits = false;
+    std::vector<std::tuple<SequenceId, int32_t, bool>> sites;  // of the last one
+  };
+  Plan plan_;
   std::pair<int32_t, int32_t> limits_;  // of the last call of propose_draft_tokens
   std::map<SequenceId, Tokens> outputs_;
   std::map<SequenceId, std::vector<TokenOrigin>> origins_;  // of outputs_

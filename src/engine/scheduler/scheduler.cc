@@ -363,7 +363,7 @@ void Scheduler::retract(Sequence& sequence) {
 void Scheduler::commit(const ForwardBatch& batch, const StepResult& result) {
   steps_.commit(batch.step);
   for (Sequence* sequence : committer_->commit(batch, result)) retire(*sequence);
-  builder_->observe_step_time(batch, result.forward_seconds, result.draft_seconds);
+  builder_->observe_step_time(batch, result, clock_.now());
   budget_->reclaim();
 }
 

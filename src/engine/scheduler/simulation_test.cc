@@ -162,7 +162,7 @@ class FakeLoader final : public KvLoader {
 
 class Simulation final : public SequenceObserver, public TokenProposer {
  public:
-  explicit Simulation(uint64_t seed) : rng_(seed) {
+  explicit Simulation(uint64_t seed) : plans_(seed % 2 == 0), rng_(seed) {
     const int32_t page_size = pick({1, 1, 4, 16});
     const int32_t num_pages = static_cast<int32_t>(rng_.between(30, 200)) / page_size + 2;
     const int32_t window = rng_.below(3) == 0 ? pick({1, 3, 8, 40}) : 0;
@@ -302,6 +302,7 @@ class Simulation final : public SequenceObserver, public TokenProposer {
     EXPECT_FALSE(client.spec.sampling->return_logprob || client.spec.sampling->has_penalties());
     const int64_t count = std::min<int64_t>(draft.tokens_max, rng_.between(-5, 12));
     const int64_t wrong_at = rng_.between(0, 12);
+    draft.is_planned = plans_draft_tokens() && rng_.below(2) == 0;
     uint64_t digest = digest_of(client);
     for (int64_t i = 0; i < count; ++i) {
       const TokenId token = (fake_token(digest) + (i == wrong_at ? 1 : 0)) % kFakeVocab;
@@ -315,6 +316,13 @@ class Simulation final : public SequenceObserver, public TokenProposer {
     const SequenceId id = site.id;
     EXPECT_TRUE(clients_.at(id)->jumps);
     return rng_.below(2) == 0;
+  }
+  // Waits or not, whatever is planned: outputs are the same.
+  bool plans_draft_tokens() const override { return plans_; }
+  bool plan_draft_tokens(const DraftStep& step) override {
+    EXPECT_LE(std::ssize(step.sites), step.num_entries);
+    for (const DraftSite& site : step.sites) EXPECT_TRUE(clients_.at(site.id)->jumps);
+    return rng_.below(3) == 0;
   }
   void on_forced_logprobs(SequenceId id, std::vector<TokenLogprobs>&& logprobs) override {
     Client& client = *clients_.at(id);
@@ -505,6 +513,7 @@ class Simulation final : public SequenceObserver, public TokenProposer {
     }
   }
 
+  const bool plans_;  // draft tokens of all sequences together
   Rng rng_;
   ManualClock clock_;
   SchedulerConfig config_;

@@ -26,6 +26,22 @@ struct DraftSite {
   SequenceId id = 0;
   std::span<const TokenId> tokens;  // known so far: prompt and output
   const SequencePages& pages;
+  // Of plan_draft_tokens() alone: what its limits leave, and whether the step in flight samples the
+  // token behind which draft tokens would go.
+  int32_t tokens_max = 0;
+  bool awaits_sample = false;
+};
+
+// The decode entries of the step to be built, those that may get draft tokens as sites.
+struct DraftStep {
+  int32_t num_entries = 0;
+  int32_t samples_max = 0;  // of all of them
+  std::span<const DraftSite> sites;
+};
+
+struct StepSeconds {
+  double device = 0;        // of its forward; 0: the device does not measure it
+  double since_commit = 0;  // from the commit of the step before to its own; 0: nothing ran then
 };
 
 // Draft tokens of one entry. The proposer fills `tokens` and `samples` within the two limits.
@@ -36,10 +52,12 @@ struct DraftTokens {
   // any other index is forced by the one before it.
   std::vector<int32_t> samples;
   Drafter drafter = Drafter::kGrammar;  // of these tokens, for the counts
+  bool is_planned = false;              // as plan_draft_tokens() has chosen
 
   void clear() {
     tokens.clear();
     samples.clear();
+    is_planned = false;
   }
 };
 
@@ -61,6 +79,16 @@ class TokenProposer {
   // all tokens before the sample are known.
   virtual bool forces_after_next(SequenceId) { return false; }
 
+  // Whether plan_draft_tokens() decides about the steps' draft tokens.
+  virtual bool plans_draft_tokens() const { return false; }
+
+  // Called once before a step's decode entries are built: chooses the draft tokens of all sites
+  // together, which propose_draft_tokens() then gives out. True: the step should be built after the
+  // commit of the step in flight, so that all entries are in it with their draft tokens; false is
+  // expected where no site awaits its sample. While a step verifies planned draft tokens the next
+  // one is not built, and nothing is planned.
+  virtual bool plan_draft_tokens(const DraftStep&) { return false; }
+
   // Appends draft tokens behind an entry that samples and whose tokens are all known: at most
   // draft.tokens_max tokens and draft.samples_max samples.
   virtual void propose_draft_tokens(const DraftSite&, DraftTokens& /*draft*/) {}
@@ -80,8 +108,8 @@ class TokenProposer {
   // A step has been committed whose draft head took `draft_seconds` of `seconds`.
   virtual void observe_chains(const ForwardBatch&, double /*seconds*/, double /*draft_seconds*/) {}
 
-  // A step has been committed that took so long on the device.
-  virtual void observe_step(const ForwardBatch&, double /*seconds*/) {}
+  // A step has been committed that took so long.
+  virtual void observe_step(const ForwardBatch&, const StepSeconds&) {}
 };
 
 }  // namespace espalier

@@ -17,6 +17,7 @@
 
 #include "engine/scheduler/token_proposer.h"
 #include "engine/speculation/draft_policy.h"
+#include "engine/speculation/step_cost.h"
 
 namespace espalier {
 

@@ -1,6 +1,7 @@
 #include "engine/speculation/speculator.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "cache/prefix_cache.h"
 #include "seams/forward_batch.h"
@@ -12,6 +13,9 @@ namespace {
 // Where no draft token can pay, one chance in so many is looked at in any case, so that the policy
 // can measure again.
 constexpr uint32_t kLookPeriod = 16;
+
+// So many look-ups that found nothing are assumed before any behind a wrong prediction.
+constexpr double kFoundWeight = 4;
 
 constexpr DraftSource source_at(size_t index) { return static_cast<DraftSource>(index); }
 
@@ -64,21 +68,26 @@ std::unique_ptr<SpeculativeText> Speculator::start(uint64_t scope, std::span<con
   if (config_.uses_ngrams)
     for (const TokenId token : prompt.last(std::min(prompt.size(), kOwnTokensMax)))
       text->own.append(scope, token);
-  ++num_live_;
   return text;
 }
 
 void Speculator::observe_token(SpeculativeText& text, TokenId token) {
   ++text.num_outputs;
-  for (size_t i = 0; i < kNumDraftSources; ++i)
-    if (text.predictions[i].size() > 0)
-      text.predictions[i].observe(token, text.num_outputs, source_at(i), policy_);
+  if (std::exchange(text.last_step, num_steps_) == num_steps_) ++num_accepted_;
+  bool any = false, any_right = false;
+  for (size_t i = 0; i < kNumDraftSources; ++i) {
+    Prediction& prediction = text.predictions[i];
+    if (prediction.size() == 0) continue;
+    any = true;
+    any_right |= prediction.tokens()[0] == token;
+    prediction.observe(token, text.num_outputs, source_at(i), policy_);
+  }
+  text.missed = any && !any_right;
   if (config_.uses_ngrams) text.own.append(text.scope, token);
 }
 
 // With the end of the prompt, behind which the answer begins.
 void Speculator::finish(SpeculativeText& text) {
-  --num_live_;
   if (text.num_outputs == 0 || !config_.uses_ngrams) return;
   int64_t first = std::max<int64_t>(0, text.own.size() - text.num_outputs - NgramIndex::kMatchMax);
   first = std::max(first, text.own.size() - static_cast<int64_t>(text.own.capacity()));
@@ -86,10 +95,9 @@ void Speculator::finish(SpeculativeText& text) {
   for (int64_t at = first; at < text.own.size(); ++at) history_.append(text.scope, text.own.at(at));
 }
 
-int32_t Speculator::num_running() const { return std::max({num_live_, num_entries_, 1}); }
-
-bool Speculator::may_pay() {
-  return policy_.may_pay(num_running()) || ++num_refused_ % kLookPeriod == 0;
+bool Speculator::may_pay(int32_t num_entries, int32_t samples_max) {
+  const int32_t most = std::min(samples_max, num_entries * config_.draft_tokens_max);
+  return planner_.may_pay(num_entries, most) || ++num_refused_ % kLookPeriod == 0;
 }
 
 // A request's own text that repeats itself goes on behind its end with what is predicted.
@@ -141,38 +149,80 @@ Speculator::Best Speculator::predict(SpeculativeText& text, const DraftSite& sit
   return best;
 }
 
+void Speculator::begin_plan(int32_t num_entries, int32_t samples_max) {
+  ++num_plans_;
+  chains_.clear();
+  planned_.clear();
+  awaits_ = false;
+  num_entries_ = num_entries;
+  samples_max_ = samples_max;
+  looks_ = may_pay(num_entries, samples_max);
+}
+
+// Behind a token that is being sampled go draft tokens if it is the one predicted, or if something
+// is predicted behind the one that comes instead.
+void Speculator::add_to_plan(SpeculativeText& text, const DraftSite& site) {
+  text.planned_by = num_plans_;
+  text.num_planned = 0;
+  awaits_ |= site.awaits_sample;
+  if (!looks_ || site.tokens_max < 1) return;
+  const Best best = predict(text, site);
+  if (std::exchange(text.missed, false)) found_anew_.add(best.prediction != nullptr);
+  if (best.prediction == nullptr) return;
+  DraftChain chain{.origin = best.origin,
+                   .own = &best.prediction->acceptance(),
+                   .most = best.prediction->size()};
+  if (site.awaits_sample) {
+    const double right = policy_.acceptance(best.origin, *chain.own);
+    chain.reached = right + (1 - right) * found_anew_.rate(0, kFoundWeight);
+    ++chain.origin.match_length;
+    --chain.most;
+  }
+  chain.most = std::min({chain.most, config_.draft_tokens_max, site.tokens_max});
+  if (chain.most < 1) return;
+  chains_.push_back(chain);
+  planned_.push_back(&text);
+}
+
+bool Speculator::end_plan() {
+  const int32_t num_planned = planner_.plan(num_entries_, samples_max_, chains_, awaits_);
+  if (awaits_) return num_planned > 0;
+  for (size_t i = 0; i < chains_.size(); ++i) planned_[i]->num_planned = chains_[i].length;
+  return false;
+}
+
 void Speculator::propose(SpeculativeText& text, const DraftSite& site, DraftTokens& draft) {
+  const bool is_planned = text.planned_by == num_plans_;
+  int32_t length = std::exchange(text.num_planned, 0);
   const int32_t most = std::min({config_.draft_tokens_max, draft.tokens_max, draft.samples_max});
-  if (most < 1 || !may_pay()) return;
+  if (most < 1 || (is_planned ? length < 1 : !may_pay(num_entries_, most))) return;
   const Best best = predict(text, site);
   if (best.prediction == nullptr) return;
-  const int32_t length = policy_.length(best.origin, best.prediction->acceptance(),
-                                        std::min(most, best.prediction->size()), num_running());
+  const auto tokens = best.prediction->tokens();
+  DraftChain chain{.origin = best.origin,
+                   .own = &best.prediction->acceptance(),
+                   .most = std::min(most, best.prediction->size())};
+  if (!is_planned) length = planner_.extend(chain, most);
+  length = std::min(length, chain.most);
   for (int32_t i = 0; i < length; ++i) {
-    draft.tokens.push_back(best.prediction->tokens()[static_cast<size_t>(i)]);
+    draft.tokens.push_back(tokens[static_cast<size_t>(i)]);
     draft.samples.push_back(i);
   }
   draft.drafter = drafter_of(best.origin.source);
+  draft.is_planned = length > 0;
 }
 
-bool Speculator::pays_to_wait(SpeculativeText& text, const DraftSite& site) {
-  if (!may_pay()) return false;
-  const Best best = predict(text, site);
-  return best.prediction != nullptr &&
-         policy_.pays_to_wait(best.origin, best.prediction->acceptance(),
-                              std::min(config_.draft_tokens_max, best.prediction->size() - 1),
-                              num_running());
-}
-
-void Speculator::observe_step(const ForwardBatch& batch, double seconds) {
-  int32_t num_draft_tokens = 0;
+void Speculator::observe_step(const ForwardBatch& batch, const StepSeconds& seconds) {
+  ++num_steps_;
+  DraftPlanner::Step step{.num_entries = static_cast<int32_t>(batch.entries.size()),
+                          .num_accepted = std::exchange(num_accepted_, 0),
+                          .seconds = seconds.since_commit};
   bool decodes = true;
   for (const BatchEntry& entry : batch.entries) {
-    num_draft_tokens += entry.num_draft_tokens;
+    step.num_draft_tokens += entry.num_draft_tokens;
     decodes &= entry.sample && entry.num_query_tokens == 1 + entry.num_draft_tokens;
   }
-  num_entries_ = static_cast<int32_t>(batch.entries.size());
-  if (decodes) policy_.observe_step(num_entries_, num_draft_tokens, seconds);
+  if (decodes && seconds.device > 0 && config_.measures_cost) planner_.observe_step(step);
 }
 
 }  // namespace espalier

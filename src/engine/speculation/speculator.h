@@ -1,6 +1,6 @@
 // Draft tokens for requests without a grammar: continuations of what the request's own text said
 // before, of what recent answers of the server said, and of what other requests said behind the
-// same prefix, as far as DraftPolicy finds that they pay. Draft tokens change no output: a step
+// same prefix, as far as DraftPlanner finds that they pay. Draft tokens change no output: a step
 // verifies them against what it samples.
 //
 // Each source predicts what comes next, and each prediction is compared with the tokens that come,
@@ -16,10 +16,12 @@
 #include <cstdint>
 #include <memory>
 #include <span>
+#include <vector>
 
 #include "cache/continuation.h"
 #include "cache/radix_tree.h"
 #include "engine/scheduler/token_proposer.h"
+#include "engine/speculation/draft_planner.h"
 #include "engine/speculation/draft_policy.h"
 #include "engine/speculation/ngram_index.h"
 
@@ -67,6 +69,10 @@ class SpeculativeText {
   int64_t num_outputs = 0;
   std::array<Prediction, kNumDraftSources> predictions;  // by DraftSource
   TreePosition position;
+  uint64_t planned_by = 0;  // the number of the plan that chose `num_planned` draft tokens
+  int32_t num_planned = 0;
+  uint64_t last_step = 0;  // the number of the step that its last token came from
+  bool missed = false;     // no prediction of its last token was right, and there was one
 };
 
 class Speculator {
@@ -76,6 +82,7 @@ class Speculator {
     int32_t history_tokens = 1 << 18;  // of recent answers
     bool uses_ngrams = true;           // the own text and recent answers
     const RadixTree* tree = nullptr;   // outlives it; null: no tree is read
+    bool measures_cost = true;         // false: what draft tokens cost is assumed
   };
   // Texts longer than this are searched in their last part only.
   static constexpr size_t kOwnTokensMax = size_t{1} << 16;
@@ -90,30 +97,40 @@ class Speculator {
   // The sample ends: its answer joins the history.
   void finish(SpeculativeText& text);
 
+  // TokenProposer::plan_draft_tokens(), site by site. end_plan() returns whether to wait.
+  void begin_plan(int32_t num_entries, int32_t samples_max);
+  void add_to_plan(SpeculativeText& text, const DraftSite& site);
+  bool end_plan();
+  // What the last plan chose for the text. One that was not in it, because its prompt is being
+  // computed, gets what pays beside the others.
   void propose(SpeculativeText& text, const DraftSite& site, DraftTokens& draft);
-  // Whether draft tokens behind the token in flight are likely to be worth the wait.
-  bool pays_to_wait(SpeculativeText& text, const DraftSite& site);
 
-  void observe_step(const ForwardBatch& batch, double seconds);
+  void observe_step(const ForwardBatch& batch, const StepSeconds& seconds);
 
  private:
   struct Best {
     const Prediction* prediction = nullptr;  // null: nothing
     DraftPolicy::Origin origin;
   };
-  bool may_pay();
+  bool may_pay(int32_t num_entries, int32_t samples_max);
   Best predict(SpeculativeText& text, const DraftSite& site);
   void look_up(DraftSource source, SpeculativeText& text, const DraftSite& site);
   void look_up_ngrams(const NgramIndex& index, SpeculativeText& text, Prediction& prediction) const;
   bool uses(DraftSource source) const {
     return source == DraftSource::kRadix ? config_.tree != nullptr : config_.uses_ngrams;
   }
-  int32_t num_running() const;
 
   const Config config_;
   NgramIndex history_;
   DraftPolicy policy_;
-  int32_t num_live_ = 0, num_entries_ = 1;
+  DraftPlanner planner_{policy_};
+  AcceptanceRate found_anew_;  // how often something is predicted right behind a wrong prediction
+  std::vector<DraftChain> chains_;         // of the plan being made
+  std::vector<SpeculativeText*> planned_;  // whose they are
+  bool looks_ = false, awaits_ = false;    // of the same: whether sources are read; a site waits
+  int32_t num_entries_ = 1, samples_max_ = 0;  // the same
+  uint64_t num_plans_ = 0, num_steps_ = 1;
+  int32_t num_accepted_ = 0;  // tokens of the step being committed beyond one for each text
   uint32_t num_refused_ = 0;
 };
 

@@ -24,8 +24,10 @@ class Sample {
       : speculator_(speculator), text_(speculator.start(scope, prompt, 50)), tokens_(prompt) {
     if (cache != nullptr) pages_ = cache->begin("", prompt);
   }
+  // In a step of this sample alone, whose tokens are all known.
   Tokens propose(int32_t most = 16) {
     draft_ = {.tokens_max = most, .samples_max = 16};
+    EXPECT_FALSE(plan(/*awaits_sample=*/false));
     speculator_.propose(*text_, site(), draft_);
     EXPECT_EQ(draft_.tokens.size(), draft_.samples.size());
     for (size_t i = 0; i < draft_.samples.size(); ++i)
@@ -33,7 +35,7 @@ class Sample {
     return draft_.tokens;
   }
   Drafter drafter() const { return draft_.drafter; }
-  bool pays_to_wait() { return speculator_.pays_to_wait(*text_, site()); }
+  bool pays_to_wait() { return plan(/*awaits_sample=*/true); }
   void say(TokenId token) {
     tokens_.push_back(token);
     speculator_.observe_token(*text_, token);
@@ -46,7 +48,18 @@ class Sample {
   }
 
  private:
-  DraftSite site() const { return {.id = 1, .tokens = tokens_, .pages = pages_}; }
+  DraftSite site(bool awaits_sample = false) const {
+    return {.id = 1,
+            .tokens = tokens_,
+            .pages = pages_,
+            .tokens_max = 16,
+            .awaits_sample = awaits_sample};
+  }
+  bool plan(bool awaits_sample) {
+    speculator_.begin_plan(1, 16);
+    speculator_.add_to_plan(*text_, site(awaits_sample));
+    return speculator_.end_plan();
+  }
   Speculator& speculator_;
   std::unique_ptr<SpeculativeText> text_;
   Tokens tokens_;
