@@ -46,11 +46,12 @@ Status run_once(Engine& engine, const OfflineWorkload& w,
                 const std::vector<std::vector<TokenId>>& prompts) {
   // Shared with the sinks, because a failed submission returns before the others have ended.
   const auto pending = std::make_shared<PendingRequests>(static_cast<int32_t>(prompts.size()));
-  for (const auto& prompt : prompts) {
+  for (size_t i = 0; i < prompts.size(); ++i) {
     GenerateRequest request;
-    request.input_ids = prompt;
+    request.input_ids = prompts[i];
     request.sampling.max_new_tokens = w.output_tokens;
-    request.sampling.temperature = static_cast<float>(w.temperature);
+    request.sampling.temperature =
+        w.alternates && i % 2 != 0 ? 1.0f : static_cast<float>(w.temperature);
     request.sampling.ignore_eos = true;
     if (!w.json_schema.empty()) request.sampling.json_schema = w.json_schema;
     const auto rid =
@@ -61,17 +62,27 @@ Status run_once(Engine& engine, const OfflineWorkload& w,
 }
 
 void add_drafters(std::vector<OfflineWorkload>& out, bool quick) {
-  for (const int32_t batch : quick ? std::vector<int32_t>{1} : std::vector<int32_t>{1, 16, 64})
-    for (const bool repeats : {true, false})
+  struct Text {
+    const char* name;
+    double temperature;
+    bool alternates;
+  };
+  constexpr Text kTexts[] = {
+      {"repeats itself", 0, false}, {"repeats nothing", 1, false}, {"half repeats", 0, true}};
+  for (const int32_t batch :
+       quick ? std::vector<int32_t>{1, 64} : std::vector<int32_t>{1, 16, 64, 256})
+    for (const Text& text : kTexts)
       for (const char* algorithm : {"none", "COMBINED"})
-        out.push_back({.name = std::string(repeats ? "repeats itself" : "repeats nothing") +
-                               ", batch " + std::to_string(batch) + ", " + algorithm,
-                       .num_requests = batch,
-                       .max_running = batch,
-                       .input_tokens = 128,
-                       .output_tokens = 512,
-                       .temperature = repeats ? 0.0 : 1.0,
-                       .speculative_algorithm = algorithm});
+        if (batch > 1 || !text.alternates)
+          out.push_back({.name = std::string(text.name) + ", batch " + std::to_string(batch) +
+                                 ", " + algorithm,
+                         .num_requests = batch,
+                         .max_running = batch,
+                         .input_tokens = 128,
+                         .output_tokens = 512,
+                         .temperature = text.temperature,
+                         .alternates = text.alternates,
+                         .speculative_algorithm = algorithm});
 }
 
 }  // namespace

@@ -19,6 +19,7 @@ struct OfflineWorkload {
   int32_t shared_tokens = 0;  // the prefix's length
   bool cache = true;
   double temperature = 0;
+  bool alternates = false;  // every second request has a temperature of 1
   std::string json_schema;  // that all answers obey; empty: none
   bool guess = true;        // jump-forward and draft tokens are used
   std::string speculative_algorithm = "none";
@@ -33,8 +34,8 @@ struct OfflineResult {
 
 // part: "offline" (1000 in, 1000 out at several batches), "lengths" (other lengths), "shared",
 // "grammars" (the same work without a schema, with one, and with jump-forward and draft tokens) or
-// "drafters" (answers that repeat themselves, for they are greedy and the weights are drawn, and
-// answers that do not, without draft tokens and with them).
+// "drafters" (answers that repeat themselves, for they are greedy and the weights are drawn,
+// answers that do not, and half of each, without draft tokens and with them).
 std::vector<OfflineWorkload> offline_workloads(const std::string& part, bool quick);
 
 // `config`: a folder with config.json; weights are drawn from the seed, prompts from fixed ones.
