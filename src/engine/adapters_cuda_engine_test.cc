@@ -96,6 +96,19 @@ TEST_P(AdaptersCuda, AnswersAreThoseOfTheCpuInAnyCompany) {
   }
 }
 
+TEST_P(AdaptersCuda, AnswersAreThoseOfTheCpuWithDraftTokens) {
+  for (const char* drafter : {"NGRAM", "COMBINED"})
+    for (const bool deterministic : {false, true}) {
+      SCOPED_TRACE(std::string(drafter) + (deterministic ? ", deterministic" : ""));
+      auto engine =
+          start({.compute = {.enable_deterministic_inference = deterministic},
+                 .speculation = {.speculative_algorithm = drafter, .measures_cost = false}});
+      ASSERT_NE(engine, nullptr);
+      for (int round = 0; round < 4; ++round) expect_the_cpus(*engine, 23);
+      EXPECT_GT(engine->stats().speculation.accepted_tokens, 100);
+    }
+}
+
 TEST_P(AdaptersCuda, AreLoadedAndUnloadedUnderLoad) {
   auto engine = start({});
   ASSERT_NE(engine, nullptr);

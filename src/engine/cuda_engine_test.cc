@@ -6,6 +6,7 @@
 #include <cstdio>
 #include <filesystem>
 #include <fstream>
+#include <list>
 #include <string>
 #include <thread>
 
@@ -83,8 +84,8 @@ TEST_P(EngineCuda, GivesThemInChunksAndOnPagesOfAnySize) {
   check("pages of 16", {.cache = {.page_size = 16}});
 }
 
-// The policy chooses by the time that steps take: requests are asked again until
-// enough draft tokens were accepted.
+// Sources learn from what is answered: requests are asked again until enough draft tokens were
+// accepted.
 template <typename Ask>
 void expect_same_until_drafted(Engine& engine, const Ask& ask) {
   constexpr int64_t kAcceptedWanted = 100;
@@ -107,6 +108,7 @@ TEST_P(EngineCuda, GivesThemWithDraftTokens) {
     config.compute.device = "cuda";
     config.model.dtype = "float32";
     config.speculation.speculative_algorithm = drafter;
+    config.speculation.measures_cost = false;
     auto engine = load_golden(GetParam(), config);
     ASSERT_NE(engine, nullptr);
     expect_same(answers_alone(*engine), cpu_, "alone");
@@ -122,6 +124,47 @@ TEST_P(EngineCuda, GivesThemWithDraftTokens) {
   check_drafter("COMBINED", {.cache = {.page_size = 5}, .schedule = {.chunked_prefill_size = 7}});
   check_drafter("NGRAM",
                 {.compute = {.disable_cuda_graph = true, .disable_overlap_schedule = true}});
+}
+
+// More draft tokens than a step may sample behind: its rows are as many as a GPU takes.
+TEST(EngineCudaDraftTokens, StepsOfHundredsOfRowsGiveWhatDecodeGives) {
+  ESPALIER_REQUIRE_DEVICE();
+  constexpr int kRequests = 64;
+  const auto answers = [](const std::string& drafter, EngineStats& stats) {
+    const EngineConfig config{.compute = {.device = "cuda", .enable_deterministic_inference = true},
+                              .cache = {.max_total_tokens = 40'000},
+                              .schedule = {.max_running_requests = kRequests},
+                              .speculation = {.speculative_algorithm = drafter,
+                                              .speculative_num_draft_tokens = 12,
+                                              .measures_cost = false}};
+    const auto engine = load_golden("llama_tied_llama3", config);
+    std::vector<std::vector<TokenId>> ids;
+    if (engine == nullptr) return ids;
+    for (int round = 0; round < 2; ++round) {  // the second is of prompts that were answered
+      std::list<Collector> collectors;
+      for (TokenId i = 0; i < kRequests; ++i)
+        EXPECT_TRUE(engine->submit({.input_ids = {5, 6, 3 + i, 5, 6, 3 + i, 5, 6},
+                                    .sampling = {.max_new_tokens = 200, .ignore_eos = true}},
+                                   collectors.emplace_back().sink()));
+      for (Collector& c : collectors) {
+        EXPECT_TRUE(c.wait_end());
+        ids.push_back(c.result().output_ids);
+      }
+    }
+    stats = engine->stats();
+    return ids;
+  };
+  EngineStats off, on;
+  const auto want = answers("none", off), got = answers("COMBINED", on);
+  ASSERT_EQ(got.size(), want.size());
+  for (size_t i = 0; i < want.size(); ++i) EXPECT_EQ(got[i], want[i]) << "request " << i;
+  std::printf("%lld steps, without draft tokens %lld; %lld draft tokens, %lld accepted\n",
+              static_cast<long long>(on.steps.num_steps),
+              static_cast<long long>(off.steps.num_steps),
+              static_cast<long long>(on.speculation.drafted_tokens),
+              static_cast<long long>(on.speculation.accepted_tokens));
+  EXPECT_GT(on.speculation.accepted_tokens, 1000);
+  EXPECT_LT(on.steps.num_steps, off.steps.num_steps);
 }
 
 TEST_P(EngineCuda, GivesThemThroughRetractions) {
@@ -286,7 +329,8 @@ TEST_F(EngineCudaDeterministic, AnswersDependOnTheRequestAlone) {
   check("four at once", {.schedule = {.max_running_requests = 4}});
   for (const char* drafter : {"RADIX", "COMBINED"}) {
     SCOPED_TRACE(drafter);
-    const auto e = engine({.speculation = {.speculative_algorithm = drafter}});
+    const auto e =
+        engine({.speculation = {.speculative_algorithm = drafter, .measures_cost = false}});
     ASSERT_NE(e, nullptr);
     expect_same_until_drafted(*e, [&](const std::string& round) { same(crowd(*e), round); });
   }
