@@ -36,8 +36,8 @@ class CudaTensorLoader {
   virtual ~CudaTensorLoader() = default;
   // The part as elements of `type` (kFloat32 or kBFloat16), row-major to `device`. Fails by name.
   virtual Status put(const TensorPart& part, DType type, std::byte* device) = 0;
-  // The codes that the tensor is stored in: e4m3 with a scale for each row, for all or for blocks of
-  // 128 x 128, or 4 bits.
+  // The codes that the tensor is stored in: e4m3 with a scale for each row, for all or for blocks
+  // of 128 x 128, or 4 bits.
   virtual WeightCodes stored_codes(const std::string& name) const = 0;
   // The part's rows as e4m3, row-major to `device`, and the scale of each to `scales`: as they are
   // stored, or rounded (quantize_rows.h). REQUIRES: columns are a multiple of
