@@ -12,9 +12,9 @@ namespace {
 using Tokens = std::vector<TokenId>;
 
 // One request that decodes alone on a device whose steps take the times given here.
-class Device {
+class HeadDevice {
  public:
-  explicit Device(double draft_token, double head_pass, double right)
+  explicit HeadDevice(double draft_token, double head_pass, double right)
       : draft_token_(draft_token), head_pass_(head_pass), right_(right) {}
 
   // Returns the tokens that the text has got.
@@ -66,32 +66,32 @@ class Device {
 };
 
 TEST(HeadDrafter, HasChainsWhereTheyPay) {
-  Device device(0.05, 0.1, 0.7);
+  HeadDevice device(0.05, 0.1, 0.7);
   device.yield(200);
   EXPECT_GT(device.yield(1000), 1.4);
   EXPECT_GE(device.last_length(), 2);
 }
 
 TEST(HeadDrafter, CertainTokensMakeLongChains) {
-  Device device(0.02, 0.02, 1.0);
+  HeadDevice device(0.02, 0.02, 1.0);
   device.yield(200);
   EXPECT_GT(device.yield(500), 4);
   EXPECT_EQ(device.last_length(), 6);
 }
 
 TEST(HeadDrafter, StopsWhereItDoesNotPay) {
-  Device wrong(0.05, 0.1, 0.05);
+  HeadDevice wrong(0.05, 0.1, 0.05);
   wrong.yield(600);
   EXPECT_GT(wrong.yield(4000), 0.985);
   EXPECT_EQ(wrong.last_length(), BatchEntry::kNoChain);
-  Device dear(0.6, 0.5, 0.8);
+  HeadDevice dear(0.6, 0.5, 0.8);
   dear.yield(600);
   EXPECT_GT(dear.yield(4000), 0.985);
 }
 
 // What has not been read by the head cannot be read later.
 TEST(HeadDrafter, AStoppedRequestDoesNotBeginAgain) {
-  Device device(0.05, 0.1, 0.0);
+  HeadDevice device(0.05, 0.1, 0.0);
   device.yield(600);
   device.drafter().start();
   HeadText text = device.drafter().start();

@@ -68,6 +68,10 @@ class SharedLoader final : public CudaTensorLoader {
     return Status();
   }
 
+  Status put_block_e4m3(const TensorPart& part, std::byte*, float*) override {
+    return refuse_records(part.name);
+  }
+
   Status put_int4(const TensorPart& part, const kc::Int4Destination& to) override {
     if (!loads(part.name)) return Status();
     ESP_ASSIGN_OR_RETURN(const Source from, find_rounded(part));

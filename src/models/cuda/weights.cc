@@ -418,6 +418,9 @@ class TensorFinder final : public CudaTensorLoader {
   }
   WeightCodes stored_codes(const std::string&) const override { return {}; }
   Status put_e4m3(const TensorPart& part, std::byte*, float*) override { return note(part.name); }
+  Status put_block_e4m3(const TensorPart& part, std::byte*, float*) override {
+    return note(part.name);
+  }
   Status put_int4(const TensorPart& part, const kc::Int4Destination&) override {
     return note(part.name);
   }
