@@ -52,10 +52,10 @@ class LineSplitter {
  public:
   template <typename Take>
   Status push(std::string_view bytes, size_t line_bytes_max, bool& go_on, const Take& take) {
+    size_t begin = 0, from = pending_.size();  // no line ends before
     pending_.append(bytes);
-    size_t begin = 0;
-    for (size_t end; go_on && (end = pending_.find('\n', begin)) != std::string::npos;
-         begin = end + 1) {
+    for (size_t end; go_on && (end = pending_.find('\n', from)) != std::string::npos;
+         begin = from = end + 1) {
       std::string_view line = std::string_view(pending_).substr(begin, end - begin);
       if (line.ends_with('\r')) line.remove_suffix(1);
       go_on = take(line);

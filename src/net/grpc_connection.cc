@@ -1,5 +1,8 @@
 #include "net/grpc_connection.h"
 
+#include <netinet/tcp.h>
+#include <sys/socket.h>
+
 #include <algorithm>
 #include <array>
 #include <boost/asio/error.hpp>
@@ -7,6 +10,7 @@
 #include <utility>
 
 #include "base/log.h"
+#include "base/memory_reserve.h"
 
 namespace espalier::net {
 
@@ -17,10 +21,40 @@ using boost::system::error_code;
 namespace {
 
 constexpr size_t kGrpcReadBytes = 64 << 10;      // at a time
+constexpr int kReadsATurn = 4;                   // before others have theirs
 constexpr size_t kFramedBytes = 256 << 10;       // framed ahead of the socket
+constexpr size_t kReadPrefixBytes = 256 << 10;   // of an answer, kept at least
 constexpr int32_t kStreamWindow = 1 << 20;       // that a client may send before it is read
 constexpr int32_t kConnectionWindow = 64 << 20;  // likewise, all calls together
 constexpr size_t kPrefixBytes = 5;               // of a message: a flag and its length
+// Streams that a client may reset, at once and a second. A proxy resets every call that it has
+// ended, so the library's own limit (1,000 and 33) would end its connection.
+constexpr uint64_t kResetBurst = 1000000, kResetRate = 100000;
+// A peer that is gone: its connection ends after a minute of silence.
+constexpr int kKeepIdleS = 30, kKeepIntervalS = 10, kKeepCount = 3, kUserTimeoutMs = 60000;
+
+void find_dead_peers(tcp::socket& socket) {
+  error_code ignored;
+  socket.set_option(asio::socket_base::keep_alive(true), ignored);
+  const auto set = [&socket](int option, int value) {
+    ::setsockopt(socket.native_handle(), IPPROTO_TCP, option, &value, sizeof value);
+  };
+  set(TCP_KEEPIDLE, kKeepIdleS);
+  set(TCP_KEEPINTVL, kKeepIntervalS);
+  set(TCP_KEEPCNT, kKeepCount);
+  set(TCP_USER_TIMEOUT, kUserTimeoutMs);
+}
+
+int new_session(const Http2Library& h2, nghttp2_session** out, nghttp2_session_callbacks* callbacks,
+                void* user) {
+  nghttp2_option* option = nullptr;
+  if (const int failed = h2.option_new(&option); failed != 0) return failed;
+  if (h2.set_stream_reset_rate_limit != nullptr)
+    h2.set_stream_reset_rate_limit(option, kResetBurst, kResetRate);
+  const int made = h2.server_new(out, callbacks, user, option);
+  h2.option_del(option);
+  return made;
+}
 
 nghttp2_nv header_of(std::string_view name, std::string_view value) {
   const auto bytes = [](std::string_view text) {
@@ -160,6 +194,9 @@ ssize_t GrpcConnection::Call::read_output(uint8_t* to, size_t size, uint32_t* fl
   if (empty) {
     output_.clear();
     num_read_ = 0;
+  } else if (num_read_ >= std::max(kReadPrefixBytes, output_.size() / 2)) {
+    output_.erase(0, num_read_);
+    num_read_ = 0;
   }
   if (!empty || (n > 0 && !finished_)) return static_cast<ssize_t>(n);
   if (!finished_) {
@@ -183,6 +220,7 @@ struct GrpcConnection::Callbacks {
       step();
       return 0;
     } catch (const std::exception& e) {
+      const MemoryReserveScope reserve;
       log_error("a connection of gRPC was closed what={}", e.what());
       return NGHTTP2_ERR_CALLBACK_FAILURE;
     }
@@ -212,6 +250,7 @@ struct GrpcConnection::Callbacks {
   }
   static int frame(nghttp2_session*, const nghttp2_frame* frame, void* user) {
     return guarded([&] {
+      if (frame->hd.type == NGHTTP2_SETTINGS) self(user).deadline_.clear();
       Call* const call = self(user).find(frame->hd.stream_id);
       if (call == nullptr) return;
       if (is_request(frame)) call->begin();
@@ -236,17 +275,29 @@ GrpcConnection::GrpcConnection(Transport transport, std::shared_ptr<IoThread> io
     : io_(std::move(io)),
       shared_(std::move(shared)),
       h2_(*shared_->h2),
-      transport_(std::move(transport)) {}
+      transport_(std::move(transport)),
+      deadline_(io_->context().get_executor()) {}
 
 GrpcConnection::~GrpcConnection() {
   if (session_ != nullptr) h2_.session_del(session_);
 }
 
+template <typename Step>
+void GrpcConnection::run(const Step& step) {
+  if (Callbacks::guarded(step) != 0) close();
+}
+
 void GrpcConnection::start() {
+  run([this] { begin(); });
+}
+
+void GrpcConnection::begin() {
   error_code ignored;
   transport_.socket().non_blocking(true, ignored);
   transport_.socket().set_option(tcp::no_delay(true), ignored);
-  transport_.socket().set_option(asio::socket_base::keep_alive(true), ignored);
+  find_dead_peers(transport_.socket());
+  deadline_.start(weak_from_this(), [this] { close(); });
+  deadline_.set(shared_->config.greeting_timeout);
   nghttp2_session_callbacks* callbacks = nullptr;
   if (h2_.callbacks_new(&callbacks) != 0) return close();
   h2_.on_begin_headers(callbacks, Callbacks::begin_headers);
@@ -254,7 +305,7 @@ void GrpcConnection::start() {
   h2_.on_frame_recv(callbacks, Callbacks::frame);
   h2_.on_data_chunk_recv(callbacks, Callbacks::data);
   h2_.on_stream_close(callbacks, Callbacks::stream_close);
-  const int made = h2_.server_new(&session_, callbacks, this);
+  const int made = new_session(h2_, &session_, callbacks, this);
   h2_.callbacks_del(callbacks);
   if (made != 0) return close();
   const std::array<nghttp2_settings_entry, 2> settings = {
@@ -275,13 +326,13 @@ void GrpcConnection::begin_call(int32_t stream) {
 }
 
 void GrpcConnection::on_readable() {
-  while (!closed_ && read_once()) {
-  }
+  bool has_more = !closed_;
+  for (int i = 0; has_more && i < kReadsATurn; ++i) has_more = read_once();
   if (closed_) return;
   write();
   if (close_if_done()) return;
-  if (transport_.has_input())
-    return io_->post([self = shared_from_this()] { self->on_readable(); });
+  if (has_more || transport_.has_input())
+    return io_->post([self = shared_from_this()] { self->run([&] { self->on_readable(); }); });
   wait_readable();
 }
 
@@ -337,7 +388,7 @@ void GrpcConnection::wait_readable() {
   transport_.socket().async_wait(tcp::socket::wait_read,
                                  [self = shared_from_this()](error_code ec) {
                                    self->waiting_readable_ = false;
-                                   if (!ec && !self->closed_) self->on_readable();
+                                   if (!ec) self->run([&] { self->on_readable(); });
                                  });
 }
 
@@ -347,8 +398,10 @@ void GrpcConnection::wait_writable() {
                                  [self = shared_from_this()](error_code ec) {
                                    self->waiting_writable_ = false;
                                    if (ec || self->closed_) return;
-                                   self->write();
-                                   (void)self->close_if_done();
+                                   self->run([&] {
+                                     self->write();
+                                     (void)self->close_if_done();
+                                   });
                                  });
 }
 
@@ -357,6 +410,7 @@ void GrpcConnection::close() {
   const auto self = shared_from_this();
   if (!transport_.failure().empty())
     log_debug("connection of gRPC ended why=\"{}\"", transport_.failure());
+  deadline_.stop();
   transport_.close(false);
   calls_.clear();
   const std::lock_guard lock(shared_->mutex);
@@ -366,9 +420,11 @@ void GrpcConnection::close() {
 
 void GrpcConnection::begin_shutdown() {
   if (closed_ || session_ == nullptr) return close();
-  h2_.submit_goaway(session_, NGHTTP2_FLAG_NONE, h2_.last_stream(session_), NGHTTP2_NO_ERROR,
-                    nullptr, 0);
-  on_readable();
+  run([this] {
+    h2_.submit_goaway(session_, NGHTTP2_FLAG_NONE, h2_.last_stream(session_), NGHTTP2_NO_ERROR,
+                      nullptr, 0);
+    on_readable();
+  });
 }
 
 }  // namespace espalier::net

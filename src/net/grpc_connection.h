@@ -9,6 +9,8 @@
 #include <unordered_map>
 #include <unordered_set>
 
+#include "base/clock.h"
+#include "net/deadline.h"
 #include "net/grpc_server.h"
 #include "net/http2_library.h"
 #include "net/io_thread.h"
@@ -27,6 +29,7 @@ struct GrpcShared {
   std::shared_ptr<const TlsContext> tls;
   std::unordered_set<std::shared_ptr<GrpcConnection>> open;
   bool stopping = false;
+  TimePoint next_warning{};  // of connections that are refused
 };
 
 // Everything but the constructor runs on the connection's I/O thread.
@@ -45,6 +48,10 @@ class GrpcConnection : public std::enable_shared_from_this<GrpcConnection> {
   class Call;
   struct Callbacks;  // what nghttp2 calls
 
+  // Every entry that may allocate: what it throws closes the connection.
+  template <typename Step>
+  void run(const Step& step);
+  void begin();
   void on_readable();
   bool read_once();  // false: nothing more can be read now
   void write();      // what nghttp2 and the transport have to send
@@ -58,6 +65,7 @@ class GrpcConnection : public std::enable_shared_from_this<GrpcConnection> {
   const std::shared_ptr<GrpcShared> shared_;
   const Http2Library& h2_;
   Transport transport_;
+  Deadline deadline_;  // of the client's first frame
   nghttp2_session* session_ = nullptr;
   std::unordered_map<int32_t, std::unique_ptr<Call>> calls_;  // by stream
   std::string output_;                                        // framed; the socket has not taken it

@@ -5,16 +5,33 @@
 #include <vector>
 
 #include "base/log.h"
+#include "base/memory_reserve.h"
 #include "net/acceptor.h"
 #include "net/grpc_connection.h"
 
 namespace espalier::net {
+
+namespace {
+
+constexpr Duration kBetweenWarnings = std::chrono::seconds(10);
+
+// Under the mutex of `shared`.
+void warn_of_refusal(GrpcShared& shared) {
+  const TimePoint now = std::chrono::steady_clock::now();
+  if (now < shared.next_warning) return;
+  shared.next_warning = now + kBetweenWarnings;
+  log_warning("a connection of gRPC was refused: {} are open, which is the most",
+              shared.open.size());
+}
+
+}  // namespace
 
 struct GrpcServer::Impl {
   std::shared_ptr<GrpcShared> shared = std::make_shared<GrpcShared>();  // with connections
   std::vector<std::shared_ptr<IoThread>> threads;
   std::unique_ptr<Acceptor> acceptor;
   int port = 0;
+  bool stopped = false;  // guarded by the mutex of `shared`
 
   void take(boost::asio::ip::tcp::socket socket, const std::shared_ptr<IoThread>& io);
 };
@@ -24,9 +41,9 @@ void GrpcServer::Impl::take(boost::asio::ip::tcp::socket socket,
   std::shared_ptr<GrpcConnection> connection;
   {
     const std::lock_guard lock(shared->mutex);
-    if (shared->stopping ||
-        shared->open.size() >= static_cast<size_t>(shared->config.max_connections))
-      return;  // it is closed
+    if (shared->stopping) return;  // it is closed
+    if (shared->open.size() >= static_cast<size_t>(shared->config.max_connections))
+      return warn_of_refusal(*shared);
     std::unique_ptr<Tls> tls;
     if (shared->tls != nullptr) {
       auto accepted = Tls::accept(shared->tls);
@@ -37,6 +54,7 @@ void GrpcServer::Impl::take(boost::asio::ip::tcp::socket socket,
         std::make_shared<GrpcConnection>(Transport(std::move(socket), std::move(tls)), io, shared);
     shared->open.insert(connection);
   }
+  const MemoryReserveScope reserve;  // it is among those that are open, so it must begin
   io->run([connection] { connection->start(); });
 }
 
@@ -71,7 +89,7 @@ void GrpcServer::set_tls(std::shared_ptr<const TlsContext> tls) {
   impl_->shared->tls = std::move(tls);
 }
 
-void GrpcServer::stop(Duration timeout) {
+void GrpcServer::begin_stop() {
   GrpcShared& shared = *impl_->shared;
   std::vector<std::shared_ptr<GrpcConnection>> open;
   {
@@ -82,9 +100,17 @@ void GrpcServer::stop(Duration timeout) {
   impl_->acceptor->stop();
   for (const auto& connection : open)
     connection->io()->post([connection] { connection->begin_shutdown(); });
+}
+
+void GrpcServer::stop(Duration timeout) {
+  begin_stop();
+  GrpcShared& shared = *impl_->shared;
+  std::vector<std::shared_ptr<GrpcConnection>> open;
   {
     std::unique_lock lock(shared.mutex);
+    if (std::exchange(impl_->stopped, true)) return;
     shared.none_open.wait_for(lock, timeout, [&] { return shared.open.empty(); });
+    open.assign(shared.open.begin(), shared.open.end());
   }
   for (const auto& connection : open) connection->io()->post([connection] { connection->close(); });
   for (const auto& io : impl_->threads) io->post([io] { io->finish(); });

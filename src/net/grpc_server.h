@@ -48,8 +48,9 @@ class GrpcHandler {
 
 struct GrpcServerConfig {
   int num_threads = 1;
-  int max_connections = 1024;             // beyond, they are closed
-  uint32_t max_calls = 4096;              // at once, of one connection; clients keep to it
+  int max_connections = 1024;  // beyond, they are closed
+  uint32_t max_calls = 4096;   // at once, of one connection; clients keep to it
+  Duration greeting_timeout = std::chrono::seconds(10);  // of the TLS handshake and SETTINGS
   size_t max_message_bytes = 64 << 20;    // beyond, the call ends with kResourceExhausted
   size_t max_pending_bytes = 64 << 20;    // of one call's answer, unread
   std::shared_ptr<const TlsContext> tls;  // of read_tls() for kHttp2; null: plain TCP
@@ -66,8 +67,10 @@ class GrpcServer {
 
   int port() const;
   void set_tls(std::shared_ptr<const TlsContext> tls);  // of connections to come
-  // Takes no new calls (GOAWAY), waits at most `timeout` for those under
-  // way, then closes every connection and joins the threads. Not from an I/O thread.
+  // Takes no new connections and calls (GOAWAY); those under way go on.
+  void begin_stop();
+  // begin_stop(), waits at most `timeout` for calls under way, then closes every connection and
+  // joins the threads. Not from an I/O thread.
   void stop(Duration timeout);
 
  private:

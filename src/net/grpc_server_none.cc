@@ -16,6 +16,7 @@ GrpcServer::GrpcServer(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 GrpcServer::~GrpcServer() = default;
 int GrpcServer::port() const { return 0; }
 void GrpcServer::set_tls(std::shared_ptr<const TlsContext>) {}
+void GrpcServer::begin_stop() {}
 void GrpcServer::stop(Duration) {}
 
 }  // namespace espalier::net

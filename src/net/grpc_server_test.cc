@@ -151,6 +151,59 @@ TEST(GrpcServerTest, LivesThroughBrokenConnections) {
   wait_for_no_handlers();
 }
 
+// Envoy resets every call that it has ended.
+TEST(GrpcServerTest, TakesManyResets) {
+  const auto server = start_server();
+  TestGrpcClient client(server->port());
+  for (int i = 0; i < 5000; ++i) {
+    const int32_t id = client.begin("/test.Test/Reverse");
+    ASSERT_TRUE(client.flush());  // else nothing of it would be sent
+    client.reset(id);
+    ASSERT_TRUE(client.flush());
+  }
+  const int32_t id = client.begin("/test.Test/Reverse");
+  client.send(id, "abc");
+  client.half_close(id);
+  ASSERT_TRUE(client.run_until_closed(id));
+  EXPECT_EQ(client.call(id).messages(), std::vector<std::string>{"cba"});
+  EXPECT_EQ(client.call(id).headers["grpc-status"], "0");
+  wait_for_no_handlers();
+}
+
+TEST(GrpcServerTest, ClosesConnectionsWithoutAGreeting) {
+  const auto server = start_server({.greeting_timeout = std::chrono::milliseconds(50)});
+  TestSocket silent(server->port());
+  silent.read_to_end();
+  EXPECT_TRUE(silent.at_end());
+}
+
+TEST(GrpcServerTest, RefusesConnectionsBeyondTheBound) {
+  const auto server = start_server({.max_connections = 1});
+  TestGrpcClient client(server->port());
+  const int32_t id = client.begin("/test.Test/Reverse");
+  client.send(id, "abc");
+  ASSERT_TRUE(client.run_until_messages(id, 1));
+  TestSocket second(server->port());
+  EXPECT_EQ(second.read_to_end(), "");
+  EXPECT_TRUE(second.at_end());
+  client.send(id, "def");
+  EXPECT_TRUE(client.run_until_messages(id, 2));
+}
+
+// Far more than is read in one turn, and than is kept of what was sent.
+TEST(GrpcServerTest, AnswersALongMessage) {
+  const auto server = start_server();
+  TestGrpcClient client(server->port());
+  const int32_t id = client.begin("/test.Test/Reverse");
+  std::string message(8 << 20, '\0');
+  for (size_t i = 0; i < message.size(); ++i) message[i] = static_cast<char>(i * 2654435761U >> 24);
+  client.send(id, message);
+  client.half_close(id);
+  ASSERT_TRUE(client.run_until_closed(id));
+  ASSERT_EQ(client.call(id).messages().size(), 1U);
+  EXPECT_TRUE(client.call(id).messages()[0] == std::string(message.rbegin(), message.rend()));
+}
+
 TEST(GrpcServerTest, StopEndsCallsUnderWay) {
   auto server = start_server();
   TestGrpcClient client(server->port());

@@ -27,7 +27,10 @@ bool find_callbacks(void* from, Http2Library& h2) {
 }
 
 bool find_functions(void* from, Http2Library& h2) {
-  return find_http2(from, "nghttp2_session_server_new", h2.server_new) &&
+  find_http2(from, "nghttp2_option_set_stream_reset_rate_limit", h2.set_stream_reset_rate_limit);
+  return find_http2(from, "nghttp2_option_new", h2.option_new) &&
+         find_http2(from, "nghttp2_option_del", h2.option_del) &&
+         find_http2(from, "nghttp2_session_server_new2", h2.server_new) &&
          find_http2(from, "nghttp2_session_client_new", h2.client_new) &&
          find_http2(from, "nghttp2_session_del", h2.session_del) &&
          find_http2(from, "nghttp2_session_mem_recv", h2.mem_recv) &&

@@ -17,7 +17,11 @@ struct Http2Library {
   decltype(&::nghttp2_session_callbacks_set_on_frame_recv_callback) on_frame_recv;
   decltype(&::nghttp2_session_callbacks_set_on_data_chunk_recv_callback) on_data_chunk_recv;
   decltype(&::nghttp2_session_callbacks_set_on_stream_close_callback) on_stream_close;
-  decltype(&::nghttp2_session_server_new) server_new;
+  decltype(&::nghttp2_option_new) option_new;
+  decltype(&::nghttp2_option_del) option_del;
+  // Null in releases that know no such limit; headers of those do not declare it.
+  void (*set_stream_reset_rate_limit)(nghttp2_option*, uint64_t burst, uint64_t rate);
+  decltype(&::nghttp2_session_server_new2) server_new;
   decltype(&::nghttp2_session_client_new) client_new;
   decltype(&::nghttp2_session_del) session_del;
   decltype(&::nghttp2_session_mem_recv) mem_recv;

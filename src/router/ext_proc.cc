@@ -83,6 +83,7 @@ void ExtProc::set_tls(std::shared_ptr<const net::TlsContext> tls) {
   impl_->server->set_tls(std::move(tls));
 }
 
+void ExtProc::begin_stop() { impl_->server->begin_stop(); }
 void ExtProc::stop(Duration timeout) { impl_->server->stop(timeout); }
 
 }  // namespace espalier::router

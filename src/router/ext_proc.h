@@ -49,6 +49,7 @@ class ExtProc {
   int port() const;
   ExtProcStats stats() const;
   void set_tls(std::shared_ptr<const net::TlsContext> tls);  // of connections to come
+  void begin_stop();                                         // takes no new requests
   void stop(Duration timeout);                               // waits so long for requests under way
 
  private:

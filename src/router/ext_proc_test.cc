@@ -270,6 +270,22 @@ TEST_F(ExtProcTest, LivesThroughMessagesThatAreNone) {
   wait_for_no_load();
 }
 
+TEST_F(ExtProcTest, BothPortsStopAtOnce) {
+  start();
+  const int32_t id = client_->begin(kPath);
+  EXPECT_TRUE(at(ask(id, headers_message(2, head(), true, 0), 1), {1, 1, 2, 1, 1, 3}));
+  std::thread stopping([&] { server_->stop(2min); });
+  // While the call of the picker goes on.
+  while (net::TestSocket(server_->port()).connected()) std::this_thread::yield();
+  while (net::TestSocket(server_->ext_proc_port()).connected()) std::this_thread::yield();
+  EXPECT_EQ(load(), 1);
+  client_->half_close(id);
+  EXPECT_TRUE(client_->run_until_closed(id));
+  client_->socket().close();
+  stopping.join();
+  EXPECT_EQ(load(), 0);
+}
+
 TEST_F(ExtProcTest, StatesItsHealth) {
   start();
   for (const auto& [service, status] : {std::pair("", '\x01'), std::pair("readiness", '\x01')}) {

@@ -122,7 +122,10 @@ Result<std::string> PodTable::take_page(std::string_view text, bool is_first) {
   const std::string version = ec ? "" : text_at(page, {"metadata", "resourceVersion"});
   if (items == nullptr || !items->is_array() || version.empty())
     return fail(error(StatusCode::kDataLoss, "the API answered with no list of pods"));
-  if (is_first) before_ = std::exchange(pods_, {});
+  if (is_first) {
+    pods_.merge(before_);  // where the list before was not read to its end
+    before_ = std::exchange(pods_, {});
+  }
   for (const json::value& pod : items->as_array()) {
     const bool is_deleted = member(pod, {"metadata", "deletionTimestamp"}) != nullptr;
     if (is_deleted) continue;
@@ -132,7 +135,9 @@ Result<std::string> PodTable::take_page(std::string_view text, bool is_first) {
                   is_ready(pod) || (known != before_.end() && known->second.was_ready)};
   }
   version_ = version;
-  return text_at(page, {"metadata", "continue"});
+  std::string next = text_at(page, {"metadata", "continue"});
+  if (next.empty()) before_.clear();
+  return next;
 }
 
 Result<PodTable::Event> PodTable::take_event(std::string_view line) {

@@ -59,7 +59,7 @@ class PodTable {
     bool is_running = false, was_ready = false;
   };
   const int port_;
-  std::map<std::string, Pod> pods_, before_;  // by uid; before the list that is being read
+  std::map<std::string, Pod> pods_, before_;  // by uid; those known before a list, until its end
   std::string version_;
 };
 

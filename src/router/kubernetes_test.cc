@@ -313,6 +313,29 @@ TEST(KubernetesTest, RefusesWhatItCannotAsk) {
             "/api/v1/namespaces/n/pods?labelSelector=a.b%2Fc%3Dd%2Ce%3Df");
 }
 
+TEST(KubernetesTest, ListsThatBreakForgetNoReadiness) {
+  const auto page = [](const char* name, bool is_ready, const char* next) {
+    return fmt::format(
+        R"({{"metadata": {{"resourceVersion": "1", "continue": "{}"}}, "items": [{{"metadata": {{"uid": "{}"}}, )"
+        R"("status": {{"phase": "Running", "podIP": "10.0.0.{}", "conditions": [{{"type": "Ready", "status": "{}"}}]}}}}]}})",
+        next, name, name, is_ready ? "True" : "False");
+  };
+  PodTable pods(1);
+  ASSERT_TRUE(pods.take_page(page("1", true, "more"), true));
+  ASSERT_TRUE(pods.take_page(page("2", true, ""), false));
+  ASSERT_EQ(pods.urls().size(), 2U);
+  // Twice a list that ends after its first page, then one that is whole; neither pod is ready now.
+  ASSERT_TRUE(pods.take_page(page("1", false, "more"), true));
+  ASSERT_TRUE(pods.take_page(page("1", false, "more"), true));
+  ASSERT_TRUE(pods.take_page(page("1", false, "more"), true));
+  ASSERT_TRUE(pods.take_page(page("2", false, ""), false));
+  EXPECT_EQ(pods.urls().size(), 2U);
+  // One that a whole list lacked begins anew.
+  ASSERT_TRUE(pods.take_page(page("1", false, ""), true));
+  ASSERT_TRUE(pods.take_page(page("2", false, ""), true));
+  EXPECT_TRUE(pods.urls().empty());
+}
+
 TEST(KubernetesTest, EventsThatAreNoneAreErrors) {
   PodTable pods(1);
   for (const char* const text : {"", "{", "[]", R"({"items": 7})", R"({"items": []})"})

@@ -211,8 +211,11 @@ int RouterServer::ext_proc_port() const {
 
 void RouterServer::stop(Duration timeout) {
   const TimePoint deadline = std::chrono::steady_clock::now() + timeout;
-  if (impl_->ext_proc != nullptr) impl_->ext_proc->stop(timeout);
-  impl_->server->stop(std::max(Duration::zero(), deadline - std::chrono::steady_clock::now()));
+  ExtProc* const picker = impl_->ext_proc.get();
+  if (picker != nullptr) picker->begin_stop();  // both end what is under way at the same time
+  impl_->server->stop(timeout);
+  if (picker != nullptr)
+    picker->stop(std::max(Duration::zero(), deadline - std::chrono::steady_clock::now()));
 }
 
 }  // namespace espalier::router

@@ -73,6 +73,12 @@ class Picker(router_test.Router):
 class EnvoyPickerTest(unittest.TestCase):
     @classmethod
     def setUpClass(cls):
+        try:
+            Picker([]).__exit__()
+        except RuntimeError as e:
+            if "speaks no HTTP/2" in str(e):
+                raise unittest.SkipTest("the build speaks no HTTP/2")
+            raise
         cls.fleet = [harness.Server(*WORKER) for _ in range(3)]
 
     @classmethod
