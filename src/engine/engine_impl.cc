@@ -179,6 +179,7 @@ Result<std::string> EngineImpl::submit(GenerateRequest request, EventSink sink) 
   for (const RequestId evicted : admission.evicted) {
     loop_->push(EvictMessage{evicted, registry_.queue_eviction_error()});
     if (grammars_ != nullptr) grammars_->cancel(evicted);
+    if (images_ != nullptr) images_->cancel(evicted);
   }
   const RequestId id = live->id;
   std::string rid = live->rid;
@@ -191,7 +192,7 @@ Result<std::string> EngineImpl::submit(GenerateRequest request, EventSink sink) 
     const auto done = [this, id](Result<std::vector<EncodedImage>>&& images) {
       loop_->push(ImagesMessage{id, std::move(images)});
     };
-    if (Status queued = images_->submit(std::move(request.images), done); !queued.ok())
+    if (Status queued = images_->submit(id, std::move(request.images), done); !queued.ok())
       done(fail(std::move(queued)));
   }
   if (grammar)
@@ -383,6 +384,7 @@ void EngineImpl::abort(std::string_view rid, AbortScope scope) {
   for (RequestId id : registry_.take_for_abort(rid, scope)) {
     loop_->push(AbortMessage{id});
     if (grammars_ != nullptr) grammars_->cancel(id);
+    if (images_ != nullptr) images_->cancel(id);
   }
 }
 

@@ -51,6 +51,23 @@ LongSize resized(const ImageProcessorSpec& spec, int32_t width, int32_t height) 
   return width <= height ? LongSize{edge, longest} : LongSize{longest, edge};
 }
 
+Result<LongSize> resized_within_bounds(const ImageProcessorSpec& spec, const Size& picture) {
+  const auto [shorter, longer] = std::minmax(picture.width, picture.height);
+  if (spec.area && longer > int64_t{kNarrowestShape} * shorter) {
+    return fail(
+        invalid_argument("a picture of {} x {} pixels is too narrow: its longer side may be {} "
+                         "times its shorter one",
+                         picture.width, picture.height, kNarrowestShape));
+  }
+  const LongSize size = resized(spec, picture.width, picture.height);
+  if (std::max(size.width, size.height) > kResizedSideMax) {
+    return fail(invalid_argument(
+        "a picture of {} x {} pixels would become {} x {}: send one that is less narrow",
+        picture.width, picture.height, size.width, size.height));
+  }
+  return size;
+}
+
 Image crop_to(const Image& image, const Size& size) {
   Image out{.width = size.width, .height = size.height, .rgb = {}};
   out.rgb.resize(static_cast<size_t>(size.width) * static_cast<size_t>(size.height) * 3);
@@ -93,20 +110,15 @@ PixelValues normalize(const Image& image, const ImageProcessorSpec& spec) {
   return out;
 }
 
+Result<Size> processed_size(const Size& picture, const ImageProcessorSpec& spec) {
+  ESP_ASSIGN_OR_RETURN(const LongSize size, resized_within_bounds(spec, picture));
+  if (spec.crop) return *spec.crop;
+  return Size{static_cast<int32_t>(size.width), static_cast<int32_t>(size.height)};
+}
+
 Result<PixelValues> process_image(const Image& image, const ImageProcessorSpec& spec) {
-  const auto [shorter, longer] = std::minmax(image.width, image.height);
-  if (spec.area && longer > int64_t{kNarrowestShape} * shorter) {
-    return fail(
-        invalid_argument("a picture of {} x {} pixels is too narrow: its longer side may be {} "
-                         "times its shorter one",
-                         image.width, image.height, kNarrowestShape));
-  }
-  const LongSize size = resized(spec, image.width, image.height);
-  if (std::max(size.width, size.height) > kResizedSideMax) {
-    return fail(invalid_argument(
-        "a picture of {} x {} pixels would become {} x {}: send one that is less narrow",
-        image.width, image.height, size.width, size.height));
-  }
+  ESP_ASSIGN_OR_RETURN(const LongSize size,
+                       resized_within_bounds(spec, {image.width, image.height}));
   const Image fitted = resize(image, static_cast<int32_t>(size.width),
                               static_cast<int32_t>(size.height), spec.filter);
   return normalize(spec.crop ? crop_to(fitted, *spec.crop) : fitted, spec);

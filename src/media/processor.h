@@ -54,6 +54,9 @@ struct PixelValues {
 // kResizedSideMax, or kNarrowestShape with an area: its cost must not exceed that of the pictures
 // that limits allow.
 Result<PixelValues> process_image(const Image& image, const ImageProcessorSpec& spec);
+// The size of its result, without the work: fails as it does.
+Result<ImageProcessorSpec::Size> processed_size(const ImageProcessorSpec::Size& picture,
+                                                const ImageProcessorSpec& spec);
 inline constexpr int32_t kResizedSideMax = 16384;
 inline constexpr int32_t kNarrowestShape = 200;  // the longer side over the shorter one
 // The steps behind the resize: the picture as numbers.

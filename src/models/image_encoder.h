@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <memory>
 #include <span>
+#include <stop_token>
 #include <vector>
 
 #include "base/status.h"
@@ -40,6 +41,7 @@ struct PreparedImage {
 struct EncoderTask {
   const PreparedImage* image = nullptr;
   EncodedRows* rows = nullptr;  // of allocate_rows() with the picture's number
+  std::stop_token stop = {};    // encode()'s
 };
 
 class ImageEncoder {
@@ -47,12 +49,18 @@ class ImageEncoder {
   virtual ~ImageEncoder() = default;
   virtual const ImageEncoderInfo& info() const = 0;
 
+  // Of a picture of this size, all that prepare() states but its patches: no memory of their size
+  // is taken. Fails as prepare() does.
+  Result<PreparedImage> plan(const ImageProcessorSpec::Size& picture, bool alone = true) const;
   // alone: no other picture stands in the prompt. Thread-safe. Fails with kInvalidArgument where
   // the picture cannot be resized as the model demands.
   Result<PreparedImage> prepare(const Image& image, bool alone = true) const;
   // rows: [image.num_rows, width]. One call at a time, from any thread; beside the decoder's
-  // forward(). Fails with kResourceExhausted where there is no memory for a picture of this size.
-  Status encode(const PreparedImage& image, std::span<float> rows);
+  // forward(). Fails with kResourceExhausted where there is no memory for a picture of this size,
+  // and with kAborted soon after `stop` is requested; encoders on GPUs, which are done soon, may
+  // finish instead.
+  Status encode(const PreparedImage& image, std::span<float> rows,
+                const std::stop_token& stop = {});
 
   // Pictures that one call of encode_batch() takes at most.
   virtual int32_t batch_max() const { return 1; }
@@ -66,12 +74,15 @@ class ImageEncoder {
   virtual Status encode_batch(std::span<const EncoderTask> tasks);
 
  private:
-  // Of one tile; rows: [patches of the grid / merge ^ 2, width].
+  // Of one tile; rows: [patches of the grid / merge ^ 2, width]. stop: encode()'s.
   virtual Status encode_tile(std::span<const float> patches, const PatchGrid& grid,
-                             std::span<float> rows) = 0;
+                             std::span<float> rows, const std::stop_token& stop) = 0;
   // What ends each line of tiles, [width]. REQUIRES: info().tiles.
   virtual std::span<const float> line_end() const = 0;
 };
+
+// That of pictures whose encoding was stopped.
+Status encoding_stopped();
 
 // The encoder of a folder's model, with its processor; null where the model reads text alone. The
 // options' pool computes; it is not the decoder's, which runs meanwhile.

@@ -8,6 +8,8 @@
 #include <algorithm>
 #include <cmath>
 #include <filesystem>
+#include <stop_token>
+#include <thread>
 
 #include "checkpoint/checkpoint.h"
 #include "media/drawn.h"
@@ -79,6 +81,58 @@ TEST_P(ImageEncoderGolden, OnePictureDoesNotChangeTheNext) {
   const std::vector<float> first = rows_of(a), other = rows_of(b), again = rows_of(a);
   EXPECT_EQ(first, again);
   EXPECT_NE(first, other);
+}
+
+// Whenever it is stopped, there are no rows, and the next picture's are what they were.
+TEST_P(ImageEncoderGolden, StopsAndGoesOn) {
+  auto encoder = load();
+  ASSERT_TRUE(encoder);
+  const auto image = (*encoder)->prepare(test::drawn(40, 31)).value();
+  const auto made_rows = [&](const std::stop_token& stop, Status& status) {
+    std::vector<float> rows(static_cast<size_t>(image.num_rows) * 32);
+    status = (*encoder)->encode(image, rows, stop);
+    return rows;
+  };
+  Status status;
+  const std::vector<float> wanted = made_rows({}, status);
+  ASSERT_TRUE(status.ok());
+  for (int round = 0; round < 20; ++round) {
+    std::stop_source stop;
+    if (round == 0) stop.request_stop();
+    std::jthread stopping([&] {
+      for (int i = 0; i < round; ++i) std::this_thread::yield();
+      stop.request_stop();
+    });
+    const std::vector<float> rows = made_rows(stop.get_token(), status);
+    if (status.ok()) {
+      EXPECT_NE(round, 0);
+      EXPECT_EQ(rows, wanted);
+    } else {
+      EXPECT_EQ(status.code(), StatusCode::kAborted);
+    }
+    EXPECT_EQ(made_rows({}, status), wanted);
+  }
+}
+
+TEST_P(ImageEncoderGolden, PlansWhatItPrepares) {
+  auto encoder = load();
+  ASSERT_TRUE(encoder);
+  for (const auto& [width, height] : {std::pair(40, 31), std::pair(9, 50), std::pair(300, 200),
+                                      std::pair(1, 201), std::pair(1, 10000)}) {
+    for (const bool alone : {true, false}) {
+      const auto plan = (*encoder)->plan({width, height}, alone);
+      const auto made = (*encoder)->prepare(test::drawn(width, height), alone);
+      ASSERT_EQ(plan.has_value(), made.has_value());
+      if (!plan) {
+        EXPECT_EQ(plan.error(), made.error());
+        continue;
+      }
+      EXPECT_EQ(plan->num_rows, made->num_rows);
+      EXPECT_TRUE(plan->patches.empty());
+      EXPECT_EQ(std::ssize(made->patches), int64_t{plan->num_tiles} * plan->grid.size() *
+                                               (*encoder)->info().patches.features());
+    }
+  }
 }
 
 // Of pictures that have a fixed number of patches.

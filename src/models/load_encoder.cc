@@ -16,54 +16,91 @@ namespace espalier {
 
 namespace {
 
-PatchGrid grid_of(const PixelValues& pixels, const PatchesSpec& patches) {
+using Size = ImageProcessorSpec::Size;
+
+PatchGrid grid_of(const Size& pixels, const PatchesSpec& patches) {
   return {pixels.height / patches.patch_size, pixels.width / patches.patch_size};
 }
 
-// A picture of tiles: the whole one first. pixels: of all of them.
-PreparedImage prepare_tiles(const std::vector<PixelValues>& pixels, const PatchesSpec& patches) {
-  PreparedImage out;
-  out.grid = grid_of(pixels[0], patches);
-  out.num_tiles = static_cast<int32_t>(pixels.size());
-  for (const PixelValues& tile : pixels) {
-    const std::vector<float> cut = cut_patches(tile, out.grid, patches);
-    out.patches.insert(out.patches.end(), cut.begin(), cut.end());
+// The whole picture, and behind it the tiles that are planned.
+Result<std::vector<PixelValues>> pixels_of(const Image& image, const ImageEncoderInfo& info,
+                                           int32_t num_tiles) {
+  const ImageProcessorSpec& spec = info.processor;
+  std::vector<PixelValues> pixels;
+  if (info.tiles) {
+    const int32_t side = spec.size->width;
+    if (num_tiles > 1) return cut_tiles(image, spec, side).pixels;
+    pixels.push_back(normalize(resize(image, side, side, spec.filter), spec));
+  } else {
+    ESP_ASSIGN_OR_RETURN(PixelValues whole, process_image(image, spec));
+    pixels.push_back(std::move(whole));
+  }
+  return pixels;
+}
+
+// pixels: of all tiles; each one's memory is given back once its patches are cut.
+std::vector<float> cut_all(std::vector<PixelValues> pixels, const PatchGrid& grid,
+                           const PatchesSpec& patches) {
+  if (pixels.size() == 1) return cut_patches(pixels[0], grid, patches);
+  std::vector<float> out;
+  out.reserve(pixels.size() * static_cast<size_t>(grid.size()) *
+              static_cast<size_t>(patches.features()));
+  for (PixelValues& tile : pixels) {
+    const std::vector<float> cut = cut_patches(tile, grid, patches);
+    out.insert(out.end(), cut.begin(), cut.end());
+    tile = {};
   }
   return out;
 }
 
 }  // namespace
 
-Result<PreparedImage> ImageEncoder::prepare(const Image& image, bool alone) const {
+Status encoding_stopped() {
+  return error(StatusCode::kAborted, "the picture was not encoded: its request has ended");
+}
+
+Result<PreparedImage> ImageEncoder::plan(const Size& picture, bool alone) const {
   const PatchesSpec& patches = info().patches;
+  const ImageProcessorSpec& processor = info().processor;
+  PreparedImage out;
   if (const auto& tiles = info().tiles) {
-    const int32_t side = info().processor.size->width;
-    Tiles cut = cut_tiles(image, info().processor, side);
-    if (tiles->alone && !alone) cut = {.pixels = {std::move(cut.pixels[0])}};
-    PreparedImage out = prepare_tiles(cut.pixels, patches);
-    if (cut.rows > 0) {
-      out.tiles = make_tile_grid({image.width, image.height}, cut.rows, cut.columns, out.grid.rows,
+    const int32_t side = processor.size->width;
+    out.grid = grid_of({side, side}, patches);
+    if (alone || !tiles->alone) {
+      const Size room = best_resolution(processor.resolutions, picture.width, picture.height);
+      out.tiles = make_tile_grid(picture, room.height / side, room.width / side, out.grid.rows,
                                  tiles->tiles_max);
     }
+    out.num_tiles = 1 + out.tiles.num_tiles();
     out.num_rows = num_rows_of(out.tiles, out.grid.rows);
     return out;
   }
-  ESP_ASSIGN_OR_RETURN(const PixelValues pixels, process_image(image, info().processor));
-  PreparedImage out = prepare_tiles({pixels}, patches);
+  ESP_ASSIGN_OR_RETURN(const Size size, processed_size(picture, processor));
+  out.grid = grid_of(size, patches);
   out.num_rows = out.grid.size() / (patches.merge * patches.merge);
   if (patches.num_patches == 0) out.grid_columns = out.grid.columns / patches.merge;
   return out;
 }
 
-Status ImageEncoder::encode(const PreparedImage& image, std::span<float> rows) {
-  if (!info().tiles) return encode_tile(image.patches, image.grid, rows);
+Result<PreparedImage> ImageEncoder::prepare(const Image& image, bool alone) const {
+  ESP_ASSIGN_OR_RETURN(PreparedImage out, plan({image.width, image.height}, alone));
+  ESP_ASSIGN_OR_RETURN(std::vector<PixelValues> pixels, pixels_of(image, info(), out.num_tiles));
+  out.patches = cut_all(std::move(pixels), out.grid, info().patches);
+  return out;
+}
+
+Status ImageEncoder::encode(const PreparedImage& image, std::span<float> rows,
+                            const std::stop_token& stop) {
+  if (stop.stop_requested()) return encoding_stopped();
+  if (!info().tiles) return encode_tile(image.patches, image.grid, rows, stop);
   const auto width = static_cast<size_t>(info().width);
   const size_t patches = image.patches.size() / static_cast<size_t>(image.num_tiles);
   const size_t made = static_cast<size_t>(image.grid.size()) * width;
   std::vector<float> tiles(made * static_cast<size_t>(image.num_tiles));
   for (size_t i = 0; i < static_cast<size_t>(image.num_tiles); ++i) {
+    if (stop.stop_requested()) return encoding_stopped();
     ESP_RETURN_IF_ERROR(encode_tile(std::span(image.patches).subspan(i * patches, patches),
-                                    image.grid, std::span(tiles).subspan(i * made, made)));
+                                    image.grid, std::span(tiles).subspan(i * made, made), stop));
   }
   arrange_tile_rows(image.tiles, tiles, line_end(), rows);
   return Status();
@@ -90,7 +127,8 @@ Result<EncodedRows> ImageEncoder::allocate_rows(int32_t num_rows) {
 }
 
 Status ImageEncoder::encode_batch(std::span<const EncoderTask> tasks) {
-  for (const EncoderTask& task : tasks) ESP_RETURN_IF_ERROR(encode(*task.image, task.rows->values));
+  for (const EncoderTask& task : tasks)
+    ESP_RETURN_IF_ERROR(encode(*task.image, task.rows->values, task.stop));
   return Status();
 }
 

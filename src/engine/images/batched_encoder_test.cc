@@ -44,8 +44,8 @@ class CountingEncoder final : public ImageEncoder {
   std::atomic<bool> closed{false};
 
  private:
-  Status encode_tile(std::span<const float> patches, const PatchGrid&,
-                     std::span<float> rows) override {
+  Status encode_tile(std::span<const float> patches, const PatchGrid&, std::span<float> rows,
+                     const std::stop_token&) override {
     rows[0] = patches[0] + 1;
     return Status();
   }

@@ -46,22 +46,49 @@ ImagePool::~ImagePool() {
   jobs_.close();
   std::vector<Job> dropped;
   jobs_.drain(dropped);
+  {
+    std::lock_guard lock(mutex_);
+    for (auto& [id, stop] : requests_) stop.request_stop();
+  }
+  made_.notify_all();
   for (std::thread& thread : threads_) thread.join();
 }
 
-Status ImagePool::submit(std::vector<ImageInput> images, Done done) {
+Status ImagePool::submit(RequestId id, std::vector<ImageInput> images, Done done) {
   // Where sizes decide, a picture has a row at least, and allocate() finds the rest out.
   const int32_t least = std::max(1, encoder_->info().num_rows);
   const int64_t most = config_.row_bytes_max / encoder_->row_bytes(least);
   if (std::ssize(images) > most)
     return invalid_argument("the request has {} pictures, and --image-cache-bytes has room for {}",
                             images.size(), most);
-  Job job{.images = std::move(images), .charge = MemoryCharge(waiting_), .done = std::move(done)};
+  Job job{.id = id,
+          .stop = {},
+          .images = std::move(images),
+          .charge = MemoryCharge(waiting_),
+          .done = std::move(done)};
   int64_t bytes = 0;
   for (const ImageInput& image : job.images) bytes += image.source_bytes;
-  if (job.charge.resize(bytes) && jobs_.try_push(std::move(job))) return {};
+  if (job.charge.resize(bytes)) {
+    {
+      std::lock_guard lock(mutex_);
+      requests_[id] = job.stop;
+    }
+    if (jobs_.try_push(std::move(job))) return {};
+    std::lock_guard lock(mutex_);
+    requests_.erase(id);
+  }
   return error(StatusCode::kResourceExhausted,
                "too many pictures wait to be encoded: try again later");
+}
+
+void ImagePool::cancel(RequestId id) {
+  {
+    std::lock_guard lock(mutex_);
+    const auto found = requests_.find(id);
+    if (found == requests_.end()) return;
+    found->second.request_stop();
+  }
+  made_.notify_all();
 }
 
 void ImagePool::work() {
@@ -76,14 +103,20 @@ void ImagePool::work() {
       }
     }();
     const MemoryReserveScope reserve;  // the answer is passed on even when memory is short
-    job->done(std::move(images));
+    {
+      std::lock_guard lock(mutex_);
+      requests_.erase(job->id);
+    }
+    if (!job->stop.stop_requested()) job->done(std::move(images));
   }
 }
 
 Result<std::vector<EncodedImage>> ImagePool::run(const Job& job) {
   std::vector<EncodedImage> images;
+  const Asked asked{.alone = job.images.size() == 1, .stop = job.stop.get_token()};
   for (const ImageInput& input : job.images) {
-    auto image = encode(input, job.images.size() == 1);
+    if (asked.stop.stop_requested()) return fail(encoding_stopped());
+    auto image = encode(input, asked);
     if (!image)
       return fail(image.error().with_context(
           fmt::format("picture {} of {}", images.size() + 1, job.images.size())));
@@ -92,15 +125,15 @@ Result<std::vector<EncodedImage>> ImagePool::run(const Job& job) {
   return images;
 }
 
-Result<EncodedImage> ImagePool::encode(const ImageInput& input, bool alone) {
+Result<EncodedImage> ImagePool::encode(const ImageInput& input, const Asked& asked) {
   ESP_ASSIGN_OR_RETURN(const std::string file, input.read());
   const std::span bytes(reinterpret_cast<const uint8_t*>(file.data()), file.size());
   const auto& tiles = encoder_->info().tiles;
-  const SpanKeys::Digest digest = digest_of(file, alone || !tiles || !tiles->alone);
+  const SpanKeys::Digest digest = digest_of(file, asked.alone || !tiles || !tiles->alone);
   std::shared_ptr<const EncodedRows> rows = find(digest);
   if (rows == nullptr) {
     ESP_ASSIGN_OR_RETURN(const Image image, decode_image(bytes, config_.limits));
-    ESP_ASSIGN_OR_RETURN(rows, make_rows(digest, image, alone));
+    ESP_ASSIGN_OR_RETURN(rows, make_rows(digest, image, asked));
   }
   const std::optional<TokenId> key = keys_.key_of(digest);
   if (!key)
@@ -126,17 +159,19 @@ std::shared_ptr<const EncodedRows> ImagePool::find_locked(const SpanKeys::Digest
 // Of threads with the same picture one encodes it, and the others wait for its rows; where that one
 // fails, the next one tries.
 Result<std::shared_ptr<const EncodedRows>> ImagePool::make_rows(const SpanKeys::Digest& digest,
-                                                                const Image& image, bool alone) {
+                                                                const Image& image,
+                                                                const Asked& asked) {
   {
     std::unique_lock lock(mutex_);
-    made_.wait(lock, [&] { return !in_progress_.contains(digest); });
+    made_.wait(lock, [&] { return asked.stop.stop_requested() || !in_progress_.contains(digest); });
+    if (asked.stop.stop_requested()) return fail(encoding_stopped());
     if (std::shared_ptr<const EncodedRows> rows = find_locked(digest)) return rows;
     in_progress_.insert(digest);
   }
   double seconds = 0;
   auto rows = [&]() -> Result<std::shared_ptr<EncodedRows>> {
     try {
-      return encode(image, alone, seconds);
+      return encode(image, asked, seconds);
     } catch (...) {
       std::lock_guard lock(mutex_);
       in_progress_.erase(digest);
@@ -155,12 +190,16 @@ Result<std::shared_ptr<const EncodedRows>> ImagePool::make_rows(const SpanKeys::
   return std::shared_ptr<const EncodedRows>(*rows);
 }
 
-Result<std::shared_ptr<EncodedRows>> ImagePool::encode(const Image& image, bool alone,
+Result<std::shared_ptr<EncodedRows>> ImagePool::encode(const Image& image, const Asked& asked,
                                                        double& seconds) {
-  ESP_ASSIGN_OR_RETURN(const PreparedImage prepared, encoder_->prepare(image, alone));
-  ESP_ASSIGN_OR_RETURN(std::shared_ptr<EncodedRows> rows, allocate(prepared.num_rows));
+  // The rows first: a picture that there is no room for is not resized.
+  ESP_ASSIGN_OR_RETURN(const PreparedImage plan,
+                       encoder_->plan({image.width, image.height}, asked.alone));
+  ESP_ASSIGN_OR_RETURN(std::shared_ptr<EncodedRows> rows, allocate(plan.num_rows));
+  ESP_ASSIGN_OR_RETURN(const PreparedImage prepared, encoder_->prepare(image, asked.alone));
   rows->grid_columns = prepared.grid_columns;
-  ESP_ASSIGN_OR_RETURN(seconds, batches_.encode({.image = &prepared, .rows = rows.get()}));
+  ESP_ASSIGN_OR_RETURN(
+      seconds, batches_.encode({.image = &prepared, .rows = rows.get(), .stop = asked.stop}));
   return rows;
 }
 

@@ -17,6 +17,7 @@
 #include <memory>
 #include <mutex>
 #include <set>
+#include <stop_token>
 #include <thread>
 #include <vector>
 
@@ -26,6 +27,7 @@
 #include "engine/images/batched_encoder.h"
 #include "engine/images/place_images.h"
 #include "engine/images/span_keys.h"
+#include "engine/requests/queue_eviction.h"
 #include "engine/requests/request.h"
 #include "media/image.h"
 #include "models/image_encoder.h"
@@ -53,17 +55,22 @@ class ImagePool {
   using Done = std::function<void(Result<std::vector<EncodedImage>>&& images)>;
 
   explicit ImagePool(std::unique_ptr<ImageEncoder> encoder, const ImagePoolConfig& config);
-  ~ImagePool();  // jobs that wait are dropped, those that run are finished
+  ~ImagePool();  // cancels all requests
 
   // `done` is called once, on a thread of the pool, with the pictures in their order; a failure
-  // names the picture. kResourceExhausted where too many wait, and kInvalidArgument for more
-  // pictures than the rows' bound has room for.
-  Status submit(std::vector<ImageInput> images, Done done);
+  // names the picture. id: of the request, whose only call this is. kResourceExhausted where too
+  // many wait, and kInvalidArgument for more pictures than the rows' bound has room for.
+  Status submit(RequestId id, std::vector<ImageInput> images, Done done);
+  // Of a request that has ended: its pictures that are not encoded are left out, what is being
+  // encoded on the CPU stops, and `done` is not called. No effect where it has been.
+  void cancel(RequestId id);
 
   ImagePoolStats stats() const;
 
  private:
   struct Job {
+    RequestId id = 0;
+    std::stop_source stop;
     std::vector<ImageInput> images;
     MemoryCharge charge;  // of their sources
     Done done;
@@ -74,12 +81,18 @@ class ImagePool {
   };
   void work();
   Result<std::vector<EncodedImage>> run(const Job& job);
-  Result<EncodedImage> encode(const ImageInput& image, bool alone);
+  // What all pictures of a request have in common.
+  struct Asked {
+    bool alone = true;
+    std::stop_token stop;
+  };
+  Result<EncodedImage> encode(const ImageInput& image, const Asked& asked);
   std::shared_ptr<const EncodedRows> find(const SpanKeys::Digest& digest);
   std::shared_ptr<const EncodedRows> find_locked(const SpanKeys::Digest& digest);
   Result<std::shared_ptr<const EncodedRows>> make_rows(const SpanKeys::Digest& digest,
-                                                       const Image& image, bool alone);
-  Result<std::shared_ptr<EncodedRows>> encode(const Image& image, bool alone, double& seconds);
+                                                       const Image& image, const Asked& asked);
+  Result<std::shared_ptr<EncodedRows>> encode(const Image& image, const Asked& asked,
+                                              double& seconds);
   Result<std::shared_ptr<EncodedRows>> allocate(int32_t num_rows);
 
   const std::unique_ptr<ImageEncoder> encoder_;
@@ -92,7 +105,8 @@ class ImagePool {
   mutable std::mutex mutex_;  // of what follows
   std::condition_variable made_;
   std::set<SpanKeys::Digest> in_progress_;
-  std::list<Kept> kept_;  // the last used first
+  std::map<RequestId, std::stop_source> requests_;  // whose `done` is not yet called
+  std::list<Kept> kept_;                            // the last used first
   std::map<SpanKeys::Digest, std::list<Kept>::iterator> places_;
   ImagePoolStats stats_;
 

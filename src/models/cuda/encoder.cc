@@ -265,13 +265,13 @@ Status CudaEncoder::enqueue(std::span<const EncoderTask> tasks, const Slot& slot
 }
 
 Status CudaEncoder::encode_tile(std::span<const float> patches, const PatchGrid& grid,
-                                std::span<float> rows) {
+                                std::span<float> rows, const std::stop_token&) {
   ESP_ASSIGN_OR_RETURN(EncodedRows encoded, allocate_rows(info_.num_rows));
   const PreparedImage image{.patches = {patches.begin(), patches.end()},
                             .grid = grid,
                             .tiles = {},
                             .num_rows = info_.num_rows};
-  const EncoderTask task{&image, &encoded};
+  const EncoderTask task{.image = &image, .rows = &encoded};
   ESP_RETURN_IF_ERROR(encode_batch({&task, 1}));
   if (weights_.type() == DType::kFloat32) {
     std::memcpy(rows.data(), encoded.elements.get(), rows.size_bytes());

@@ -68,8 +68,8 @@ class CudaEncoder final : public ImageEncoder {
   CudaEncoder(EncoderPlan plan, PendingCudaWeights weights,
               std::unique_ptr<kernels::cuda::Linear> linear, CudaPlan program);
   // A batch of one picture, whose rows become float32.
-  Status encode_tile(std::span<const float> patches, const PatchGrid& grid,
-                     std::span<float> rows) override;
+  Status encode_tile(std::span<const float> patches, const PatchGrid& grid, std::span<float> rows,
+                     const std::stop_token& stop) override;
   std::span<const float> line_end() const override { return {}; }  // check_cuda_encoder: no tiles
   int64_t picture_bytes() const { return row_bytes(info_.num_rows); }
   Status reserve(const CudaEncoderOptions& own);

@@ -145,22 +145,25 @@ Status CpuEncoder::reserve(int32_t rows) {
   return Status();
 }
 
-void CpuEncoder::run(size_t first, size_t last) {
-  for (size_t i = first; i < last; ++i) cpu_op(program_.ops[i].kind)(context_, program_.ops[i]);
+Status CpuEncoder::run(size_t first, size_t last, const std::stop_token& stop) {
+  for (size_t i = first; i < last; ++i) {
+    if (stop.stop_requested()) return encoding_stopped();
+    cpu_op(program_.ops[i].kind)(context_, program_.ops[i]);
+  }
+  return Status();
 }
 
 Status CpuEncoder::encode_tile(std::span<const float> patches, const PatchGrid& grid,
-                               std::span<float> rows) {
+                               std::span<float> rows, const std::stop_token& stop) {
   ESP_RETURN_IF_ERROR(begin(grid));
   ESP_CHECK(std::ssize(patches) == int64_t{grid.size()} * spec_.patches->features() &&
                 std::ssize(rows) == std::ssize(result_rows_) * info_.width,
             "{} numbers of patches, {} of rows", patches.size(), rows.size());
   context_.begin(batch_, batch_.token_ids, kv_,
                  {.patches = patches, .places = places_, .windows = windows_});
-  run(0, output_begin_);
+  ESP_RETURN_IF_ERROR(run(0, output_begin_, stop));
   context_.begin_outputs(result_rows_, rows.data());
-  run(output_begin_, program_.ops.size());
-  return Status();
+  return run(output_begin_, program_.ops.size(), stop);
 }
 
 }  // namespace espalier::program

@@ -33,13 +33,14 @@ class CpuEncoder final : public ImageEncoder {
  private:
   CpuEncoder(DecoderSpec spec, const ImageProcessorSpec& processor, Program program,
              DecoderWeights weights, std::unique_ptr<kernels::CpuBackend> backend);
-  Status encode_tile(std::span<const float> patches, const PatchGrid& grid,
-                     std::span<float> rows) override;
+  Status encode_tile(std::span<const float> patches, const PatchGrid& grid, std::span<float> rows,
+                     const std::stop_token& stop) override;
   std::span<const float> line_end() const override { return weights_.line_end; }
   // Sizes all memory for pictures of this grid, and states its rows, windows and places.
   Status begin(const PatchGrid& grid);
   Status reserve(int32_t rows);
-  void run(size_t first, size_t last);
+  // kAborted where `stop` is requested before one of the operations.
+  Status run(size_t first, size_t last, const std::stop_token& stop);
 
   const DecoderSpec spec_;
   const Program program_;
