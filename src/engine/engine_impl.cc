@@ -469,7 +469,10 @@ void EngineImpl::read_cache(const CacheNodesQuery& query, CacheNodesDone done) {
 
 Result<CacheEvents> EngineImpl::read_cache(uint64_t from, size_t num_events_max) const {
   if (cache_parts_.events == nullptr) return Engine::read_cache(from, num_events_max);
-  return cache_parts_.events->read(from, num_events_max);
+  CacheEvents out = cache_parts_.events->read(from, num_events_max);
+  for (CacheEvent& event : out.events)  // readers know the keys of requests, not the weights
+    event.cache_namespace = namespace_without_weights(event.cache_namespace);
+  return out;
 }
 
 namespace {

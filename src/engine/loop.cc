@@ -143,9 +143,11 @@ bool EngineLoop::take_inbox() {
 // late.
 Inbox::Park EngineLoop::how_to_park() const {
   if (handler_.has_unanswered()) return Inbox::Park::kNo;
+  const bool awaits_loads = turn_.is_stalled && scheduler_.is_loading();
+  if (handler_.awaits_hold()) return awaits_loads ? Inbox::Park::kForAWhile : Inbox::Park::kNo;
   if (idle() || (handler_.paused() && in_flight_ == nullptr && !events_.has_pending()))
     return Inbox::Park::kUntilThereIsWork;
-  return turn_.is_stalled && scheduler_.is_loading() ? Inbox::Park::kForAWhile : Inbox::Park::kNo;
+  return awaits_loads ? Inbox::Park::kForAWhile : Inbox::Park::kNo;
 }
 
 // With nothing running, every page is free, or cached and evictable. Any other page is a leak: it

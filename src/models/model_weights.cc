@@ -112,6 +112,8 @@ class HostModelWeights final : public ModelWeights {
     return out;
   }
 
+  void drop() override { prepared_.reset(); }
+
   Status commit() override {
     ESP_CHECK(prepared_ != nullptr);
     const std::unique_ptr<Prepared> from = std::move(prepared_);

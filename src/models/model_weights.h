@@ -30,9 +30,10 @@ class ModelWeights {
  public:
   virtual ~ModelWeights() = default;
 
-  // Opens a checkpoint and checks it: its config.json describes the same model, and every tensor is
-  // there with its shape, in files of their full lengths. Changes nothing; steps may run.
-  // What was prepared before is dropped.
+  // Opens a checkpoint and checks it: its config.json describes the same model, files have their
+  // full lengths and, on a GPU, every tensor is there with its shape; on the CPU commit() finds
+  // that out, and leaves the old weights. Changes nothing; steps may run. What was prepared before
+  // is dropped.
   virtual Status prepare(const std::filesystem::path& path) = 0;
   // The same of one safetensors file with some of the tensors, by their names in the checkpoint;
   // the others stay as they are. kNotFound for a name that the model has not. REQUIRES: is_whole().
@@ -45,6 +46,9 @@ class ModelWeights {
   // Puts what was prepared in place of the weights. After a failure is_whole() says whether the
   // weights are still the ones of before. REQUIRES: prepare() has succeeded, and no step runs.
   virtual Status commit() = 0;
+
+  // Gives back what was prepared and not committed: files, memory, mappings of other processes'.
+  virtual void drop() {}
 
   // The first elements of a tensor, at most so many, row-major: on a GPU from its memory, on the
   // CPU from the file that they were packed from. kNotFound for a name that the model has not;

@@ -53,13 +53,19 @@ class WorkerPool {
 
 struct WorkThreads {
   explicit WorkThreads(int num_workers)
-      : workers(num_workers), grammars(1, "esp-grammar", kGrammarsWaitingMax) {}
+      : workers(num_workers),
+        grammars(1, "esp-grammar", kGrammarsWaitingMax),
+        weights(2, "esp-weights", kUpdatesWaitingMax) {}
   static constexpr size_t kGrammarsWaitingMax = 4;
+  static constexpr size_t kUpdatesWaitingMax = 2;
 
   WorkerPool workers;
   // A thread for grammars that clients want compiled without a request. A hostile one takes as long
   // as --grammar-compile-seconds allows, which may not be the workers' time.
   WorkerPool grammars;
+  // An update of weights may wait minutes for requests, which need the workers. The second thread
+  // refuses another update meanwhile.
+  WorkerPool weights;
 };
 
 // Shared by the routes and by the answers in progress, which may outlive the server by a moment.

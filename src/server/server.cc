@@ -357,6 +357,7 @@ void Server::stop(Duration timeout) {
   impl_->context->http = nullptr;
   impl_->context->threads->workers.stop();
   impl_->context->threads->grammars.stop();
+  impl_->context->threads->weights.stop();
   impl_->context->batches.reset();  // answers in progress may outlive the server, its folder not
 }
 

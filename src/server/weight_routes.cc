@@ -6,6 +6,7 @@
 #include <boost/json/value.hpp>
 #include <cerrno>
 #include <cstring>
+#include <exception>
 #include <functional>
 #include <memory>
 #include <optional>
@@ -86,7 +87,7 @@ const Fields<TensorBody>& tensor_fields() {
       refused<B>("serialized_named_tensors",
                  "holds pickles, which can run any code: give safetensors, or the file itself as "
                  "application/octet-stream"),
-      refused<B>("disable_draft_model", "has no effect: no model drafts tokens"),
+      ignored<B>("disable_draft_model"),  // a draft head keeps its weights
       ignored<B>("torch_empty_cache"),
   };
   return fields;
@@ -248,11 +249,20 @@ Status check_format(const std::string& load_format) {
       load_format);
 }
 
-// On a worker: an update reads files, and waits for requests.
-void run_update(const ContextPtr& context, const ResponsePtr& response,
-                std::function<Result<WeightUpdateReport>()> update) {
-  const bool queued = context->threads->workers.run([response, update = std::move(update)] {
-    response->post([response, done = update()] { response->send(update_answer(done)); });
+using RunUpdate = std::function<Result<WeightUpdateReport>()>;
+
+Result<WeightUpdateReport> run_caught(const RunUpdate& update) {
+  try {
+    return update();
+  } catch (const std::exception& problem) {  // bad_alloc
+    return fail(error(StatusCode::kUnavailable, "the update ended early: {}", problem.what()));
+  }
+}
+
+// An update reads files, and waits for requests.
+void run_update(const ContextPtr& context, const ResponsePtr& response, RunUpdate update) {
+  const bool queued = context->threads->weights.run([response, update = std::move(update)] {
+    response->post([response, done = run_caught(update)] { response->send(update_answer(done)); });
   });
   if (!queued) response->send(http_error(503, "too much work is waiting: try again later"));
 }

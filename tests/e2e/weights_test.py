@@ -5,6 +5,7 @@ ESPALIER_WEIGHT_UPDATES sets the number of updates (120), ESPALIER_WEIGHTS_SEED 
 ESPALIER_WEIGHTS_FLAGS flags of the server: "--device cuda --enable-deterministic-inference" runs it on a GPU, where
 answers otherwise depend on what else a batch holds."""
 import base64
+import http.client
 import importlib.util
 import json
 import os
@@ -226,7 +227,7 @@ class Load:
                     self.num_aborted += 1
                 else:
                     self.seen.append((which, meta["weight_version"], answer["output_ids"]))
-            except (AssertionError, OSError) as error:
+            except (AssertionError, OSError, http.client.HTTPException) as error:
                 self.failures.append(error)
 
     def stop(self):
@@ -397,7 +398,7 @@ def python_client():
 def ignore_errors(call):
     try:
         call()
-    except OSError:
+    except (OSError, http.client.HTTPException):
         pass  # the server is gone
 
 

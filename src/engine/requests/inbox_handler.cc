@@ -108,38 +108,24 @@ void InboxHandler::on(ContinueMessage& message) {
 }
 
 void InboxHandler::on(HoldMessage& message) {
-  if (message.abort_all) abort_all(error(StatusCode::kAborted, "the weights are replaced"));
+  if (message.abort_all)
+    end_started(FinishReason::Type::kAbort,
+                error(StatusCode::kAborted, "the weights are replaced"));
   hold_.begin(std::move(message.done));
 }
 
+// Requests of a paused engine do not go on with weights that serve none.
 void InboxHandler::on(ReleaseMessage& message) {
+  if (!message.refusal.ok()) end_started(FinishReason::Type::kError, message.refusal);
   for (const RequestId id : hold_.release(std::move(message.weights), std::move(message.refusal))) {
     LiveRequest* const request = parts_.requests.find(id);
-    if (request == nullptr) continue;  // aborted meanwhile
+    if (request == nullptr || !request->awaits_weights) continue;  // aborted meanwhile
     request->awaits_weights = false;
     start_when_ready(*request);
   }
 }
 
 void InboxHandler::on(ProfileMessage& message) { parts_.watch.handle(message.call); }
-
-namespace {
-
-// The namespace under these weights. An adapter's stays one: its mark, a number between two zero
-// bytes (namespace_of_adapter), comes first. A key that begins like a prefix is escaped.
-std::string namespace_of_weights(const WeightEpoch& weights, std::string_view of_key) {
-  size_t mark = 0;
-  if (of_key.size() > 1 && of_key[0] == '\0' && of_key[1] != '\0')
-    mark = of_key.find('\0', 1) + 1;  // 0 where there is none
-  const std::string_view key = of_key.substr(mark);
-  std::string out(of_key.substr(0, mark));
-  out += weights.cache_prefix;
-  if (key.starts_with('\1')) out += '\1';
-  out += key;
-  return out;
-}
-
-}  // namespace
 
 void InboxHandler::start_when_ready(LiveRequest& request) {
   if (request.is_waiting()) return;
@@ -291,6 +277,12 @@ void InboxHandler::end(LiveRequest& request, FinishReason::Type type, const Stat
 
 void InboxHandler::abort_all(const Status& why) {
   parts_.requests.for_each([&](LiveRequest& request) { abort(request, why); });
+}
+
+void InboxHandler::end_started(FinishReason::Type type, const Status& why) {
+  parts_.requests.for_each([&](LiveRequest& request) {
+    if (!request.is_waiting()) end(request, type, why);
+  });
 }
 
 void InboxHandler::free_memory(bool shed) {

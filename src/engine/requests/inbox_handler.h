@@ -56,9 +56,8 @@ class InboxHandler {
   void answer(bool step_in_flight);
 
   bool paused() const { return paused_ || hold_.is_applied(); }
-  bool has_unanswered() const {
-    return !flushes_.empty() || !pauses_.empty() || hold_.is_pending();
-  }
+  bool has_unanswered() const { return !flushes_.empty() || !pauses_.empty(); }
+  bool awaits_hold() const { return hold_.is_pending(); }
 
  private:
   void on(ArrivalMessage& message);
@@ -89,6 +88,7 @@ class InboxHandler {
   void abort(LiveRequest& request, const Status& why) {
     end(request, FinishReason::Type::kAbort, why);
   }
+  void end_started(FinishReason::Type type, const Status& why);
   LiveRequest* largest_request();  // null where there is none
   Result<JoinedPrompt> join(const JoinRequest& request);
   void answer_pauses();

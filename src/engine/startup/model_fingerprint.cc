@@ -42,12 +42,12 @@ void update_text(Sha256& hash, std::string_view text) {
   hash.update(text);
 }
 
-Status update_file(Sha256& hash, const fs::path& path) {
+Status update_file(Sha256& hash, const fs::path& path, HashedBytes hashed) {
   ESP_ASSIGN_OR_RETURN(const MappedFile file, MappedFile::open(path));
   const std::span<const std::byte> bytes = file.bytes();
   update_text(hash, path.filename().string());
   update_text(hash, std::to_string(bytes.size()));
-  if (bytes.size() <= kWholeBytesMax) {
+  if (hashed == HashedBytes::kAll || bytes.size() <= kWholeBytesMax) {
     hash.update(bytes);
     return Status();
   }
@@ -60,15 +60,16 @@ Status update_file(Sha256& hash, const fs::path& path) {
 
 }  // namespace
 
-Result<std::string> model_fingerprint(const EngineConfig& config) {
+Result<std::string> model_fingerprint(const EngineConfig& config, HashedBytes bytes) {
   Sha256 hash;
   update_text(hash, config.model.dtype);
   update_text(hash, config.model.json_model_override_args);
   const bool dummy = config.model.load_format == LoadFormat::kDummy;
+  if (bytes == HashedBytes::kAll) update_text(hash, "all bytes");
   update_text(hash, dummy ? fmt::format("dummy {}", config.sampling.random_seed) : "files");
   if (!config.model.model_path.empty())
     for (const fs::path& path : files_of(config.model.model_path))
-      ESP_RETURN_IF_ERROR(update_file(hash, path));
+      ESP_RETURN_IF_ERROR(update_file(hash, path, bytes));
   std::string text;
   for (const uint8_t byte : hash.finish()) text += fmt::format("{:02x}", byte);
   return text;

@@ -13,9 +13,12 @@ namespace espalier {
 // change what is loaded (dtype, overrides of config.json, format, the seed of dummy weights), and
 // over name, size and contents of config.json and of the weights' files. Of a file above 1 MiB it
 // hashes 256 samples of 4 KiB at even distances, so that the start of an engine does not read all
-// weights; models that differ in no sample and no size get the same text. Fails with the status of
+// weights; models that differ in no sample and no size get the same text. kAll hashes whole files
+// and gives other texts. Fails with the status of
 // a file that cannot be read. An empty model_path stands for no files.
-Result<std::string> model_fingerprint(const EngineConfig& config);
+enum class HashedBytes { kSamples, kAll };
+Result<std::string> model_fingerprint(const EngineConfig& config,
+                                      HashedBytes bytes = HashedBytes::kSamples);
 
 // The scope of the names of an engine's pages: the fingerprint and the layout of its KV pool.
 // REQUIRES a resolved configuration.

@@ -56,6 +56,13 @@ TEST(ModelFingerprint, DiffersWithFilesAndSettings) {
   EXPECT_NE(text, model_fingerprint(config).value());
 }
 
+TEST(ModelFingerprint, AllBytesAreMoreThanSamples) {
+  const ModelFolder a("a", 4 << 20, kNone), between("between", 4 << 20, 10'000);
+  EXPECT_EQ(model_fingerprint(a.config()).value(), model_fingerprint(between.config()).value());
+  EXPECT_NE(model_fingerprint(a.config(), HashedBytes::kAll).value(),
+            model_fingerprint(between.config(), HashedBytes::kAll).value());
+}
+
 TEST(ModelFingerprint, AnUnreadableModelIsAnError) {
   EXPECT_FALSE(model_fingerprint({.model = {.model_path = "/nowhere/model.gguf"}}).has_value());
 }

@@ -1,6 +1,7 @@
 #include "engine/weights/weight_control.h"
 
 #include <chrono>
+#include <exception>
 #include <random>
 #include <utility>
 
@@ -13,31 +14,42 @@ namespace {
 constexpr std::chrono::minutes kHoldTimeout{10};
 constexpr size_t kVersionsKept = 4096;
 
-// Begins with a mark that InboxHandler escapes in keys of requests.
-std::string cache_prefix(const std::string& name) { return "\1w" + name + '\1'; }
-
 Status update_under_way() {
   return error(StatusCode::kUnavailable, "weights are being replaced: try again when they are");
 }
 
-// Of weights whose cache holds what several versions have computed: no other has this name.
+// A name that no other weights have.
 std::string unique_name() {
   std::random_device random;
   const uint64_t high = random(), low = random();
   return fmt::format("{:08x}{:08x}", high, low);
 }
 
-// Equal for equal checkpoints, so that servers that were updated alike share what they store.
-Result<std::string> cache_name(EngineConfig config, const WeightUpdate& update) {
-  if (update.some || !update.shared.empty()) return unique_name();
-  config.model.model_path = update.path;
-  return model_fingerprint(config);
-}
-
 bool stores_beyond(const EngineConfig& config) {
   return config.tiers.hicache_storage_backend != "none" ||
          config.disaggregation.disaggregation_mode != "null";
 }
+
+// Equal for equal checkpoints where keys and values are stored beyond the engine, so that servers
+// that were updated alike share them. Successive checkpoints may differ anywhere, so files are
+// hashed whole.
+Result<std::string> cache_name(EngineConfig config, const WeightUpdate& update) {
+  if (update.some || !update.shared.empty() || !stores_beyond(config)) return unique_name();
+  config.model.model_path = update.path;
+  return model_fingerprint(config, HashedBytes::kAll);
+}
+
+// However an update ends, what was prepared ends with it.
+class PreparedScope {
+ public:
+  explicit PreparedScope(ModelWeights& weights) : weights_(weights) {}
+  PreparedScope(const PreparedScope&) = delete;
+  PreparedScope& operator=(const PreparedScope&) = delete;
+  ~PreparedScope() { weights_.drop(); }
+
+ private:
+  ModelWeights& weights_;
+};
 
 }  // namespace
 
@@ -98,7 +110,7 @@ Status WeightControl::replace(const WeightUpdate& update, const RequestsLeft& le
   report.seconds = to_seconds(clock_.now() - start);
   ++current_.epoch;
   if (update.flush_cache) {
-    current_.cache_prefix = cache_prefix(left.any ? unique_name() : name);
+    current_.cache_prefix = cache_prefix_of_weights(left.any ? unique_name() : name);
     report.cache_flushed = parts_.engine.flush_cache().ok();
   }
   name_version(update.version.value_or(version()));
@@ -112,12 +124,18 @@ Result<WeightUpdateReport> WeightControl::update(const WeightUpdate& update) {
   if (!lock.owns_lock()) return fail(update_under_way());
   if (parts_.weights == nullptr) return fail(parts_.unsupported);
   ESP_RETURN_IF_ERROR(check_cache_use(update, {}));
+  const PreparedScope prepared(*parts_.weights);
   ESP_RETURN_IF_ERROR(prepare(update));
   ESP_ASSIGN_OR_RETURN(const std::string name, cache_name(parts_.engine.config(), update));
   WeightUpdateReport report;
   ESP_ASSIGN_OR_RETURN(const RequestsLeft left, hold(update.abort_requests));
   if (left.any) report.num_paused_requests = left.num_running;
-  Status status = replace(update, left, name, report);
+  Status status;
+  try {
+    status = replace(update, left, name, report);
+  } catch (const std::exception& problem) {  // bad_alloc; requests do not wait for ever
+    status = error(StatusCode::kUnavailable, "the update ended early: {}", problem.what());
+  }
   if (parts_.weights->is_whole()) {
     release();
   } else {

@@ -8,9 +8,13 @@
 #include <atomic>
 #include <cstdlib>
 #include <fstream>
+#include <functional>
+#include <future>
 #include <random>
+#include <set>
 #include <thread>
 
+#include "base/clock.h"
 #include "base/rng.h"
 #include "engine/executor/null_executor.h"
 #include "engine/testing/test_engine.h"
@@ -23,8 +27,9 @@ using ::testing::HasSubstr;
 // Weights of a null device: tokens of version v are v plus a hash. Paths say what goes wrong.
 class FakeWeights final : public ModelWeights {
  public:
-  FakeWeights(std::atomic<int>& version, NullExecutor& device)
-      : version_(version), device_(device) {}
+  FakeWeights(std::atomic<int>& version, NullExecutor& device,
+              const std::function<void()>& during_commit)
+      : version_(version), device_(device), during_commit_(during_commit) {}
 
   Status prepare(const std::filesystem::path& path) override {
     path_ = path.filename().string();
@@ -36,6 +41,7 @@ class FakeWeights final : public ModelWeights {
   Status commit() override {
     const int64_t steps = device_.num_steps();
     std::this_thread::yield();
+    if (during_commit_) during_commit_();
     EXPECT_EQ(device_.num_steps(), device_.num_waits()) << "a step runs";
     EXPECT_EQ(device_.num_steps(), steps) << "a step began";
     if (path_ == "unreadable") return error(StatusCode::kDataLoss, "the disk is gone");
@@ -48,10 +54,12 @@ class FakeWeights final : public ModelWeights {
     return std::vector<float>{static_cast<float>(version_)};
   }
   bool is_whole() const override { return whole_; }
+  void drop() override { path_.clear(); }
 
  private:
   std::atomic<int>& version_;
   NullExecutor& device_;
+  const std::function<void()>& during_commit_;
   std::string path_;
   bool whole_ = true;
 };
@@ -72,7 +80,7 @@ class WeightControlTest : public testing::Test {
         .vocab_size = kByteVocabSize,
         .page_size = 1,
         .next_token = [this](uint64_t) -> Result<TokenId> { return version_.load(); }});
-    auto weights = std::make_unique<FakeWeights>(version_, *device);
+    auto weights = std::make_unique<FakeWeights>(version_, *device, during_commit_);
     config.model.skip_tokenizer_init = config.check_invariants = true;
     config.cache.max_total_tokens = 2000;
     config.sampling.random_seed = 1;
@@ -101,6 +109,7 @@ class WeightControlTest : public testing::Test {
   }
 
   std::atomic<int> version_{1};
+  std::function<void()> during_commit_;
   std::filesystem::path folder_;
   std::unique_ptr<Engine> engine_;
 };
@@ -177,6 +186,79 @@ TEST_F(WeightControlTest, RequestsThatWaitForWeightsCanBeAborted) {
   EXPECT_EQ(running.result().output_ids, std::vector<TokenId>(3, 2));
 }
 
+// The abort of a request that waits for weights, and their release, come to the loop at once.
+TEST_F(WeightControlTest, ARequestThatIsAbortedAtTheReleaseEndsOnce) {
+  start();
+  Collector aborted, blocking;
+  std::promise<void> blocked, go;
+  during_commit_ = [&] {
+    GenerateRequest first = request(3), second = request(3);
+    first.rid = "aborted";
+    second.rid = "blocking";
+    ASSERT_TRUE(engine_->submit(std::move(first), aborted.sink()));
+    ASSERT_TRUE(engine_->submit(std::move(second), [&](TokenEvent&& event) {
+      blocked.set_value();  // its only event: the loop waits here
+      go.get_future().wait();
+      blocking.add(std::move(event));
+    }));
+    engine_->abort("blocking", Engine::AbortScope::kExact);
+    blocked.get_future().wait();
+    engine_->abort("aborted", Engine::AbortScope::kExact);
+  };
+  ASSERT_TRUE(engine_->weights()->update({.path = checkpoint("2"), .flush_cache = false}));
+  during_commit_ = nullptr;
+  go.set_value();
+  ASSERT_TRUE(aborted.wait_end());
+  ASSERT_TRUE(blocking.wait_end());
+  EXPECT_EQ(aborted.result().finish.type, FinishReason::Type::kAbort);
+  EXPECT_TRUE(aborted.result().output_ids.empty());
+  EXPECT_EQ(engine_->generate(request(3))->output_ids, std::vector<TokenId>(3, 2));
+}
+
+TEST_F(WeightControlTest, AMixtureEndsTheRequestsOfAPausedEngine) {
+  start();
+  ASSERT_TRUE(engine_->pause_generation(Engine::PauseMode::kInPlace).ok());
+  Collector paused;
+  ASSERT_TRUE(engine_->submit(request(3), paused.sink()));
+  EXPECT_FALSE(update("half"));
+  ASSERT_TRUE(paused.wait_end());
+  EXPECT_EQ(paused.result().finish.type, FinishReason::Type::kError);
+  EXPECT_EQ(paused.result().finish.status.code(), StatusCode::kUnavailable);
+  ASSERT_TRUE(engine_->continue_generation().ok());
+}
+
+TEST_F(WeightControlTest, EventsOfTheCacheNameTheKeysOfRequests) {
+  EngineConfig config;
+  config.cache.num_cache_events = 100;
+  start(config);
+  ASSERT_TRUE(update("2"));
+  const std::vector<std::string> keys = {"", "key", "\1key", "\1wkey\1"};
+  for (size_t i = 0; i < keys.size(); ++i) {
+    GenerateRequest of_key = request(2);
+    of_key.extra_key = keys[i];
+    ASSERT_TRUE(engine_->generate(std::move(of_key)));
+  }
+  const auto read = engine_->read_cache(1, 100);
+  ASSERT_TRUE(read);
+  std::set<std::string> named;
+  for (const CacheEvent& event : read->events)
+    if (event.type == CacheEvent::Type::kStored) named.insert(event.cache_namespace);
+  EXPECT_EQ(named, std::set<std::string>(keys.begin(), keys.end()));
+}
+
+TEST(WeightEpoch, NamespacesAreReadBack) {
+  const WeightEpoch first, second{.epoch = 1, .cache_prefix = cache_prefix_of_weights("2")};
+  for (const std::string_view key : {"", "k", "\1", "\1\1w", "\1w2\1k"})
+    for (const std::string& mark : {std::string(), std::string("\0"
+                                                               "7\0",
+                                                               3)}) {
+      const std::string of_key = mark + std::string(key);
+      EXPECT_NE(namespace_of_weights(first, of_key), namespace_of_weights(second, of_key));
+      EXPECT_EQ(namespace_without_weights(namespace_of_weights(first, of_key)), of_key);
+      EXPECT_EQ(namespace_without_weights(namespace_of_weights(second, of_key)), of_key);
+    }
+}
+
 // What old weights have stored is not found, and what is stored beyond the engine is not mixed.
 TEST_F(WeightControlTest, TiersKeepVersionsApart) {
   EngineConfig config;
@@ -215,7 +297,9 @@ TEST_F(WeightControlTest, TiersServeNewWeightsToo) {
   GenerateRequest longer = request(2);
   for (TokenId i = 0; i < 200; ++i) longer.input_ids.push_back(i);
   int32_t from_storage = 0;
-  for (int i = 0; i < 1000 && from_storage == 0; ++i) {  // a page is written behind its request
+  const SteadyClock clock;
+  const TimePoint deadline = clock.now() + std::chrono::seconds(60);
+  while (from_storage == 0 && clock.now() < deadline) {  // a page is written behind its request
     ASSERT_TRUE(engine_->flush_cache().ok());
     const auto answer = engine_->generate(longer);
     ASSERT_TRUE(answer);

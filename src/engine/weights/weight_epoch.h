@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <string>
+#include <string_view>
 
 namespace espalier {
 
@@ -13,6 +14,16 @@ struct WeightEpoch {
   // found, here or in tiers. Empty: of the weights that the engine was started with.
   std::string cache_prefix;
 };
+
+// The prefix of weights with this name, for WeightEpoch::cache_prefix. REQUIRES: the name has no
+// byte below 2.
+std::string cache_prefix_of_weights(std::string_view name);
+
+// The cache namespace of `of_key` (namespace_of_adapter) under these weights: different for
+// different prefixes and keys. An adapter's namespace stays one of its adapter.
+std::string namespace_of_weights(const WeightEpoch& weights, std::string_view of_key);
+// Its inverse: `of_key` of a cache namespace, whatever the weights.
+std::string namespace_without_weights(std::string_view cache_namespace);
 
 // What is left when no step runs: requests are in the scheduler only where the engine is paused.
 struct RequestsLeft {

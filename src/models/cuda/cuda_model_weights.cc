@@ -49,6 +49,8 @@ class CudaModelWeights final : public ModelWeights {
     return Status();
   }
 
+  void drop() override { updates_.clear(); }
+
   bool is_whole() const override { return is_whole_; }
 
  private:
