@@ -69,7 +69,7 @@ class SharedLoader final : public CudaTensorLoader {
   }
 
   Status put_block_e4m3(const TensorPart& part, std::byte*, float*) override {
-    return refuse_records(part.name);
+    return refuse(part.name);
   }
 
   Status put_int4(const TensorPart& part, const kc::Int4Destination& to) override {
@@ -84,13 +84,13 @@ class SharedLoader final : public CudaTensorLoader {
   }
 
   Status put_mxfp4(const std::string& name, int64_t, const kc::Mxfp4Destination&) override {
-    return refuse_records(name + "_blocks");
+    return refuse(name + "_blocks");
   }
   Status put_rounded_mxfp4(const TensorPart& part, const kc::Mxfp4Destination&) override {
-    return refuse_records(part.name);
+    return refuse(part.name);
   }
   Status put_bytes(const std::string& name, std::span<const int64_t>, std::byte*) override {
-    return refuse_records(name);
+    return refuse(name);
   }
 
   Status check() override {
@@ -172,12 +172,8 @@ class SharedLoader final : public CudaTensorLoader {
         part.name, kRowAlignment));
   }
 
-  Status refuse_records(const std::string& name) const {
-    if (!loads(name)) return Status();
-    return error(StatusCode::kUnimplemented,
-                 "the tensor '{}' is held in MXFP4, whose records are not replaced in part: give a "
-                 "whole checkpoint",
-                 name);
+  Status refuse(const std::string& name) const {
+    return loads(name) ? refuse_records(name) : Status();
   }
 
   // Through the host: few tensors are held in another type than they are trained in.

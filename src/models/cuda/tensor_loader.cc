@@ -575,6 +575,7 @@ class CheckpointLoader final : public CudaTensorLoader {
   }
 
   Status put_block_e4m3(const TensorPart& part, std::byte* device, float* scales) override {
+    if (!loads(part.name)) return Status();
     ESP_ASSIGN_OR_RETURN(const CheckpointTensor* tensor, source_.find(part.name, part.shape));
     return list_.add_codes(*tensor, part.slice.value_or(TensorSlice::whole(part.shape)), device,
                            scales);
@@ -592,7 +593,7 @@ class CheckpointLoader final : public CudaTensorLoader {
   }
 
   Status put_rounded_mxfp4(const TensorPart& part, const kc::Mxfp4Destination& to) override {
-    if (some_) return refuse_records(part.name);
+    if (some_) return loads(part.name) ? refuse_records(part.name) : Status();
     ESP_ASSIGN_OR_RETURN(const CheckpointTensor* tensor, source_.find(part.name, part.shape));
     return add_rounded(*tensor, part, {.columns = part.shape[1], .mxfp4 = to});
   }
@@ -606,7 +607,7 @@ class CheckpointLoader final : public CudaTensorLoader {
 
   Status put_mxfp4(const std::string& name, int64_t count,
                    const kc::Mxfp4Destination& to) override {
-    if (some_) return refuse_records(name + "_blocks");
+    if (some_) return loads(name + "_blocks") ? refuse_records(name + "_blocks") : Status();
     const int64_t row_blocks = to.shape.in_features / kc::kMxfp4Block;
     const int64_t block_shape[] = {count, to.rows, row_blocks, kc::kMxfp4BlockBytes};
     ESP_ASSIGN_OR_RETURN(const Stored blocks, find_bytes(name + "_blocks", block_shape));
@@ -648,15 +649,6 @@ class CheckpointLoader final : public CudaTensorLoader {
   }
 
  private:
-  // They are written into zeros, which other tensors' records are not.
-  Status refuse_records(const std::string& name) const {
-    if (!loads(name)) return Status();
-    return error(StatusCode::kUnimplemented,
-                 "the tensor '{}' is held in MXFP4, whose records are not replaced in part: give a "
-                 "whole checkpoint",
-                 name);
-  }
-
   struct Stored {
     const CheckpointTensor* tensor;
     const SafetensorsFile* file;
@@ -740,6 +732,13 @@ class CheckpointLoader final : public CudaTensorLoader {
 };
 
 }  // namespace
+
+Status refuse_records(const std::string& name) {
+  return error(StatusCode::kUnimplemented,
+               "the tensor '{}' is held in codes, whose records are not replaced in part: give a "
+               "whole checkpoint",
+               name);
+}
 
 Result<std::unique_ptr<CudaTensorLoader>> make_checkpoint_loader(const ModelLoadOptions& options,
                                                                  const DecoderSpec& spec) {

@@ -77,6 +77,8 @@ class CudaTensorLoader {
 // device.
 Result<std::unique_ptr<CudaTensorLoader>> make_checkpoint_loader(const ModelLoadOptions& options,
                                                                  const DecoderSpec& spec);
+// Of a tensor of some that are replaced: records are written into zeros, which those there are not.
+Status refuse_records(const std::string& name);
 // Of the tensors in one safetensors file alone; check() fails for one that the model has not.
 // kUnimplemented for those that become records (int4, MXFP4), whose memory must be zeros.
 Result<std::unique_ptr<CudaTensorLoader>> make_partial_loader(const std::filesystem::path& file,
