@@ -184,6 +184,18 @@ class SpeculationTest(unittest.TestCase):
                              meta["output_token_logprobs"], meta["cached_tokens"]))
         return flat
 
+    def verified(self, server):
+        """The meta_info of an answer with draft tokens: how many are drafted depends on measured times."""
+        repeated = {"text": self.TEXT, "sampling_params": {"temperature": 0, "max_new_tokens": 60, "ignore_eos": True}}
+        found = []
+
+        def verifies():
+            found.append(server.post("/generate", repeated)["meta_info"])
+            return found[-1].get("spec_verify_ct", 0) > 0
+
+        wait_until(verifies, "draft tokens are verified")
+        return found[-1]
+
     def test_answers_are_those_without_draft_tokens(self):
         with Server("--random-seed", "3") as plain:
             expected = self.answers(plain)
@@ -194,8 +206,7 @@ class SpeculationTest(unittest.TestCase):
                     "--speculative-num-draft-tokens", "6", "--enable-metrics") as drafting:
             found = self.answers(drafting)
             self.assertEqual(self.flat(found), self.flat(expected))
-            meta = found[0]["meta_info"]
-            self.assertGreater(meta["spec_verify_ct"], 0)
+            meta = self.verified(drafting)
             self.assertLessEqual(meta["spec_accept_rate"], 1)
             self.assertGreaterEqual(meta["spec_accept_length"], 1)
             self.assertEqual(sum(meta["spec_accept_histogram"]), meta["spec_verify_ct"])
@@ -204,7 +215,7 @@ class SpeculationTest(unittest.TestCase):
             self.assertGreater(drafting.metric("sglang:spec_verify_calls_total"), 0)
             state = json.loads(drafting.get("/server_info")[2])["internal_states"][0]
             self.assertGreaterEqual(state["avg_spec_accept_length"], 1)
-            self.assertGreater(state["spec_drafters"]["ngram"]["spec_verify_ct"], 0)
+            self.assertGreater(sum(d["spec_verify_ct"] for d in state["spec_drafters"].values()), 0)
             # How much is drafted depends on measured times, so an accepted token may take a while.
             repeated = {"text": self.TEXT, "sampling_params": {"temperature": 0, "max_new_tokens": 60}}
 
@@ -221,7 +232,7 @@ class SpeculationTest(unittest.TestCase):
                     "--speculative-num-steps", "4", "--enable-metrics") as drafting:
             found = self.answers(drafting)
             self.assertEqual(self.flat(found), self.flat(expected))
-            self.assertGreater(found[0]["meta_info"]["spec_verify_ct"], 0)
+            self.assertGreater(self.verified(drafting)["spec_verify_ct"], 0)
             info = json.loads(drafting.get("/server_info")[2])
             self.assertEqual(info["speculative_num_steps"], 4)
             head = info["internal_states"][0]["spec_drafters"]["head"]
