@@ -17,9 +17,10 @@ SHARD = "model-00001-of-00002.safetensors"
 
 def shipped_files():
     files = {}
-    for name in os.listdir(MODEL):
-        with open(os.path.join(MODEL, name), "rb") as f:
-            files[name] = f.read()
+    for entry in os.scandir(MODEL):
+        if entry.is_file():
+            with open(entry.path, "rb") as f:
+                files[entry.name] = f.read()
     return files
 
 

@@ -3,6 +3,7 @@
 links: sbom_test.py BUILD"""
 import json
 import os
+import pathlib
 import re
 import subprocess
 import sys
@@ -57,8 +58,9 @@ class Sbom(unittest.TestCase):
         self.assertLessEqual({"espalier", "boost", "CLI11", "tl-expected"}, names)
 
     def test_names_the_model(self):
-        shipped = set(os.listdir(os.path.join(ROOT, "share", "default_model")))
-        self.assertEqual({os.path.basename(f["fileName"]) for f in self.bill["files"]}, shipped)
+        folder = pathlib.Path(ROOT, "share", "default_model")
+        shipped = {f"./share/default_model/{path.relative_to(folder).as_posix()}" for path in folder.rglob("*") if path.is_file()}
+        self.assertEqual({f["fileName"] for f in self.bill["files"]}, shipped)
 
 
 if __name__ == "__main__":
