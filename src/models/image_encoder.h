@@ -64,9 +64,9 @@ class ImageEncoder {
 
   // Pictures that one call of encode_batch() takes at most.
   virtual int32_t batch_max() const { return 1; }
-  // Of so many rows, where requests keep them.
+  // The bytes that `num_rows` rows take where requests keep them.
   virtual int64_t row_bytes(int32_t num_rows) const;
-  // Memory for so many rows; thread-safe, and the rows may outlive the encoder.
+  // Allocates memory for `num_rows` rows; thread-safe. The rows may outlive the encoder.
   virtual Result<EncodedRows> allocate_rows(int32_t num_rows);
   // Calls of encode_batch() that may run at the same time.
   virtual int32_t batches_in_flight_max() const { return 1; }

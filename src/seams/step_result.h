@@ -23,8 +23,8 @@ struct EntryResult {
   TokenLogprobs logprobs;                     // of `token`, where its sampling requests it
   std::vector<TokenLogprobs> draft_logprobs;  // of `draft_tokens`, the same
   std::vector<TokenLogprobs> input_logprobs;  // one for each input_logprob_target
-  // Of an entry with a chain_length above 0: what the draft head predicts behind the slot's last
-  // token, so many tokens. It does not depend on the other entries.
+  // Of an entry with a chain_length above 0: the chain_length tokens that the draft head predicts
+  // behind the slot's last token. They do not depend on the other entries.
   std::vector<TokenId> chain;
   std::vector<float> pooled;  // the text's vector, of an entry with pooled_end
 };

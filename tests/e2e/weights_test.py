@@ -273,7 +273,7 @@ def test_updates_under_load(root):
 
 
 def test_killed_while_updating(root):
-    """A server that is killed within an update starts again with what it is told to load."""
+    """A server that is killed within an update loads the checkpoint of its command line when it starts again."""
     other = os.path.join(root, "other")
     rng = random.Random(SEED)
     for _ in range(3):

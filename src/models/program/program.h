@@ -123,7 +123,7 @@ struct Softcap {
   float cap = 0;
 };
 
-// Of a selection of output rows: each is so many rows of x, one behind the other.
+// How output rows are selected: each output row is `count` rows of x, one behind the other.
 struct MergeRows {
   int32_t count = 1;
 };
