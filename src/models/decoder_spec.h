@@ -285,6 +285,14 @@ struct DraftSpec {
   bool own_states = false;  // x is the head's own state of the row before: behind a draft token
 };
 
+// Which part of a model a spec describes where its layers are divided into stages of a pipeline
+// (program/stages.h). The default: all of it.
+struct StageSpec {
+  int32_t first_layer = 0;  // of the whole model's; DecoderSpec::layers are the stage's own
+  bool embeds = true;       // it begins with the embedding, else with rows of the stage before it
+  bool samples = true;      // it ends with the head, else its rows go to the next stage
+};
+
 struct DecoderSpec {
   std::string architecture;  // config.json's architectures[0]
   std::string model_type;
@@ -312,6 +320,7 @@ struct DecoderSpec {
   std::optional<ImagesSpec> images;           // of a decoder beside an encoder
   std::optional<DraftSpec> draft;             // it is a draft head
   std::vector<int32_t> kept_states;           // layers in front of which states are kept for one
+  StageSpec stage;
   WeightNames names;
 
   int64_t num_parameters() const;

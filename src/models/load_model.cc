@@ -14,6 +14,7 @@
 #include "models/load_draft_head.h"
 #include "models/model.h"
 #include "models/model_plan.h"
+#include "models/pipeline.h"
 #include "models/pooling_config.h"
 #include "models/program/cpu_model.h"
 #include "models/program/gpu_passes.h"
@@ -144,6 +145,11 @@ Status check_cpu_types(const DecoderSpec& spec, const WeightTypes& types) {
 }
 
 Status check_draft_target(const DecoderSpec& spec, const ModelLoadOptions& options) {
+  if (options.pp_size != 1) {
+    return error(StatusCode::kUnimplemented,
+                 "draft heads are not divided into stages: leave --speculative-draft-model-path or "
+                 "--pp-size out");
+  }
   if (options.tp_size != 1) {
     return error(StatusCode::kUnimplemented,
                  "draft heads are not divided among ranks: leave --speculative-draft-model-path or "
@@ -183,12 +189,33 @@ Result<std::unique_ptr<Model>> create_with_draft_head(DecoderSpec spec, const We
   return std::unique_ptr<Model>(std::move(model));
 }
 
+Result<std::unique_ptr<Model>> create_pipeline(const DecoderSpec& spec, const WeightTypes& types,
+                                               const ModelLoadOptions& options, WorkPool& pool,
+                                               const OpenWeights& open) {
+  if (options.enable_lora)
+    return fail(
+        error(StatusCode::kUnimplemented,
+              "adapters are not divided into stages: leave --enable-lora or --pp-size out"));
+  if (options.expert_counts != nullptr)
+    return fail(error(StatusCode::kUnimplemented,
+                      "experts' tokens are not counted in stages: leave "
+                      "--expert-distribution-recorder-mode or --pp-size out"));
+  return PipelineModel::create(
+      spec, types,
+      {.num_stages = options.pp_size,
+       .num_ranks = options.tp_size,
+       .micro_batch_tokens = options.pp_micro_batch_tokens,
+       .threads = {.count = pool.num_threads(), .first_cpu = options.first_cpu}},
+      open);
+}
+
 Result<std::unique_ptr<Model>> create_model(const DecoderSpec& spec, const WeightTypes& types,
                                             const ModelLoadOptions& options, WorkPool& pool,
                                             const OpenWeights& open) {
   if (!options.draft_path.empty()) {
     return create_with_draft_head(spec, types, options, pool, open);
   }
+  if (options.pp_size != 1) return create_pipeline(spec, types, options, pool, open);
   if (options.tp_size != 1) {
     if (options.enable_lora)
       return fail(error(StatusCode::kUnimplemented,

@@ -120,6 +120,10 @@ struct ModelLoadOptions {
   // Ranks that divide the model among themselves: threads, each with its share of the pool's number
   // of threads. Fails where the model's heads or features are not divided evenly.
   int32_t tp_size = 1;
+  // Stages of a pipeline that divide the layers among themselves, each of tp_size ranks, and the
+  // tokens of their micro-batches (0: chosen).
+  int32_t pp_size = 1;
+  int32_t pp_micro_batch_tokens = 0;
   // Groups of these ranks that have whole experts; divides tp_size.
   int32_t ep_size = 1;
   std::filesystem::path draft_path;  // the folder of a draft head; empty: none

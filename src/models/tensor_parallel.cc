@@ -39,7 +39,7 @@ TensorParallelModel::TensorParallelModel(int32_t num_ranks, const RankThreadsCon
 
 TensorParallelModel::~TensorParallelModel() = default;
 
-Result<std::unique_ptr<Model>> TensorParallelModel::create(
+Result<std::unique_ptr<StageModel>> TensorParallelModel::create(
     const DecoderSpec& spec, const WeightTypes& types, int32_t num_ranks,
     const RankThreadsConfig& threads, const OpenWeights& open, ExpertCounts* expert_counts) {
   ESP_RETURN_IF_ERROR(validate(spec));
@@ -75,18 +75,23 @@ Status TensorParallelModel::each(const std::function<Status(int32_t)>& fn) {
 }
 
 // No rank takes its new weights before all have read theirs.
-Status TensorParallelModel::replace_weights(const OpenWeights& open) {
-  std::vector<DecoderWeights> weights(ranks_.size());
+Result<std::vector<DecoderWeights>> TensorParallelModel::read_weights(const OpenWeights& open) {
+  std::vector<DecoderWeights> out(ranks_.size());
   ESP_RETURN_IF_ERROR(each([&](int32_t index) -> Status {
-    Rank& rank = ranks_[static_cast<size_t>(index)];
-    const auto source = open(collectives_->rank(index).ranks(), *rank.threads);
-    ESP_ASSIGN_OR_RETURN(weights[static_cast<size_t>(index)], rank.model->read_weights(*source));
+    const auto at = static_cast<size_t>(index);
+    ESP_ASSIGN_OR_RETURN(std::vector<DecoderWeights> weights, ranks_[at].model->read_weights(open));
+    out[at] = std::move(weights.front());
     return Status();
   }));
+  return out;
+}
+
+void TensorParallelModel::set_weights(std::vector<DecoderWeights> weights) {
   for (size_t i = 0; i < ranks_.size(); ++i) {
-    ranks_[i].model->set_weights(std::move(weights[i]));
+    std::vector<DecoderWeights> own;
+    own.push_back(std::move(weights[i]));
+    ranks_[i].model->set_weights(std::move(own));
   }
-  return Status();
 }
 
 Status TensorParallelModel::reserve(int32_t max_tokens, int32_t max_entries) {
@@ -94,9 +99,10 @@ Status TensorParallelModel::reserve(int32_t max_tokens, int32_t max_entries) {
   return Status();
 }
 
-ForwardOutput TensorParallelModel::forward(const ForwardBatch& batch,
-                                           std::span<const TokenId> token_ids, const KvView& kv,
-                                           const InputLogitsSink& input_logits) {
+ForwardOutput TensorParallelModel::forward_stage(const ForwardBatch& batch,
+                                                 std::span<const TokenId> token_ids,
+                                                 const KvView& kv, const StageRows& rows,
+                                                 const InputLogitsSink& input_logits) {
   ForwardOutput out;
   const auto run = [&](int32_t index) {
     Rank& rank = ranks_[static_cast<size_t>(index)];
@@ -105,10 +111,10 @@ ForwardOutput TensorParallelModel::forward(const ForwardBatch& batch,
     rank.kv.layers.clear();
     for (const KvView::Layer& layer : kv.layers) rank.kv.layers.push_back(heads_of(layer, ranks));
     if (index == 0) {
-      out = rank.model->forward(batch, token_ids, rank.kv, input_logits);
+      out = rank.model->forward_stage(batch, token_ids, rank.kv, rows, input_logits);
     } else {
-      rank.model->forward(batch, token_ids, rank.kv,
-                          [](int32_t, int32_t, std::span<const float>) {});
+      rank.model->forward_stage(batch, token_ids, rank.kv, {.received = rows.received},
+                                [](int32_t, int32_t, std::span<const float>) {});
     }
   };
   threads_->run(std::cref(run));

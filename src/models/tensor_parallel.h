@@ -3,7 +3,8 @@
 // (program/partition.h). All ranks run the same batch; keys and values lie in one pool, in which
 // each rank reads and writes its own heads.
 //
-// As Model: one forward at a time, from one thread, which works as rank 0.
+// As Model: one forward at a time, from one thread, which works as rank 0. The model may be a stage
+// of a pipeline: its first rank hands rows on.
 #pragma once
 
 #include <cstdint>
@@ -13,8 +14,8 @@
 #include <vector>
 
 #include "base/status.h"
-#include "models/model.h"
 #include "models/program/cpu_model.h"
+#include "models/stage_model.h"
 #include "models/storage_format.h"
 #include "models/weight_source.h"
 #include "tensor/collective.h"
@@ -31,22 +32,25 @@ struct RankThreadsConfig {
   int32_t first_cpu = 0;
 };
 
-class TensorParallelModel final : public Model {
+class TensorParallelModel final : public StageModel {
  public:
   // kInvalidArgument says what of the model is not divided by so many ranks. Sums over ranks are
   // added in another order than in the whole model: logits differ by float32's rounding.
-  static Result<std::unique_ptr<Model>> create(const DecoderSpec& spec, const WeightTypes& types,
-                                               int32_t num_ranks, const RankThreadsConfig& threads,
-                                               const OpenWeights& open,
-                                               ExpertCounts* expert_counts = nullptr);
+  static Result<std::unique_ptr<StageModel>> create(const DecoderSpec& spec,
+                                                    const WeightTypes& types, int32_t num_ranks,
+                                                    const RankThreadsConfig& threads,
+                                                    const OpenWeights& open,
+                                                    ExpertCounts* expert_counts = nullptr);
   ~TensorParallelModel() override;
 
   const ModelInfo& info() const override { return info_; }
   Status reserve(int32_t max_tokens, int32_t max_entries) override;
-  ForwardOutput forward(const ForwardBatch& batch, std::span<const TokenId> token_ids,
-                        const KvView& kv, const InputLogitsSink& input_logits) override;
+  ForwardOutput forward_stage(const ForwardBatch& batch, std::span<const TokenId> token_ids,
+                              const KvView& kv, const StageRows& rows,
+                              const InputLogitsSink& input_logits) override;
   std::vector<float> finish_pooled(std::span<const float> row) override;
-  Status replace_weights(const OpenWeights& open) override;
+  Result<std::vector<DecoderWeights>> read_weights(const OpenWeights& open) override;
+  void set_weights(std::vector<DecoderWeights> weights) override;
 
  private:
   struct Rank {

@@ -44,7 +44,10 @@ class Layer {
   }
 
  private:
-  std::string name(const std::string& pattern) const { return layer_name(pattern, index_); }
+  int32_t index_in_model() const { return spec_.stage.first_layer + index_; }
+  std::string name(const std::string& pattern) const {
+    return layer_name(pattern, index_in_model());
+  }
 
   VectorLayout norm(const std::optional<NormSpec>& spec, const std::string& pattern,
                     int64_t size) const {
@@ -127,7 +130,9 @@ class Layer {
     }
     if (names_.experts == WeightNames::Experts::kEach) {
       for (int32_t i = 0; i < count; ++i) {
-        const auto of = [&](const std::string& pattern) { return expert_name(pattern, index_, i); };
+        const auto of = [&](const std::string& pattern) {
+          return expert_name(pattern, index_in_model(), i);
+        };
         e.experts.push_back(mlp(spec.expert, of(names_.expert_gate), of(names_.expert_up),
                                 of(names_.expert_down), ""));
       }
@@ -331,7 +336,7 @@ WeightLayout weight_layout(const DecoderSpec& spec) {
     out.draft_input = {
         .blocks = {{names.draft_input + ".weight", spec.hidden_size}},
         .in_features = std::ssize(spec.draft->target_layers) * int64_t{spec.hidden_size}};
-  } else if (!spec.tied_embeddings) {
+  } else if (!spec.tied_embeddings && spec.stage.embeds) {
     out.embedding = table(names.embedding, spec.vocab_size);
   }
   if (spec.projector) {
@@ -342,19 +347,20 @@ WeightLayout weight_layout(const DecoderSpec& spec) {
   if (spec.tiles) {
     out.line_end = vector_of(spec.tiles->line_end, spec.projector->layers.back().outputs);
   }
-  if (spec.pooling) {
+  const bool has_head = spec.stage.samples || (spec.tied_embeddings && spec.stage.embeds);
+  if (spec.pooling && spec.stage.samples) {
     out.pooling_head = head_layout(spec.pooling->head, spec.hidden_size, Precision::kFloat32);
-  } else if (!spec.patches) {
+  } else if (!spec.patches && has_head) {
     out.head = table(spec.tied_embeddings ? names.embedding : names.head, spec.vocab_size);
   }
-  if (spec.learned_positions > 0) {
+  if (spec.learned_positions > 0 && spec.stage.embeds) {
     out.position_embedding = table(names.position_embedding, spec.learned_positions);
     out.position_embedding.precision = Precision::kUnrounded;
   }
   for (int32_t i = 0; i < static_cast<int32_t>(spec.layers.size()); ++i) {
     out.layers.push_back(Layer(spec, i).layout());
   }
-  if (spec.final_norm) {
+  if (spec.final_norm && spec.stage.samples) {
     out.final_norm = whole_norm(*spec.final_norm, names.final_norm, spec.hidden_size);
   }
   return out;

@@ -45,6 +45,8 @@ Arity arity_of(OpKind kind) {
       return {1, 2, 0, 0};
     case OpKind::kBarrier:
       return {1, 2, 0, 0};
+    case OpKind::kOutput:
+      return {1, 1, 0, 0};
     case OpKind::kAttention:
       return {1, 3, 1, 1};
     case OpKind::kSelectRows:

@@ -18,6 +18,7 @@
 #include "models/program/cpu_ropes.h"
 #include "models/program/program.h"
 #include "models/program/wanted_rows.h"
+#include "models/stage_model.h"
 #include "seams/forward_batch.h"
 #include "seams/kv_view.h"
 #include "tensor/buffer.h"
@@ -40,6 +41,7 @@ struct GivenRows {
   CpuView states;
   std::span<const int32_t> state_rows;  // of each token its row of `states`
   CpuView embeddings;                   // a row for each token
+  StageRows stage;                      // of a stage of a pipeline
 };
 
 class CpuContext {

@@ -57,6 +57,7 @@ CpuModel::CpuModel(DecoderSpec spec, Program program, Storage storage, DecoderWe
       backend_(std::move(backend)),
       info_(describe(spec_, weights_)),
       context_(spec_, program_, weights_, *backend_, options.collective),
+      ranks_(options.collective == nullptr ? Ranks() : options.collective->ranks()),
       takes_adapters_(options.adapters) {
   bind();
 }
@@ -86,15 +87,12 @@ Result<std::unique_ptr<CpuModel>> CpuModel::create(const DecoderSpec& whole,
   return model;
 }
 
-Result<DecoderWeights> CpuModel::read_weights(WeightSource& source) {
-  return load_weights(*backend_, spec_, storage_.layout, program_, storage_.types, source);
-}
-
-Status CpuModel::replace_weights(const OpenWeights& open) {
-  const auto source = open({}, backend_->pool());
-  ESP_ASSIGN_OR_RETURN(DecoderWeights weights, read_weights(*source));
-  set_weights(std::move(weights));
-  return Status();
+Result<std::vector<DecoderWeights>> CpuModel::read_weights(const OpenWeights& open) {
+  const auto source = open(ranks_, backend_->pool());
+  std::vector<DecoderWeights> out;
+  ESP_ASSIGN_OR_RETURN(out.emplace_back(), load_weights(*backend_, spec_, storage_.layout, program_,
+                                                        storage_.types, *source));
+  return out;
 }
 
 void CpuModel::bind() {
@@ -115,7 +113,7 @@ Status CpuModel::reserve(int32_t max_tokens, int32_t max_entries) {
   const int64_t outputs = spec_.pooling ? max_tokens : std::max<int64_t>(block, max_entries);
   ESP_RETURN_IF_ERROR(context_.reserve(max_tokens, max_entries, outputs));
   picked_.reserve(static_cast<size_t>(outputs));
-  if (spec_.pooling) return Status();
+  if (spec_.pooling || !spec_.stage.samples) return Status();
   targets_.reserve(static_cast<size_t>(block));
   ESP_RETURN_IF_ERROR(allocate_floats(max_entries, spec_.vocab_size, logits_));
   return allocate_floats(block, spec_.vocab_size, block_logits_);
@@ -148,8 +146,9 @@ void CpuModel::run_outputs(std::span<const int32_t> rows, float* out) {
   run(output_begin_, text_begin_);
 }
 
-ForwardOutput CpuModel::forward(const ForwardBatch& batch, std::span<const TokenId> token_ids,
-                                const KvView& kv, const InputLogitsSink& sink) {
+ForwardOutput CpuModel::forward_stage(const ForwardBatch& batch, std::span<const TokenId> token_ids,
+                                      const KvView& kv, const StageRows& rows,
+                                      const InputLogitsSink& sink) {
   ESP_CHECK(batch.num_tokens() <= max_tokens_ &&
                 batch.entries.size() <= static_cast<size_t>(max_entries_),
             "{} tokens in {} entries, reserved {} in {}", batch.num_tokens(), batch.entries.size(),
@@ -158,10 +157,12 @@ ForwardOutput CpuModel::forward(const ForwardBatch& batch, std::span<const Token
             batch.positions.size() == token_ids.size() &&
             kv.layers.size() == spec_.layers.size() + (draft_head_ != nullptr ? 1 : 0));
   if (token_ids.empty()) return {};
-  context_.begin(batch, token_ids, kv);
+  ESP_CHECK(spec_.stage.embeds == (rows.received == nullptr) &&
+            !(spec_.stage.samples && rows.handed_on != nullptr));
+  context_.begin(batch, token_ids, kv, {.stage = rows});
   if (takes_adapters_) context_.adapters().begin(adapters_, batch.entries, context_.wanted());
   run(0, output_begin_);
-  if (context_.wanted().num_rows() == 0) return {};
+  if (context_.wanted().num_rows() == 0 || !spec_.stage.samples) return {};
   if (spec_.pooling) return {.pooled_rows = pooled_rows(batch)};
   const std::span<const float> sampled = sample_logits(batch);
   input_logits(batch, sink);

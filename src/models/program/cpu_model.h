@@ -11,11 +11,11 @@
 #include "kernels/cpu/backend.h"
 #include "models/decoder_spec.h"
 #include "models/decoder_weights.h"
-#include "models/model.h"
 #include "models/program/cpu_context.h"
 #include "models/program/cpu_draft_head.h"
 #include "models/program/cpu_ops.h"
 #include "models/program/program.h"
+#include "models/stage_model.h"
 #include "models/weight_source.h"
 #include "tensor/buffer.h"
 
@@ -41,28 +41,27 @@ struct CpuModelOptions {
   ExpertCounts* expert_counts = nullptr;
 };
 
-class CpuModel final : public Model {
+class CpuModel final : public StageModel {
  public:
-  // Checks the spec (of the whole model), lowers it and loads the weights. pool: borrowed, outlives
-  // the model. kUnimplemented names an operation that the CPU does not run.
+  // Checks the spec (of the whole model, or of a stage), lowers it and loads the weights. pool:
+  // borrowed, outlives the model. kUnimplemented names an operation that the CPU does not run.
   static Result<std::unique_ptr<CpuModel>> create(const DecoderSpec& spec, const WeightTypes& types,
                                                   WeightSource& source, WorkPool& pool,
                                                   const CpuModelOptions& options = {});
 
   const ModelInfo& info() const override { return info_; }
   Status reserve(int32_t max_tokens, int32_t max_entries) override;
-  ForwardOutput forward(const ForwardBatch& batch, std::span<const TokenId> token_ids,
-                        const KvView& kv, const InputLogitsSink& input_logits) override;
+  ForwardOutput forward_stage(const ForwardBatch& batch, std::span<const TokenId> token_ids,
+                              const KvView& kv, const StageRows& rows,
+                              const InputLogitsSink& input_logits) override;
   std::vector<float> finish_pooled(std::span<const float> row) override;
   Result<AdapterInfo> load_adapter(AdapterId id, const std::filesystem::path& folder,
                                    int32_t rank_max) override;
   void unload_adapter(AdapterId id) override { adapters_.remove(id); }
-  Status replace_weights(const OpenWeights& open) override;
-
-  // The two steps of replace_weights(): weights of this model's shapes that nothing uses yet, and
-  // the exchange, which cannot fail.
-  Result<DecoderWeights> read_weights(WeightSource& source);
-  void set_weights(DecoderWeights weights) { weights_ = std::move(weights); }
+  Result<std::vector<DecoderWeights>> read_weights(const OpenWeights& open) override;
+  void set_weights(std::vector<DecoderWeights> weights) override {
+    weights_ = std::move(weights.front());
+  }
 
   // The model keeps the states that the head reads (DecoderSpec::kept_states), and reserves for
   // both from here on.
@@ -104,6 +103,7 @@ class CpuModel final : public Model {
   const std::unique_ptr<kernels::CpuBackend> backend_;
   ModelInfo info_;  // changed by add_draft_head() alone
   CpuContext context_;
+  const Ranks ranks_;
   const bool takes_adapters_;
   AdapterTable adapters_;
   std::vector<BoundOp> ops_;

@@ -99,6 +99,14 @@ void run_patches(CpuContext& context, const Op& op) {
 void run_input(CpuContext& context, const Op& op) {
   const GivenRows& given = context.given();
   const CpuView out = context.view(op.outputs[0]);
+  if (op.as<Input>().kind == Input::Kind::kStage) {
+    const float* const from = given.stage.received;
+    const int64_t columns = op.outputs[0].columns;
+    for_elements(out, context.num_rows(op.outputs[0]), columns, [&](int64_t first, int64_t count) {
+      std::copy_n(from + first / out.stride * columns, count, out.data + first);
+    });
+    return;
+  }
   const auto bytes = static_cast<size_t>(op.outputs[0].columns) * sizeof(float);
   const bool states = op.as<Input>().kind == Input::Kind::kStates;
   const CpuView& from = states ? given.states : given.embeddings;
@@ -107,6 +115,16 @@ void run_input(CpuContext& context, const Op& op) {
     const int64_t source = states ? given.state_rows[static_cast<size_t>(row)] : row;
     std::memcpy(out.data + row * out.stride, from.data + source * from.stride, bytes);
   }
+}
+
+void run_output(CpuContext& context, const Op& op) {
+  const CpuView x = context.view(op.inputs[0]);
+  const int64_t columns = op.inputs[0].columns;
+  float* const to = context.given().stage.handed_on;
+  if (to == nullptr) return;  // another rank has the same rows
+  for_elements(x, context.num_rows(op.inputs[0]), columns, [&](int64_t first, int64_t count) {
+    std::copy_n(x.data + first, count, to + first / x.stride * columns);
+  });
 }
 
 void run_class_embed(CpuContext& context, const Op& op) {
@@ -353,6 +371,8 @@ CpuOp cpu_op(OpKind kind) {
       return run_patches;
     case OpKind::kInput:
       return run_input;
+    case OpKind::kOutput:
+      return run_output;
     case OpKind::kClassEmbed:
       return run_class_embed;
     case OpKind::kScale:

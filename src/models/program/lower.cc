@@ -357,8 +357,16 @@ Operand lower_draft_states(Builder& b) {
   return hidden;
 }
 
+// Of a stage behind the first one.
+Operand lower_stage_input(Builder& b) {
+  const Operand hidden = b.buffer("hidden", b.spec().hidden_size);
+  b.add(OpKind::kInput, {}, {hidden}, Input{Input::Kind::kStage});
+  return hidden;
+}
+
 Operand lower_inputs(Builder& b) {
   if (b.spec().patches) return lower_patches(b);
+  if (!b.spec().stage.embeds) return lower_stage_input(b);
   return b.spec().draft ? lower_draft_states(b) : lower_embedding(b);
 }
 
@@ -420,6 +428,10 @@ Program lower(const DecoderSpec& spec) {
     lower_layer(b, i, hidden);
   }
   b.set_layer(-1);
+  if (!spec.stage.samples) {
+    b.add(OpKind::kOutput, {hidden}, {});
+    return b.take();
+  }
   const Operand outputs = lower_outputs(b, hidden);
   if (spec.projector) {
     lower_projector(b, outputs);

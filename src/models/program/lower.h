@@ -21,6 +21,7 @@ inline constexpr const char* kNextStates = "next_states";
 //   of an encoder: hidden = norm(matmul(patches) + class + position); projector(norm(outputs))
 //
 // of a draft head: hidden = states, or matmul(states), and attention reads the embedding beside it
+// of a stage: hidden = the rows of the stage before, and output(hidden) behind the layers
 //
 // REQUIRES: a valid spec.
 Program lower(const DecoderSpec& spec);

@@ -185,8 +185,8 @@ Program share_pages(Program program, const DecoderSpec& spec, const Ranks& ranks
   return program;
 }
 
-// Each rank looks up the tokens that it has, and computes their logits.
-Program divide_vocabulary(Program program, const DecoderSpec& spec, const Ranks& ranks) {
+// Each rank looks up the tokens that it has.
+Program divide_embedding(Program program, const DecoderSpec& spec, const Ranks& ranks) {
   const auto count = static_cast<int32_t>(ranks.count(spec.vocab_size));
   const auto embed = std::ranges::find(program.ops, OpKind::kEmbed, &Op::kind);
   embed->attributes = VocabularyPart{static_cast<int32_t>(ranks.begin(spec.vocab_size)), count};
@@ -195,7 +195,12 @@ Program divide_vocabulary(Program program, const DecoderSpec& spec, const Ranks&
                                    .inputs = {hidden},
                                    .outputs = {hidden},
                                    .attributes = AllReduce{}});
-  if (spec.pooling) return program;
+  return program;
+}
+
+// Each rank computes the logits of the tokens that it has.
+Program divide_head(Program program, const DecoderSpec& spec, const Ranks& ranks) {
+  const auto count = static_cast<int32_t>(ranks.count(spec.vocab_size));
   const auto is_head = [](const Op& op) {
     return op.kind == OpKind::kMatmul && op.as<Matmul>().weight.kind == WeightKind::kHead;
   };
@@ -297,7 +302,9 @@ Program partition(const DecoderSpec& spec, const Ranks& ranks, RankPages pages) 
   program = gather_norms(std::move(program), spec, ranks);
   if (pages == RankPages::kShared) program = share_pages(std::move(program), spec, ranks);
   if (!divides_vocabulary(spec, ranks)) return program;
-  return divide_vocabulary(std::move(program), spec, ranks);
+  if (spec.stage.embeds) program = divide_embedding(std::move(program), spec, ranks);
+  if (spec.pooling || !spec.stage.samples) return program;
+  return divide_head(std::move(program), spec, ranks);
 }
 
 WeightLayout partition_weights(const DecoderSpec& spec, const Ranks& ranks) {

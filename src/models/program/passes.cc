@@ -376,6 +376,7 @@ Program fuse_moe_combine(Program program) {
 
 Program drop_unwanted_rows(Program program, Selection where) {
   const size_t last = output_begin(program);
+  if (last == program.ops.size()) return program;  // a stage hands on all rows
   const auto is_attention = [](const Op& op) { return op.kind == OpKind::kAttention; };
   const auto attention = std::find_if(program.ops.rbegin(), program.ops.rend(), is_attention);
   if (attention == program.ops.rend()) return program;

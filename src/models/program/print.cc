@@ -54,7 +54,9 @@ class Writer {
     put("count", a.count);
   }
   void operator()(const Input& a) {
-    put("kind", a.kind == Input::Kind::kStates ? "states" : "embeddings");
+    put("kind", a.kind == Input::Kind::kStates       ? "states"
+                : a.kind == Input::Kind::kEmbeddings ? "embeddings"
+                                                     : "stage");
   }
   void operator()(const Scale& a) { put("factor", a.factor); }
   void operator()(const Softcap& a) { put("cap", a.cap); }

@@ -70,6 +70,7 @@ enum class OpKind : uint8_t {
   kEmbedPosition,  // -> x: row of the position
   kPatches,        // -> x: of each picture its patches, below a row of zeros where it has a class
   kInput,          // -> x: rows that the step is given
+  kOutput,         // x -> : rows that the step gives to the next stage
   kClassEmbed,     // x -> x: the class embedding is added to each picture's first row
   kScale,          // x -> y = factor * x
   kSoftcap,        // x -> x = cap * tanh(x / cap)
@@ -107,11 +108,12 @@ struct VocabularyPart {
   int32_t count = 0;
 };
 
-// Rows that a draft head's step is given.
+// Rows that the step of a draft head, or of a stage of a pipeline, is given.
 struct Input {
   enum class Kind : uint8_t {
     kStates,      // the target's, or the head's own of the row before
     kEmbeddings,  // of the tokens, from the target's table
+    kStage,       // what the stage before has made of the tokens
   };
   Kind kind = Kind::kStates;
 };

@@ -1,0 +1,43 @@
+// A model that may be one stage of a pipeline (program/stages.h): its forward pass begins with rows
+// of the stage before it, or ends with rows for the next one. Thread safety as Model's.
+#pragma once
+
+#include <span>
+#include <utility>
+#include <vector>
+
+#include "base/status.h"
+#include "models/decoder_weights.h"
+#include "models/model.h"
+
+namespace espalier {
+
+// Rows of hidden states, [num_tokens of the batch, hidden_size]. Null at the ends of the pipeline.
+struct StageRows {
+  const float* received = nullptr;  // REQUIRED unless the stage embeds
+  float* handed_on = nullptr;       // of the first rank of a stage that does not sample
+};
+
+class StageModel : public Model {
+ public:
+  // As forward(); kv has the stage's own layers. Only the stage that samples has outputs.
+  virtual ForwardOutput forward_stage(const ForwardBatch& batch, std::span<const TokenId> token_ids,
+                                      const KvView& kv, const StageRows& rows,
+                                      const InputLogitsSink& input_logits) = 0;
+  ForwardOutput forward(const ForwardBatch& batch, std::span<const TokenId> token_ids,
+                        const KvView& kv, const InputLogitsSink& input_logits) final {
+    return forward_stage(batch, token_ids, kv, {}, input_logits);
+  }
+
+  // The two steps of replace_weights(): weights of this model's shapes, of each rank, that nothing
+  // uses yet; and the exchange, which cannot fail.
+  virtual Result<std::vector<DecoderWeights>> read_weights(const OpenWeights& open) = 0;
+  virtual void set_weights(std::vector<DecoderWeights> weights) = 0;
+  Status replace_weights(const OpenWeights& open) final {
+    ESP_ASSIGN_OR_RETURN(std::vector<DecoderWeights> weights, read_weights(open));
+    set_weights(std::move(weights));
+    return Status();
+  }
+};
+
+}  // namespace espalier
