@@ -375,6 +375,12 @@ void add_system_rows(SettingTable& table, EngineConfig& engine) {
           "CPU parts of the threads; each has a part of the heads and of the features")
       .aliases = {"tensor-parallel-size", "tp"};
   table
+      .integer("pp-size", engine.compute.pp_size, 1, 1024,
+               "stages of a pipeline that divide the layers among themselves: the next --tp-size "
+               "GPUs each, or on the CPU parts of the threads; prompts pass through them chunk "
+               "behind chunk")
+      .aliases = {"pipeline-parallel-size", "pp"};
+  table
       .integer(
           "ep-size", engine.compute.ep_size, 1, 1024,
           "groups of the ranks of --tp-size: each group has whole experts of its own, which its "

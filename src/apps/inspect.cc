@@ -41,6 +41,7 @@ struct Inspection {
   size_t template_bytes = 0;
   std::optional<program::Report> program;  // where it was asked for
   std::vector<RankShare> ranks;            // where several ranks have the model
+  std::vector<StageShare> stages;          // where several stages have its layers
   std::optional<DecoderSpec> encoder;      // of pictures, where the model reads them
 
   int64_t kv_bytes_per_token() const { return info.kv_bytes_per_token(kv_type); }
@@ -103,6 +104,7 @@ Result<Inspection> inspect(const AppConfig& app, int64_t batch, const ProgramReq
   ESP_ASSIGN_OR_RETURN(out.kv_type, resolve_kv_type(out.plan, out.info));
   out.batch = batch > 0 ? batch : out.plan.schedule.max_running_requests;
   ESP_ASSIGN_OR_RETURN(out.ranks, share_among_ranks(load, config.compute.tp_size));
+  ESP_ASSIGN_OR_RETURN(out.stages, share_among_stages(load, config.compute.pp_size));
   ESP_ASSIGN_OR_RETURN(const JsonObject fields, read_changed_config(load));
   ESP_ASSIGN_OR_RETURN(out.encoder, make_encoder_spec(fields));
   inspect_text(config, out);
@@ -186,6 +188,8 @@ void print_table(const Inspection& it) {
   row("prefill in one step", fmt::format("{} tokens", it.plan.schedule.chunked_prefill_size));
   row("page", fmt::format("{} tokens", it.plan.cache.page_size));
   row("threads", fmt::format("{}", it.plan.compute.num_threads));
+  for (size_t i = 0; i < it.stages.size(); ++i)
+    row(fmt::format("stage {}", i), describe(it.stages[i]));
   for (size_t i = 0; i < it.ranks.size(); ++i)
     row(fmt::format("rank {}", i), describe(it.ranks[i]));
 }
@@ -260,6 +264,7 @@ void print_json(const Inspection& it) {
                             {"tokens_per_image", it.info.images->num_rows}};
   }
   if (!it.ranks.empty()) out["ranks"] = ranks_json(it.ranks);
+  if (!it.stages.empty()) out["stages"] = stages_json(it.stages);
   if (it.program) out["program"] = program_json(*it.program);
   fmt::print("{}\n", boost::json::serialize(out));
 }

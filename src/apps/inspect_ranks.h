@@ -1,4 +1,5 @@
-// For espalier inspect: what each rank has of a model that several divide.
+// For espalier inspect: what each rank, and each stage of a pipeline, has of a model that several
+// divide.
 #pragma once
 
 #include <boost/json/array.hpp>
@@ -23,7 +24,19 @@ struct RankShare {
 // what of the model is not divided by so many.
 Result<std::vector<RankShare>> share_among_ranks(const ModelLoadOptions& options, int32_t tp_size);
 
+struct StageShare {
+  int32_t first_layer = 0, num_layers = 0;
+  bool embeds = false, samples = false;
+  double of_step = 0;  // its part of a step's counted cost
+};
+
+// For pp_size stages, in their order; none for one. As share_among_ranks().
+Result<std::vector<StageShare>> share_among_stages(const ModelLoadOptions& options,
+                                                   int32_t pp_size);
+
 std::string describe(const RankShare& share);
+std::string describe(const StageShare& share);
 boost::json::array ranks_json(const std::vector<RankShare>& shares);
+boost::json::array stages_json(const std::vector<StageShare>& shares);
 
 }  // namespace espalier::apps

@@ -136,8 +136,8 @@ constexpr Group kGroups[] = {
      "expert-distribution-recorder-buffer-size "
      "elastic-ep-scale-timeout elastic-ep-join-rank-offset"},
     {Rule::kOnlyValue, kValue, "1",
-     "--tp-size, --ep-size and --dp-size divide work among devices; leave it out",
-     "pp-size pipeline-parallel-size pp dcp-size "
+     "--tp-size, --pp-size, --ep-size and --dp-size divide work among devices; leave it out",
+     "dcp-size "
      "decode-context-parallel-size attn-cp-size attention-context-parallel-size attn-dp-size "
      "attention-data-parallel-size moe-dp-size moe-data-parallel-size moe-dense-tp-size "
      "shared-experts-tp-size dwdp-size nnodes max-ep-size elastic-ep-initial-size"},
@@ -146,11 +146,11 @@ constexpr Group kGroups[] = {
     {Rule::kOnlyValue, kValue, "0|trivial|none", "experts stay where they are; leave it out",
      "ep-num-redundant-experts init-expert-location elastic-ep-backend"},
     {Rule::kRefused, kSwitch, "",
-     "--tp-size, --ep-size and --dp-size divide work among devices; leave it out",
+     "--tp-size, --pp-size, --ep-size and --dp-size divide work among devices; leave it out",
      "enable-dp-attention enable-eplb enable-prefill-cp enable-elastic-expert-backup "
      "enable-kv-cache-sharding"},
     {Rule::kRefused, kValue, "",
-     "--tp-size, --ep-size and --dp-size divide work among devices; leave it out",
+     "--tp-size, --pp-size, --ep-size and --dp-size divide work among devices; leave it out",
      "elastic-ep-join-mode"},
     // Settings of features that are off unless another flag, which is refused, turns them on.
     {Rule::kNoEffect, kValue, "",

@@ -28,6 +28,23 @@ Status check_not_negative(std::string_view field, int64_t value) {
   return invalid_argument("{} is {}, but must be at least 0 (0: chosen)", field, value);
 }
 
+// What does not go with stages of a pipeline.
+Status check_stages(const EngineConfig& c) {
+  if (c.compute.pp_size < 1)
+    return invalid_argument("pp_size is {}, but must be at least 1", c.compute.pp_size);
+  if (c.compute.pp_size == 1) return {};
+  const auto refuse = [](std::string_view what, std::string_view flag) {
+    return error(StatusCode::kUnimplemented,
+                 "{} not divided into stages of a pipeline: leave {} or --pp-size out", what, flag);
+  };
+  if (c.speculation.speculative_algorithm == "EAGLE3")
+    return refuse("draft heads are", "--speculative-algorithm EAGLE3");
+  if (c.lora.enable_lora) return refuse("adapters are", "--enable-lora");
+  if (c.compute.expert_distribution_recorder_mode != "none")
+    return refuse("counts of experts' tokens are", "--expert-distribution-recorder-mode");
+  return {};
+}
+
 Status check_fields(const EngineConfig& c) {
   ESP_RETURN_IF_ERROR(check_not_negative("context_length", c.model.context_length));
   if (c.model.context_length == 1)
@@ -43,6 +60,7 @@ Status check_fields(const EngineConfig& c) {
   if (c.compute.ep_size < 1 || c.compute.tp_size % c.compute.ep_size != 0)
     return invalid_argument("ep_size is {}, but must divide tp_size, which is {}",
                             c.compute.ep_size, c.compute.tp_size);
+  ESP_RETURN_IF_ERROR(check_stages(c));
   if (c.compute.dp_size < 1)
     return invalid_argument("dp_size is {}, but must be at least 1", c.compute.dp_size);
   if (const auto method = parse_load_balance(c.compute.load_balance_method); !method)
@@ -210,12 +228,22 @@ Status check_speculation(const EngineConfig& c) {
   return Status();
 }
 
+// Stages on GPUs pass a prompt on chunk by chunk: while the first one fills the pipeline the others
+// wait, so chunks are smaller than one GPU's. On the CPU a step is cut into micro-batches instead.
+int32_t chosen_chunk(const ComputeSettings& compute, const SystemInfo& system) {
+  constexpr int32_t kLeast = 1024;  // whose GEMMs are still bounded by operations
+  const bool stages = compute.pp_size > 1 && compute.device.starts_with("cuda");
+  if (!stages) return system.prefill_chunk;
+  return std::min(system.prefill_chunk,
+                  std::max(kLeast, system.prefill_chunk / (2 * compute.pp_size)));
+}
+
 void resolve_prefill(const EngineConfig& user, const SystemInfo& system, EngineConfig& c) {
-  c.schedule.chunked_prefill_size = user.schedule.chunked_prefill_size == -1
-                                        ? c.model.context_length
-                                    : user.schedule.chunked_prefill_size == 0
-                                        ? std::min(system.prefill_chunk, c.model.context_length)
-                                        : user.schedule.chunked_prefill_size;
+  c.schedule.chunked_prefill_size =
+      user.schedule.chunked_prefill_size == -1 ? c.model.context_length
+      : user.schedule.chunked_prefill_size == 0
+          ? std::min(chosen_chunk(c.compute, system), c.model.context_length)
+          : user.schedule.chunked_prefill_size;
   if (user.schedule.max_prefill_tokens == 0)
     c.schedule.max_prefill_tokens = c.schedule.chunked_prefill_size;
 }

@@ -39,6 +39,8 @@ struct ComputeSettings {
   // Ranks that divide the model among themselves (tensor parallelism), on the CPU: each has a part
   // of the heads, of the features and of the threads.
   int32_t tp_size = 1;
+  // Stages of a pipeline: each has some of the layers, and tp_size ranks of its own.
+  int32_t pp_size = 1;
   // Groups of these ranks: each has whole experts, which the ranks of a group divide.
   int32_t ep_size = 1;
   // "stat": the tokens of each expert are counted; else "none".

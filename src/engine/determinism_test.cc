@@ -125,6 +125,18 @@ TEST_P(Determinism, Ranks) {
                                     .schedule = {.chunked_prefill_size = 3}});
 }
 
+// Stages add their sums in the order of the whole model.
+TEST_P(Determinism, Stages) {
+  check("two stages", {.compute = {.num_threads = 2, .pp_size = 2}});
+  check("three stages, small chunks", {.compute = {.pp_size = 3},
+                                       .cache = {.page_size = 5},
+                                       .schedule = {.chunked_prefill_size = 3}});
+  auto engine = load_golden(GetParam(), {.compute = {.num_threads = 2, .tp_size = 2}});
+  ASSERT_NE(engine, nullptr);
+  alone_ = answers_alone(*engine);
+  check("two stages of two ranks", {.compute = {.num_threads = 4, .tp_size = 2, .pp_size = 2}});
+}
+
 TEST_P(Determinism, SamplesDifferAndSeedsReproduce) {
   auto engine = load_golden(GetParam(), {});
   ASSERT_NE(engine, nullptr);

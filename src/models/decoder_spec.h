@@ -291,6 +291,9 @@ struct StageSpec {
   int32_t first_layer = 0;  // of the whole model's; DecoderSpec::layers are the stage's own
   bool embeds = true;       // it begins with the embedding, else with rows of the stage before it
   bool samples = true;      // it ends with the head, else its rows go to the next stage
+  std::vector<std::string> tensors_elsewhere;  // that other stages alone have
+
+  bool whole() const { return embeds && samples; }
 };
 
 struct DecoderSpec {

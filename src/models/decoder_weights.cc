@@ -42,6 +42,7 @@ class Loader {
           load_layer(static_cast<int32_t>(i), layout.layers[i], weights.layers.emplace_back()));
     }
     ESP_RETURN_IF_ERROR(read_.norm(spec_.final_norm, layout.final_norm, weights.final_norm));
+    for (const std::string& name : spec_.stage.tensors_elsewhere) read_.pass_over(name);
     ESP_RETURN_IF_ERROR(read_.finish());
     return weights;
   }

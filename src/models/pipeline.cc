@@ -86,10 +86,7 @@ OpenWeights PipelineModel::open_for(int32_t index, const OpenWeights& open) cons
   return [this, index, &open](const Ranks& ranks, WorkPool& threads) {
     const Ranks all{.rank = index * config_.num_ranks + ranks.rank,
                     .num_ranks = config_.num_stages * config_.num_ranks};
-    auto source = open(all, threads);
-    const DecoderSpec& own = stages_[static_cast<size_t>(index)].spec;
-    for (const std::string& name : program::tensors_elsewhere(spec_, own)) source->pass_over(name);
-    return source;
+    return open(all, threads);
   };
 }
 

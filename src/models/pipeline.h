@@ -54,7 +54,6 @@ class PipelineModel final : public Model {
     std::unique_ptr<WorkPool> pool;  // of a stage of one rank
     std::unique_ptr<StageModel> model;
     DecoderSpec spec;
-    OpenWeights open;       // passes over the other stages' tensors; while weights are read
     KvView kv;              // of its layers, in the step that runs
     espalier::Buffer rows;  // [max_tokens, hidden]: what it hands to the next stage
     std::atomic<uint32_t> handed_on{0}, parked{0};  // micro-batches of the step; threads that wait

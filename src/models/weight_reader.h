@@ -55,8 +55,9 @@ class WeightReader {
   // [rows, columns] in the model's type, not packed; of a shard, which has whole rows, its rows.
   Status table(const MatrixLayout& layout, Buffer& out);
 
-  // An expert of another rank: its tensors are used, though not here.
+  // An expert of another rank, or a tensor of another stage: it is used, though not here.
   void pass_over(const MlpLayout& expert);
+  void pass_over(const std::string& name) { source_.pass_over(name); }
 
   // [count, columns, rows]: each expert's matrix lies [in, out].
   Status experts(const std::string& name, const ExpertRows& shape,

@@ -160,6 +160,7 @@ void write_engine_settings(JsonWriter& w, const EngineConfig& e) {
       .member("speculative_ngram_capacity", e.speculation.speculative_ngram_capacity);
   w.member("sampling_defaults", e.sampling.sampling_defaults);
   w.member("tp_size", e.compute.tp_size)
+      .member("pp_size", e.compute.pp_size)
       .member("ep_size", e.compute.ep_size)
       .member("expert_distribution_recorder_mode", e.compute.expert_distribution_recorder_mode)
       .member("dp_size", e.compute.dp_size)

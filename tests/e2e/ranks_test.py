@@ -1,4 +1,4 @@
-"""A model that two ranks divide, at the built binary: the same answers as undivided, also in a crowd."""
+"""A model that ranks and stages divide, at the built binary: the same answers as undivided, also in a crowd."""
 import json
 import os
 import threading
@@ -27,6 +27,27 @@ def tokens_of(model, *args):
             "temperature": 0, "max_new_tokens": 16, "ignore_eos": True}})["output_ids"] for i in range(8, 14)]
 
 
+def stages():
+    """Stages of a pipeline: refusals, the plan, and the tokens of the whole model."""
+    model = "llama_untied_bias"
+    path = os.path.join(GOLDENS, model)
+    for flags, message in ((("--pp-size", "4"), "pp_size is 4, but the model has 3 layers"),
+                           (("--pp-size", "0"), "--pp-size: 0 is out of range"),
+                           (("--pp-size", "2", "--enable-lora"), "leave --enable-lora or --pp-size out")):
+        refused = run("serve", "--port", "0", "--device", "cpu", "--model-path", path, "--skip-tokenizer-init", *flags)
+        assert refused.returncode != 0 and message in refused.stderr, refused.stderr
+    plan = run("inspect", path, "--device", "cpu", "--pipeline-parallel-size", "2", "--json")
+    parts = json.loads(plan.stdout)["stages"]
+    assert [p["embeds"] for p in parts] == [True, False] and [p["samples"] for p in parts] == [False, True], parts
+    assert sum(p["num_layers"] for p in parts) == 3 and abs(sum(p["of_step"] for p in parts) - 1) < 1e-6, parts
+    table = run("inspect", path, "--device", "cpu", "--pp", "2").stdout
+    assert "stage 0" in table and "embedding, layer" in table and ", head" in table, table
+    for name in (model, "gemma3", "deepseek_v2"):
+        whole = tokens_of(name)
+        assert tokens_of(name, "--pp-size", "3") == whole, name
+        assert tokens_of(name, "--pp-size", "2", "--tp-size", "2") == whole, name
+
+
 def main():
     for value, message in (("5", "tp_size is 5, but the model has 6 heads"), ("0", "--tp-size: 0 is out of range")):
         refused = run("serve", "--port", "0", "--device", "cpu", "--tp-size", value)
@@ -43,8 +64,14 @@ def main():
     half = ranks[0]["num_experts"]
     assert [r["first_expert"] for r in ranks] == [0, 0, half, half], ranks
 
+    stages()
+
     with Server("--device", "cpu") as server:
         want = [ask(server, prompt) for prompt in PROMPTS]
+    with Server("--device", "cpu", "--pp-size", "2", "--chunked-prefill-size", "16") as server:
+        status, info = server.get("/server_info")[0::2]
+        assert status == 200 and json.loads(info)["pp_size"] == 2, info
+        assert [ask(server, prompt) for prompt in PROMPTS] == want
     with Server("--device", "cpu", "--tp", "2") as server:
         status, info = server.get("/server_info")[0::2]
         assert status == 200 and json.loads(info)["tp_size"] == 2, info

@@ -87,8 +87,10 @@ std::string computing_name(const EngineConfig& config, const PageCopier& copier)
   const auto isa = kernels::resolve_cpu_isa({});
   std::string processor = copier.device_name();
   if (processor.empty() && isa) processor = kernels::cpu_isa_name(*isa);
-  return fmt::format("{} {} tp_size={} ep_size={}", config.compute.device, processor,
-                     config.compute.tp_size, config.compute.ep_size);
+  std::string name = fmt::format("{} {} tp_size={} ep_size={}", config.compute.device, processor,
+                                 config.compute.tp_size, config.compute.ep_size);
+  if (config.compute.pp_size > 1) name += fmt::format(" pp_size={}", config.compute.pp_size);
+  return name;
 }
 
 Status check_tier_settings(const EngineConfig& c) {

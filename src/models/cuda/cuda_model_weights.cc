@@ -1,5 +1,6 @@
 #include "models/cuda/cuda_model_weights.h"
 
+#include <algorithm>
 #include <functional>
 #include <utility>
 
@@ -33,10 +34,15 @@ class CudaModelWeights final : public ModelWeights {
     return prepare_from(options_, [&](const DecoderSpec&) { return make_shared_loader(tensors); });
   }
 
-  // Of the first rank, which has the tensor or its first part.
+  // Of the first rank, which has the tensor or its first part, or of the stage that has it.
   Result<std::vector<float>> read(const std::string& name, int64_t num_max) override {
-    ESP_RETURN_IF_ERROR(cuda::use_device(decoders_.front()->device()));
-    return read_cuda_weight(decoders_.front()->placed_weights(), name, num_max);
+    for (const CudaDecoder* decoder : decoders_) {
+      const std::vector<std::string>& elsewhere = decoder->stage().tensors_elsewhere;
+      if (std::ranges::find(elsewhere, name) != elsewhere.end()) continue;
+      ESP_RETURN_IF_ERROR(cuda::use_device(decoder->device()));
+      return read_cuda_weight(decoder->placed_weights(), name, num_max);
+    }
+    return fail(error(StatusCode::kNotFound, "the model has no tensor '{}'", name));
   }
 
   Status commit() override {

@@ -117,7 +117,8 @@ Result<std::unique_ptr<CudaDecoder>> CudaDecoder::begin_load(ModelPlan plan,
                                               lowered, model->spec_, options.max_lora_rank,
                                               model->weights_, *model->linear_, model->policy_));
   }
-  if (!ranks.single()) return model;  // the kernel of one token's layers has no sums over ranks
+  // The kernel of one token's layers has no sums over ranks, and begins with the embedding.
+  if (!ranks.single() || !plan.spec.stage.whole()) return model;
   ESP_ASSIGN_OR_RETURN(model->one_token_,
                        CudaOneToken::create(lowered, model->plan_.program(), model->spec_,
                                             model->weights_, model->ropes_));
@@ -327,6 +328,11 @@ Status CudaDecoder::reserve(int32_t max_tokens, int32_t max_entries, int32_t pag
   ESP_ASSIGN_OR_RETURN(const cuda::Stream stream, cuda::Stream::create());
   ESP_RETURN_IF_ERROR(cuda::fill_bytes(scratch_.data(), 0, scratch_.size_bytes(), stream));
   return stream.synchronize();
+}
+
+void* CudaDecoder::stage_rows() const {
+  const Op& op = spec_.stage.samples ? plan_.ops().front().op : plan_.ops().back().op;
+  return context_.write(spec_.stage.samples ? op.outputs[0] : op.inputs[0]);
 }
 
 Status CudaDecoder::forward(const CudaStep& step, const KvView& kv, const cuda::Stream& stream) {

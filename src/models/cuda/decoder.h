@@ -113,6 +113,13 @@ class CudaDecoder {
     return adapted_ ? &adapted_->matrices() : nullptr;
   }
 
+  // Of a stage of a pipeline (program/stages.h): the rows that it reads, which the caller writes
+  // before forward(), and the rows that it hands on, which lie there behind it,
+  // [max_tokens, hidden_size] of the activations' type. After reserve().
+  void* stage_rows() const;
+  const StageSpec& stage() const { return spec_.stage; }
+  int32_t hidden_size() const { return spec_.hidden_size; }
+
   // Embedding to last layer; keys and values are written to the pages that the entries name.
   Status forward(const CudaStep& step, const KvView& kv, const cuda::Stream& stream);
   // Logits of rows [first, first + count) of the step before, float32 to out,

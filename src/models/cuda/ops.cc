@@ -349,6 +349,9 @@ CudaOp cuda_op(OpKind kind) {
       return run_moe_combine;
     case OpKind::kMoeBlock:
       return run_moe_block;
+    case OpKind::kInput:
+    case OpKind::kOutput:
+      return run_stage_end;
     case OpKind::kAllReduce:
       return run_all_reduce;
     case OpKind::kAllGather:

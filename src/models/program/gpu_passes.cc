@@ -339,7 +339,11 @@ std::optional<Program> fuse_megakernel(const Program& lowered) {
 }
 
 Program allow_dependent_launch(Program program) {
-  for (size_t i = 1; i < program.ops.size(); ++i) program.ops[i].dependent_launch = true;
+  // A stage's rows have been copied before its first kernel begins.
+  const bool given = program.ops.front().kind == OpKind::kInput;
+  for (size_t i = given ? 2 : 1; i < program.ops.size(); ++i) {
+    program.ops[i].dependent_launch = true;
+  }
   return program;
 }
 

@@ -1,6 +1,7 @@
 #include "models/program/stages.h"
 
 #include <algorithm>
+#include <iterator>
 #include <limits>
 #include <set>
 #include <utility>
@@ -147,24 +148,20 @@ std::vector<int32_t> balance_stages(const StageCosts& costs, int32_t num_stages)
 }
 
 std::vector<DecoderSpec> divide_layers(const DecoderSpec& spec, int32_t num_stages) {
+  if (num_stages == 1) return {spec};
+  const std::set<std::string> all = names_of(weight_layout(spec));
   std::vector<DecoderSpec> out;
   int32_t first = 0;
   for (const int32_t count : balance_stages(stage_costs(spec), num_stages)) {
     DecoderSpec& stage = out.emplace_back(spec);
-    stage.stage = {.first_layer = first,
-                   .embeds = first == 0,
-                   .samples = first + count == static_cast<int32_t>(spec.layers.size())};
+    stage.stage.first_layer = first;
+    stage.stage.embeds = first == 0;
+    stage.stage.samples = first + count == static_cast<int32_t>(spec.layers.size());
     stage.layers.assign(spec.layers.begin() + first, spec.layers.begin() + first + count);
+    const std::set<std::string> here = names_of(weight_layout(stage));
+    std::ranges::set_difference(all, here, std::back_inserter(stage.stage.tensors_elsewhere));
     first += count;
   }
-  return out;
-}
-
-std::vector<std::string> tensors_elsewhere(const DecoderSpec& whole, const DecoderSpec& stage) {
-  const std::set<std::string> here = names_of(weight_layout(stage));
-  std::vector<std::string> out;
-  for (const std::string& name : names_of(weight_layout(whole)))
-    if (!here.contains(name)) out.push_back(name);
   return out;
 }
 

@@ -34,7 +34,4 @@ std::vector<int32_t> balance_stages(const StageCosts& costs, int32_t num_stages)
 // The stages' specs, in their order. REQUIRES: check_stages().
 std::vector<DecoderSpec> divide_layers(const DecoderSpec& spec, int32_t num_stages);
 
-// The tensors of the whole model that this stage does not have.
-std::vector<std::string> tensors_elsewhere(const DecoderSpec& whole, const DecoderSpec& stage);
-
 }  // namespace espalier::program
