@@ -1,5 +1,5 @@
-// The whole engine on stages of a pipeline: the tokens of the CPU's engine, the bits of one GPU
-// where these are promised, and errors instead of silence when one of the GPUs fails.
+// The whole engine on stages of a pipeline: the tokens of the CPU's engine, the bits of one GPU in
+// deterministic inference, and errors instead of silence when one of the GPUs fails.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 

@@ -25,9 +25,13 @@ class EmbeddingSpans : public testing::TestWithParam<const char*> {
     prompt_ = golden::read_seen_prompt(folder_, **encoder);
   }
 
-  std::unique_ptr<Model> load(int32_t tp_size = 1) {
-    auto model =
-        load_model({.path = folder_, .dtype = "float32", .pool = &pool_, .tp_size = tp_size});
+  std::unique_ptr<Model> load(int32_t tp_size = 1, int32_t pp_size = 1) {
+    auto model = load_model({.path = folder_,
+                             .dtype = "float32",
+                             .pool = &pool_,
+                             .tp_size = tp_size,
+                             .pp_size = pp_size,
+                             .pp_micro_batch_tokens = 5});
     EXPECT_TRUE(model) << model.error().message();
     return *std::move(model);
   }
@@ -67,6 +71,13 @@ TEST_P(EmbeddingSpans, RanksAddTheRowsOnce) {
   const auto model = load(2);
   EXPECT_LT(error(run(*model, prompt_, 1000)), 1e-4f);
   EXPECT_LT(error(run(*model, prompt_, 9)), 1e-4f);
+}
+
+// Micro-batches begin within pictures.
+TEST_P(EmbeddingSpans, StagesHaveTheSameBits) {
+  const auto model = load(), stages = load(1, 2);
+  const std::vector<float> whole = run(*model, prompt_, 1000);
+  for (const int32_t chunk : {1000, 7}) EXPECT_EQ(run(*stages, prompt_, chunk), whole);
 }
 
 TEST_P(EmbeddingSpans, WrongRowsAreNoticed) {

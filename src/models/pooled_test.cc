@@ -65,8 +65,13 @@ float error_of(Model& model, const golden::PooledGolden& golden) {
   return worst / (most - least);
 }
 
-std::unique_ptr<Model> load(const std::string& name, const char* dtype, WorkPool& pool) {
-  auto model = load_model({.path = kRoot / name, .dtype = dtype, .pool = &pool});
+std::unique_ptr<Model> load(const std::string& name, const char* dtype, WorkPool& pool,
+                            int32_t pp_size = 1) {
+  auto model = load_model({.path = kRoot / name,
+                           .dtype = dtype,
+                           .pool = &pool,
+                           .pp_size = pp_size,
+                           .pp_micro_batch_tokens = 3});
   EXPECT_TRUE(model) << model.error().to_string();
   return model ? *std::move(model) : nullptr;
 }
@@ -85,6 +90,16 @@ TEST_P(PooledModel, HasTheVectorsOfTransformers) {
     EXPECT_LE(error, tolerance) << dtype;
   }
 }
+
+TEST_P(PooledModel, HasTheSameBitsInStages) {
+  WorkPool pool(2);
+  const auto whole = load(GetParam(), "bfloat16", pool),
+             stages = load(GetParam(), "bfloat16", pool, 2);
+  ASSERT_TRUE(whole && stages);
+  for (const golden::Pooled& text : golden::read_pooled(kRoot / GetParam()).texts)
+    EXPECT_EQ(vector_of(*stages, text.tokens), vector_of(*whole, text.tokens));
+}
+
 INSTANTIATE_TEST_SUITE_P(All, PooledModel,
                          testing::Values("qwen3_embedding", "mistral_mean", "llama_classes",
                                          "qwen2_reward"));

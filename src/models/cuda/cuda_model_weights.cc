@@ -37,10 +37,11 @@ class CudaModelWeights final : public ModelWeights {
   // Of the first rank, which has the tensor or its first part, or of the stage that has it.
   Result<std::vector<float>> read(const std::string& name, int64_t num_max) override {
     for (const CudaDecoder* decoder : decoders_) {
-      const std::vector<std::string>& elsewhere = decoder->stage().tensors_elsewhere;
+      const PlacedWeights placed = decoder->placed_weights();
+      const std::vector<std::string>& elsewhere = placed.spec.stage.tensors_elsewhere;
       if (std::ranges::find(elsewhere, name) != elsewhere.end()) continue;
       ESP_RETURN_IF_ERROR(cuda::use_device(decoder->device()));
-      return read_cuda_weight(decoder->placed_weights(), name, num_max);
+      return read_cuda_weight(placed, name, num_max);
     }
     return fail(error(StatusCode::kNotFound, "the model has no tensor '{}'", name));
   }

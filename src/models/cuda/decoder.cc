@@ -109,7 +109,11 @@ Result<std::unique_ptr<CudaDecoder>> CudaDecoder::begin_load(ModelPlan plan,
   // The router has the same result on ranks that divide the same experts, so the first one counts.
   if (options.expert_counts != nullptr &&
       program::expert_ranks(plan.spec, ranks).slices.rank == 0) {
-    ESP_RETURN_IF_ERROR(model->count_experts(*options.expert_counts));
+    ESP_ASSIGN_OR_RETURN(model->expert_tally_, CudaExpertTally::create(model->spec_));
+    if (model->expert_tally_ != nullptr)
+      options.expert_counts->add(model->expert_tally_,
+                                 static_cast<int32_t>(model->spec_.layers.size()),
+                                 model->expert_tally_->num_experts());
   }
   if (options.enable_lora) {
     ESP_CHECK(ranks.single(), "adapters are not divided among ranks");
@@ -140,14 +144,6 @@ PlacedWeights CudaDecoder::placed_weights() const {
           .layout = program::partition_weights(whole_.spec, rank_.ranks()),
           .types = device_types(whole_),
           .weights = weights_};
-}
-
-Status CudaDecoder::count_experts(ExpertCounts& counts) {
-  ESP_ASSIGN_OR_RETURN(expert_tally_, CudaExpertTally::create(spec_));
-  if (expert_tally_ == nullptr) return Status();
-  counts.add(expert_tally_, static_cast<int32_t>(spec_.layers.size()),
-             expert_tally_->num_experts());
-  return Status();
 }
 
 Status CudaDecoder::finish_loading() {
@@ -330,9 +326,10 @@ Status CudaDecoder::reserve(int32_t max_tokens, int32_t max_entries, int32_t pag
   return stream.synchronize();
 }
 
-void* CudaDecoder::stage_rows() const {
-  const Op& op = spec_.stage.samples ? plan_.ops().front().op : plan_.ops().back().op;
-  return context_.write(spec_.stage.samples ? op.outputs[0] : op.inputs[0]);
+CudaDecoder::StageRows CudaDecoder::stage_rows() const {
+  const Op &first = plan_.ops().front().op, &last = plan_.ops().back().op;
+  return {.received = spec_.stage.embeds ? nullptr : context_.write(first.outputs[0]),
+          .sent = spec_.stage.samples ? nullptr : context_.read(last.inputs[0])};
 }
 
 Status CudaDecoder::forward(const CudaStep& step, const KvView& kv, const cuda::Stream& stream) {

@@ -115,10 +115,13 @@ class CudaDecoder {
 
   // Of a stage of a pipeline (program/stages.h): the rows that it reads, which the caller writes
   // before forward(), and the rows that it hands on, which lie there behind it,
-  // [max_tokens, hidden_size] of the activations' type. After reserve().
-  void* stage_rows() const;
-  const StageSpec& stage() const { return spec_.stage; }
-  int32_t hidden_size() const { return spec_.hidden_size; }
+  // [max_tokens, hidden_size] of the activations' type. After reserve(). Null of a stage that
+  // embeds, or samples.
+  struct StageRows {
+    void* received = nullptr;
+    const void* sent = nullptr;
+  };
+  StageRows stage_rows() const;
 
   // Embedding to last layer; keys and values are written to the pages that the entries name.
   Status forward(const CudaStep& step, const KvView& kv, const cuda::Stream& stream);
@@ -134,7 +137,6 @@ class CudaDecoder {
                                                  const ModelLoadOptions& options,
                                                  const CudaRank& rank);
   Status lay_out(cuda::Arena& arena, int64_t linear_bytes, int64_t megakernel_bytes);
-  Status count_experts(ExpertCounts& counts);
   int64_t linear_workspace_bytes() const;
   std::vector<kernels::cuda::LinearArgs> gemm_shapes() const;
   void add_gemms_to_tune(const CudaContext& context, float* logits, void* sums,

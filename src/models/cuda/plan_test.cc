@@ -109,6 +109,7 @@ std::string record(const std::string& name, DType type, const Recording& how = {
   const KvView view = inputs.view(decoder.info(), decoder.kv_type());
   std::vector<float> logits(static_cast<size_t>(64 * decoder.logits_stride()));
   std::string out;
+  const bool samples = decoder.stage_rows().sent == nullptr;
   for (const Step& step : kSteps) {
     recording::begin();
     CudaStep inputs_of_step = inputs.step(step);
@@ -119,7 +120,7 @@ std::string record(const std::string& name, DType type, const Recording& how = {
     const StepSpan span{.token_begin = 0, .count = 1, .rows = logits.data()};
     if (how.pictures) inputs_of_step.spans = {&span, 1};
     EXPECT_TRUE(decoder.forward(inputs_of_step, view, *stream).ok());
-    for (int32_t first = 0; decoder.stage().samples && first < step.wanted; first += 32) {
+    for (int32_t first = 0; samples && first < step.wanted; first += 32) {
       const int32_t count = std::min(32, step.wanted - first);
       EXPECT_TRUE(decoder.logits(first, count, logits.data(), *stream).ok());
     }

@@ -57,7 +57,6 @@ CpuModel::CpuModel(DecoderSpec spec, Program program, Storage storage, DecoderWe
       backend_(std::move(backend)),
       info_(describe(spec_, weights_)),
       context_(spec_, program_, weights_, *backend_, options.collective),
-      ranks_(options.collective == nullptr ? Ranks() : options.collective->ranks()),
       takes_adapters_(options.adapters) {
   bind();
 }
@@ -74,7 +73,7 @@ Result<std::unique_ptr<CpuModel>> CpuModel::create(const DecoderSpec& whole,
   program = cpu_passes(std::move(program), options.adapters);
   ESP_RETURN_IF_ERROR(check_runs(program));
   ESP_ASSIGN_OR_RETURN(auto backend, kernels::CpuBackend::create(pool));
-  Storage storage{.layout = partition_weights(whole, ranks), .types = types};
+  Storage storage{.layout = partition_weights(whole, ranks), .types = types, .ranks = ranks};
   ESP_ASSIGN_OR_RETURN(DecoderWeights weights,
                        load_weights(*backend, spec, storage.layout, program, types, source));
   std::unique_ptr<CpuModel> model(new CpuModel(std::move(spec), std::move(program),
@@ -88,7 +87,7 @@ Result<std::unique_ptr<CpuModel>> CpuModel::create(const DecoderSpec& whole,
 }
 
 Result<std::vector<DecoderWeights>> CpuModel::read_weights(const OpenWeights& open) {
-  const auto source = open(ranks_, backend_->pool());
+  const auto source = open(storage_.ranks, backend_->pool());
   std::vector<DecoderWeights> out;
   ESP_ASSIGN_OR_RETURN(out.emplace_back(), load_weights(*backend_, spec_, storage_.layout, program_,
                                                         storage_.types, *source));

@@ -82,6 +82,7 @@ class CpuModel final : public StageModel {
   struct Storage {
     WeightLayout layout;
     WeightTypes types;
+    Ranks ranks;  // of which rank
   };
 
   CpuModel(DecoderSpec spec, Program program, Storage storage, DecoderWeights weights,
@@ -103,7 +104,6 @@ class CpuModel final : public StageModel {
   const std::unique_ptr<kernels::CpuBackend> backend_;
   ModelInfo info_;  // changed by add_draft_head() alone
   CpuContext context_;
-  const Ranks ranks_;
   const bool takes_adapters_;
   AdapterTable adapters_;
   std::vector<BoundOp> ops_;

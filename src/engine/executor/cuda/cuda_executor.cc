@@ -227,11 +227,12 @@ Status CudaExecutor::enqueue(Place& p) {
     const cuda::Range range(p.packed.decode ? "decode" : "prefill");
     const int32_t rows = p.packed.num_tokens;
     if (config_.stage != nullptr)
-      ESP_RETURN_IF_ERROR(
-          config_.stage->receive(*p.batch, model_->stage_rows(), rows, slots_->tokens(), stream_));
+      ESP_RETURN_IF_ERROR(config_.stage->receive(*p.batch, model_->stage_rows().received, rows,
+                                                 slots_->tokens(), stream_));
     ESP_RETURN_IF_ERROR(p.packed.decode ? run_decode(p.packed) : run_any(p));
     if (config_.stage != nullptr)
-      ESP_RETURN_IF_ERROR(config_.stage->send(p.batch->step, model_->stage_rows(), rows, stream_));
+      ESP_RETURN_IF_ERROR(
+          config_.stage->send(p.batch->step, model_->stage_rows().sent, rows, stream_));
   }
   // Masks come when the tokens before them are known; their step is sampled then.
   return samples_ && p.packed.num_masked > 0 ? Status() : enqueue_sampling(p);

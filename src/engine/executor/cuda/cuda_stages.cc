@@ -82,6 +82,7 @@ Result<std::unique_ptr<CudaStages>> CudaStages::begin_load(const ModelPlan& plan
     ESP_ASSIGN_OR_RETURN(out->models_[at], CudaDecoder::begin_load(std::move(own), of_stage));
     return Status();
   }));
+  out->row_bytes_ = plan.spec.hidden_size * static_cast<int64_t>(dtype_size(plan.type));
   out->info_ = describe_model(plan.spec);
   std::string layers;
   for (size_t i = 0; i < specs.size(); ++i) {
@@ -109,13 +110,10 @@ Status CudaStages::reserve(const CudaExecutorConfig& config) {
   on_device_lost_ = config.on_device_lost;
   ESP_RETURN_IF_ERROR(each("take memory", [&](int32_t stage) -> Status {
     const auto at = static_cast<size_t>(stage);
-    const auto element = static_cast<int64_t>(dtype_size(models_[at]->type()));
-    ESP_ASSIGN_OR_RETURN(links_[at],
-                         StageLink::create({.first = models_[at]->stage().embeds,
-                                            .last = models_[at]->stage().samples,
-                                            .row_bytes = models_[at]->hidden_size() * element,
-                                            .max_tokens = config.max_tokens,
-                                            .max_slots = config.max_slots}));
+    ESP_ASSIGN_OR_RETURN(links_[at], StageLink::create({.last = stage + 1 == num_stages(),
+                                                        .row_bytes = row_bytes_,
+                                                        .max_tokens = config.max_tokens,
+                                                        .max_slots = config.max_slots}));
     CudaExecutorConfig own = config;
     own.stage = links_[at].get();
     own.on_device_lost = [](const Status&) {};

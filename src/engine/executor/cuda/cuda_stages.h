@@ -75,6 +75,7 @@ class CudaStages final : public Executor {
   std::vector<std::unique_ptr<StageLink>> links_;
   std::vector<std::unique_ptr<CudaExecutor>> executors_;
   std::unique_ptr<RanksPageCopier> page_copier_;  // null until it is wanted
+  int64_t row_bytes_ = 0;                         // of hidden states
   ModelInfo info_;
   std::vector<ModelInfo> stage_infos_;
   std::function<void(const Status&)> on_device_lost_;

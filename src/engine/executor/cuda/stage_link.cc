@@ -9,27 +9,27 @@ namespace espalier {
 
 Result<StageChannel> StageChannel::create(int64_t size_bytes) {
   StageChannel out;
-  for (Place& place : out.places_) {
-    ESP_ASSIGN_OR_RETURN(place.memory,
+  for (Slot& slot : out.slots_) {
+    ESP_ASSIGN_OR_RETURN(slot.memory,
                          cuda::DeviceBuffer::allocate(size_bytes, "rows between stages"));
-    ESP_ASSIGN_OR_RETURN(place.sent, cuda::Event::create());
+    ESP_ASSIGN_OR_RETURN(slot.sent, cuda::Event::create());
   }
   return out;
 }
 
 Status StageChannel::send(uint64_t step, const void* from, int64_t size_bytes,
                           const cuda::Stream& stream) {
-  Place& place = places_[step % places_.size()];
-  ESP_RETURN_IF_ERROR(cuda::copy_on_device(place.memory.data(), static_cast<const std::byte*>(from),
+  Slot& slot = slots_[step % slots_.size()];
+  ESP_RETURN_IF_ERROR(cuda::copy_on_device(slot.memory.data(), static_cast<const std::byte*>(from),
                                            size_bytes, size_bytes, 1, stream));
-  return place.sent.record(stream);
+  return slot.sent.record(stream);
 }
 
 Status StageChannel::receive(uint64_t step, void* to, int64_t size_bytes,
                              const cuda::Stream& stream) const {
-  const Place& place = places_[step % places_.size()];
-  ESP_RETURN_IF_ERROR(stream.wait(place.sent));
-  return cuda::copy_on_device(static_cast<std::byte*>(to), place.memory.data(), size_bytes,
+  const Slot& slot = slots_[step % slots_.size()];
+  ESP_RETURN_IF_ERROR(stream.wait(slot.sent));
+  return cuda::copy_on_device(static_cast<std::byte*>(to), slot.memory.data(), size_bytes,
                               size_bytes, 1, stream);
 }
 

@@ -3,8 +3,8 @@
 // streams; the host waits for nothing.
 //
 // One thread launches a step on all stages, the first one first, so an event is recorded before
-// another stage is told to wait for it. At most Executor::kMaxInFlight steps are in flight: a place
-// is written again when its step has been waited for.
+// another stage's stream waits for it. At most Executor::kMaxInFlight steps are in flight, so
+// memory is written again when its step has been waited for.
 #pragma once
 
 #include <array>
@@ -19,7 +19,7 @@
 
 namespace espalier {
 
-// Memory of the sender's device that another device reads, a place for each step in flight.
+// Memory of the sender's device that another device reads, for each step in flight.
 class StageChannel {
  public:
   // On the thread's current device.
@@ -30,15 +30,15 @@ class StageChannel {
   Status receive(uint64_t step, void* to, int64_t size_bytes, const cuda::Stream& stream) const;
 
  private:
-  struct Place {
+  struct Slot {
     cuda::DeviceBuffer memory;
     cuda::Event sent;
   };
-  std::array<Place, Executor::kMaxInFlight> places_;
+  std::array<Slot, Executor::kMaxInFlight> slots_;
 };
 
 struct StageLinkConfig {
-  bool first = false, last = false;
+  bool last = false;
   int64_t row_bytes = 0;
   int32_t max_tokens = 0, max_slots = 0;
 };
