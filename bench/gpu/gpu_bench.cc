@@ -37,8 +37,7 @@ struct Options {
   std::string kv_cache_dtype = "auto";
   std::string only;
   int32_t page_size = 1;
-  int32_t tp = 1, ep = 1, pp = 1;
-  int32_t chunk = 8192;
+  int32_t tp = 1, ep = 1;
   std::vector<int32_t> entries, contexts, lengths, draft_tokens;  // empty: those of the part
   std::vector<double> acceptances = {0.6, 0.7, 0.8};
   bool no_cascade = false;
@@ -48,16 +47,14 @@ struct Options {
 constexpr uint64_t kSeed = 1;
 
 StepBench::Limits limits(const Options& options) {
-  return {.prefill_chunk = options.chunk,
-          .page_size = options.page_size,
+  return {.page_size = options.page_size,
           .graphs = !options.no_graphs,
           .allow_pdl = !options.no_early_launch,
           .megakernel = !options.no_megakernel,
           .cascade = !options.no_cascade,
           .deterministic = options.deterministic,
           .kv_e4m3 = options.kv_cache_dtype == "fp8_e4m3",
-          .tp = options.tp,
-          .pp = options.pp};
+          .tp = options.tp};
 }
 ModelLoadOptions dummy_model(const Options& options) {
   return {.path = options.config,
@@ -323,10 +320,6 @@ int main(int argc, char** argv) {
       ->check(CLI::Range(1, 8));
   app.add_option("--ep", options.ep, "groups of these GPUs with whole experts; divides --tp")
       ->check(CLI::Range(1, 8));
-  app.add_option("--pp", options.pp, "GPUs that have its layers as stages, of decode and prefill")
-      ->check(CLI::Range(1, 8));
-  app.add_option("--chunk", options.chunk, "tokens of a step of a prompt")
-      ->check(CLI::Range(64, 65536));
   app.add_option("--page-size", options.page_size, "tokens in a page; of tiers 16 or more")
       ->check(CLI::Range(1, 1024));
   app.add_option("--entries", options.entries, "of decode")->delimiter(',');

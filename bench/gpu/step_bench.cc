@@ -85,9 +85,7 @@ Result<std::unique_ptr<StepBench>> StepBench::create(const ModelLoadOptions& mod
                                                      const Limits& limits) {
   std::unique_ptr<StepBench> bench(new StepBench);
   bench->limits_ = limits;
-  ESP_RETURN_IF_ERROR(limits.pp > 1   ? bench->start_stages(model)
-                      : limits.tp > 1 ? bench->start_ranks(model)
-                                      : bench->start_one(model));
+  ESP_RETURN_IF_ERROR(limits.tp > 1 ? bench->start_ranks(model) : bench->start_one(model));
   bench->shuffled_.resize(static_cast<size_t>(bench->num_pages_));
   std::iota(bench->shuffled_.begin(), bench->shuffled_.end(), 0);
   Rng rng(1);
@@ -126,38 +124,6 @@ Status StepBench::start_ranks(const ModelLoadOptions& model) {
   ESP_RETURN_IF_ERROR(
       ranks->each("fill pages", [&](int32_t rank) { return fill_kv(ranks->executor(rank).kv()); }));
   executor_ = std::move(ranks);
-  return Status();
-}
-
-// Pages stay as they are: their contents cost no time but where experts or caches depend on them.
-Status StepBench::start_stages(const ModelLoadOptions& model) {
-  ESP_ASSIGN_OR_RETURN(const ModelPlan plan, plan_model(model));
-  std::vector<int32_t> devices(static_cast<size_t>(limits_.pp));
-  std::iota(devices.begin(), devices.end(), 0);
-  ESP_ASSIGN_OR_RETURN(auto stages, CudaStages::begin_load(plan, model, devices));
-  info_ = stages->info();
-  const KvType type = limits_.kv_e4m3                ? KvType::kFloat8E4M3
-                      : plan.type == DType::kFloat32 ? KvType::kFloat32
-                                                     : KvType::kBFloat16;
-  ESP_RETURN_IF_ERROR(stages->set_kv_type(type));
-  ESP_RETURN_IF_ERROR(stages->reserve(executor_config(limits_)));
-  for (int32_t stage = 0; stage < limits_.pp; ++stage) {
-    ESP_ASSIGN_OR_RETURN(const int64_t budget, stages->kv_budget_bytes(stage));
-    const int64_t pages =
-        budget / (stages->stage_info(stage).kv_bytes_per_token(type) * limits_.page_size);
-    num_pages_ = stage == 0 ? pages : std::min(num_pages_, pages);
-  }
-  ESP_RETURN_IF_ERROR(stages->allocate_kv([&](const ModelInfo& info) {
-    return KvPoolConfig{.num_layers = info.num_layers,
-                        .num_kv_heads = info.num_kv_heads,
-                        .head_dim = info.head_dim,
-                        .type = type,
-                        .num_pages = static_cast<int32_t>(num_pages_),
-                        .page_size = limits_.page_size,
-                        .num_planes = info.kv_planes};
-  }));
-  ESP_RETURN_IF_ERROR(stages->finish_loading());
-  executor_ = std::move(stages);
   return Status();
 }
 

@@ -13,7 +13,6 @@
 #include "base/status.h"
 #include "engine/executor/cuda/cuda_executor.h"
 #include "engine/executor/cuda/cuda_ranks.h"
-#include "engine/executor/cuda/cuda_stages.h"
 #include "models/adapter.h"
 #include "models/model.h"
 
@@ -51,7 +50,6 @@ class StepBench {
     bool kv_e4m3 = false;
     int64_t adapter_bytes = 0;  // of the device, for adapters of a model with enable_lora
     int32_t tp = 1;             // GPUs that compute the model together, from the first on
-    int32_t pp = 1;             // or GPUs that have its layers as stages of a pipeline
   };
   static Result<std::unique_ptr<StepBench>> create(const ModelLoadOptions& model,
                                                    const Limits& limits);
@@ -82,7 +80,6 @@ class StepBench {
   Status allocate_kv(AnyExecutor& executor, KvType type);
   Status start_one(const ModelLoadOptions& model);
   Status start_ranks(const ModelLoadOptions& model);
-  Status start_stages(const ModelLoadOptions& model);
   Status fill_kv(const KvView& kv);
   void take_pages(int64_t first, int64_t count, std::vector<PageId>& out) const;
   Status check(const StepResult& result) const;

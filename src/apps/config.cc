@@ -376,9 +376,9 @@ void add_system_rows(SettingTable& table, EngineConfig& engine) {
       .aliases = {"tensor-parallel-size", "tp"};
   table
       .integer("pp-size", engine.compute.pp_size, 1, 1024,
-               "stages of a pipeline that divide the layers among themselves: the next --tp-size "
-               "GPUs each, or on the CPU parts of the threads; prompts pass through them chunk "
-               "behind chunk")
+               "stages of a pipeline that divide the layers among themselves, on the CPU: each has "
+               "a part of the threads, and --tp-size ranks; the tokens of a step pass through them "
+               "in micro-batches")
       .aliases = {"pipeline-parallel-size", "pp"};
   table
       .integer(

@@ -228,22 +228,12 @@ Status check_speculation(const EngineConfig& c) {
   return Status();
 }
 
-// Stages on GPUs pass a prompt on chunk by chunk: while the first one fills the pipeline the others
-// wait, so chunks are smaller than one GPU's. On the CPU a step is cut into micro-batches instead.
-int32_t chosen_chunk(const ComputeSettings& compute, const SystemInfo& system) {
-  constexpr int32_t kLeast = 1024;  // whose GEMMs are still bounded by operations
-  const bool stages = compute.pp_size > 1 && compute.device.starts_with("cuda");
-  if (!stages) return system.prefill_chunk;
-  return std::min(system.prefill_chunk,
-                  std::max(kLeast, system.prefill_chunk / (2 * compute.pp_size)));
-}
-
 void resolve_prefill(const EngineConfig& user, const SystemInfo& system, EngineConfig& c) {
-  c.schedule.chunked_prefill_size =
-      user.schedule.chunked_prefill_size == -1 ? c.model.context_length
-      : user.schedule.chunked_prefill_size == 0
-          ? std::min(chosen_chunk(c.compute, system), c.model.context_length)
-          : user.schedule.chunked_prefill_size;
+  c.schedule.chunked_prefill_size = user.schedule.chunked_prefill_size == -1
+                                        ? c.model.context_length
+                                    : user.schedule.chunked_prefill_size == 0
+                                        ? std::min(system.prefill_chunk, c.model.context_length)
+                                        : user.schedule.chunked_prefill_size;
   if (user.schedule.max_prefill_tokens == 0)
     c.schedule.max_prefill_tokens = c.schedule.chunked_prefill_size;
 }

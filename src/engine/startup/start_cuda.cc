@@ -9,7 +9,6 @@
 #include "base/log.h"
 #include "engine/executor/cuda/cuda_executor.h"
 #include "engine/executor/cuda/cuda_ranks.h"
-#include "engine/executor/cuda/cuda_stages.h"
 #include "models/cuda/cuda_model_weights.h"
 #include "models/cuda/encoder.h"
 #include "models/model_plan.h"
@@ -143,49 +142,6 @@ Result<StartedExecutor> start_ranks(const EngineConfig& config, const SystemInfo
   return out;
 }
 
-// The KV cache of all stages has as many tokens as the smallest one has room for.
-Status fill_stage_memory(CudaStages& stages, const EngineConfig& config, const EngineConfig& sizes,
-                         const SystemInfo& system, KvType type, StartedExecutor& out) {
-  EngineConfig user = config;
-  user.sampling.random_seed = sizes.sampling.random_seed;
-  user.schedule.max_running_requests = sizes.schedule.max_running_requests;
-  for (int32_t stage = 0; stage < stages.num_stages(); ++stage) {
-    const ModelInfo& local = stages.stage_info(stage);
-    ESP_ASSIGN_OR_RETURN(const int64_t budget, stages.kv_budget_bytes(stage));
-    SystemInfo left = system;
-    left.available_bytes = budget + local.weight_bytes;
-    auto plan = resolve(user, local, left);
-    if (!plan) return plan.error().with_context(fmt::format("stage {}", stage));
-    if (stage == 0 || plan->cache.max_total_tokens < out.config.cache.max_total_tokens)
-      out.config = *std::move(plan);
-  }
-  ESP_RETURN_IF_ERROR(stages.allocate_kv(
-      [&](const ModelInfo& local) { return kv_pool_config(out.config, local, type); }));
-  log_memory(stages.memory_plan(), out.config);
-  ESP_RETURN_IF_ERROR(stages.warm_up());
-  return stages.finish_loading();
-}
-
-// A stage on each of the GPUs from the open one on.
-Result<StartedExecutor> start_stages(const EngineConfig& config, const SystemInfo& system) {
-  ModelLoadOptions options = model_load_options(config);
-  StartedExecutor out;
-  ESP_ASSIGN_OR_RETURN(const ModelPlan plan, plan_model(options));
-  std::vector<int32_t> devices(static_cast<size_t>(config.compute.pp_size));
-  std::iota(devices.begin(), devices.end(), cuda::current_device());
-  ESP_ASSIGN_OR_RETURN(auto stages, CudaStages::begin_load(plan, options, devices));
-  out.info = stages->info();
-  ESP_ASSIGN_OR_RETURN(const KvType type, resolve_kv_type(config, out.info));
-  ESP_RETURN_IF_ERROR(stages->set_kv_type(type));
-  ESP_ASSIGN_OR_RETURN(const EngineConfig sizes, resolve(config, stages->stage_info(0), system));
-  ESP_ASSIGN_OR_RETURN(out.weights, make_cuda_model_weights(stages->decoders(), options));
-  ESP_ASSIGN_OR_RETURN(const int64_t encoder_bytes, load_encoder(options, config, out));
-  ESP_RETURN_IF_ERROR(stages->reserve(executor_config(sizes, encoder_bytes)));
-  ESP_RETURN_IF_ERROR(fill_stage_memory(*stages, config, sizes, system, type, out));
-  out.executor = std::move(stages);
-  return out;
-}
-
 }  // namespace
 
 Result<StartedExecutor> start_cuda_executor(const EngineConfig& config, const SystemInfo& system) {
@@ -201,13 +157,12 @@ Result<StartedExecutor> start_cuda_executor(const EngineConfig& config, const Sy
                       "--enable-lora and --lora-paths out, or use --dp-size for several GPUs",
                       config.compute.tp_size));
   }
-  if (config.compute.pp_size > 1 && config.compute.tp_size > 1) {
+  if (config.compute.pp_size > 1) {
     return fail(error(StatusCode::kUnimplemented,
-                      "--pp-size is {} and --tp-size {}, and a stage on GPUs is one GPU; leave one "
-                      "of the two out, or use --device cpu",
-                      config.compute.pp_size, config.compute.tp_size));
+                      "--pp-size is {}, and stages of a pipeline run on the CPU alone; use "
+                      "--device cpu, or --tp-size for several GPUs",
+                      config.compute.pp_size));
   }
-  if (config.compute.pp_size > 1) return start_stages(config, system);
   return config.compute.tp_size > 1 ? start_ranks(config, system) : start_one(config, system);
 }
 

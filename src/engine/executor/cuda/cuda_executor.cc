@@ -53,8 +53,7 @@ int64_t num_graph_sizes(int32_t max_entries) {
 
 CudaExecutor::CudaExecutor(std::unique_ptr<CudaDecoder> model, const CudaExecutorConfig& config)
     : config_(config),
-      samples_((config.collective == nullptr || config.collective->ranks().rank == 0) &&
-               (config.stage == nullptr || config.stage->samples())),
+      samples_(config.collective == nullptr || config.collective->ranks().rank == 0),
       model_(std::move(model)),
       limits_{
           .max_slots = config.max_slots,
@@ -225,14 +224,7 @@ Status CudaExecutor::enqueue(Place& p) {
   }
   if (p.packed.num_tokens > 0) {
     const cuda::Range range(p.packed.decode ? "decode" : "prefill");
-    const int32_t rows = p.packed.num_tokens;
-    if (config_.stage != nullptr)
-      ESP_RETURN_IF_ERROR(config_.stage->receive(*p.batch, model_->stage_rows().received, rows,
-                                                 slots_->tokens(), stream_));
     ESP_RETURN_IF_ERROR(p.packed.decode ? run_decode(p.packed) : run_any(p));
-    if (config_.stage != nullptr)
-      ESP_RETURN_IF_ERROR(
-          config_.stage->send(p.batch->step, model_->stage_rows().sent, rows, stream_));
   }
   // Masks come when the tokens before them are known; their step is sampled then.
   return samples_ && p.packed.num_masked > 0 ? Status() : enqueue_sampling(p);
@@ -314,8 +306,6 @@ Status CudaExecutor::enqueue_sampling(Place& p) {
                                                           .slot_tokens = slots_->tokens()},
                                                          {.stream = stream_.get()}));
   }
-  if (config_.stage != nullptr)
-    ESP_RETURN_IF_ERROR(config_.stage->send_tokens(p.batch->step, slots_->tokens(), stream_));
   if (samples_) ESP_RETURN_IF_ERROR(copy_results(p));
   return p.done.record(stream_);
 }

@@ -19,7 +19,6 @@
 #include "engine/executor/cuda/draft_rows.h"
 #include "engine/executor/cuda/sampling_arrays.h"
 #include "engine/executor/cuda/slot_table.h"
-#include "engine/executor/cuda/stage_link.h"
 #include "engine/executor/cuda/step_block.h"
 #include "engine/executor/cuda/step_results.h"
 #include "engine/executor/executor.h"
@@ -57,9 +56,6 @@ struct CudaExecutorConfig {
   // same steps as those of the other ranks. Rank 0 samples; the others get its tokens, and their
   // results have none. Borrowed.
   kernels::cuda::DeviceCollective* collective = nullptr;
-  // Not null: the model is a stage of a pipeline, and this executor runs the same steps as those of
-  // the other stages. The last one samples; results of the others have nothing. Borrowed.
-  StageLink* stage = nullptr;
   // Called once, from wait(), when the device has failed: every step from then on fails with this
   // status. Null: it is logged.
   std::function<void(const Status&)> on_device_lost;
@@ -149,7 +145,7 @@ class CudaExecutor final : public Executor {
   Status lose_device(const Status& status);
 
   const CudaExecutorConfig config_;
-  const bool samples_;  // no rank or rank 0, no stage or the last one
+  const bool samples_;  // no rank, or rank 0
   const std::unique_ptr<CudaDecoder> model_;
   StepLimits limits_;
   cuda::Stream stream_;
