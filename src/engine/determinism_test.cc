@@ -131,6 +131,8 @@ TEST_P(Determinism, Stages) {
   check("three stages, small chunks", {.compute = {.pp_size = 3},
                                        .cache = {.page_size = 5},
                                        .schedule = {.chunked_prefill_size = 3}});
+  check("draft tokens in two stages",
+        {.compute = {.pp_size = 2}, .speculation = {.speculative_algorithm = "COMBINED"}});
   auto engine = load_golden(GetParam(), {.compute = {.num_threads = 2, .tp_size = 2}});
   ASSERT_NE(engine, nullptr);
   alone_ = answers_alone(*engine);
