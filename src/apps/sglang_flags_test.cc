@@ -56,21 +56,21 @@ TEST_F(SglangFlags, NamesAreUniqueAndReasonsStated) {
 }
 
 TEST_F(SglangFlags, WhatAsksForNothingNewIsTakenOutWithANote) {
-  const auto taken = take({"--model-path", "m", "--pp", "1", "--trust-remote-code",
+  const auto taken = take({"--model-path", "m", "--dcp-size", "1", "--trust-remote-code",
                            "--attention-backend=flashinfer", "--port", "7", "--cuda-graph-bs", "1",
                            "2", "4", "--skip-server-warmup"});
   ASSERT_TRUE(taken.has_value()) << taken.error().message();
   EXPECT_THAT(taken->rest, ElementsAre("--model-path", "m", "--port", "7"));
   ASSERT_EQ(taken->notes.size(), 5u);
-  EXPECT_THAT(taken->notes[0], HasSubstr("--pp 1 has no effect"));
+  EXPECT_THAT(taken->notes[0], HasSubstr("--dcp-size 1 has no effect"));
   EXPECT_THAT(taken->notes[2], HasSubstr("--attention-backend has no effect"));
 }
 
 TEST_F(SglangFlags, WhatAsksForMoreIsRefusedWithAdvice) {
-  const auto two = take({"--pp-size", "2"});
+  const auto two = take({"--dcp-size", "2"});
   ASSERT_FALSE(two.has_value());
   EXPECT_THAT(std::string(two.error().message()),
-              HasSubstr("--pp-size is '2', but only '1' is supported: --tp-size, --ep-size"));
+              HasSubstr("--dcp-size is '2', but only '1' is supported: --tp-size, --pp-size"));
   const auto adapters = take({"--uno-lora-path", "x"});
   ASSERT_FALSE(adapters.has_value());
   EXPECT_THAT(std::string(adapters.error().message()), HasSubstr("merge it"));
