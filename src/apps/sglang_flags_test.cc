@@ -78,9 +78,9 @@ TEST_F(SglangFlags, WhatAsksForMoreIsRefusedWithAdvice) {
 }
 
 TEST_F(SglangFlags, AValueThatIsMissingIsAnError) {
-  const auto none = take({"--pp", "--port", "7"});
+  const auto none = take({"--dcp-size", "--port", "7"});
   ASSERT_FALSE(none.has_value());
-  EXPECT_THAT(std::string(none.error().message()), HasSubstr("--pp needs a value"));
+  EXPECT_THAT(std::string(none.error().message()), HasSubstr("--dcp-size needs a value"));
   EXPECT_TRUE(take({"--offload-group-size", "-1"}).has_value());  // a number is no flag
 }
 
