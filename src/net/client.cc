@@ -151,12 +151,21 @@ struct HttpClient::Impl {
   HttpClientConfig config;
   ByteStreamTarget target;  // of the URL
   ByteStream stream;
+  // Of start(): what finish() sends again where the connection has been closed meanwhile.
+  struct Started {
+    std::string message;
+    TimePoint deadline{};
+    bool is_head = false, is_reused = false;
+    Status sent;
+  } started;
 
   std::string build(std::string_view method, std::string_view path, std::string_view body,
                     const Headers& headers) const;
   Result<HttpResponse> exchange(std::string_view method, std::string_view path,
                                 std::string_view body, const Headers& headers,
                                 const LineReader* lines);
+  Status send(Started request);
+  Result<HttpResponse> receive(const LineReader* lines);
   Result<HttpResponse> read_answer(bool is_head, const LineReader* lines, bool& any_byte);
   // Hands the body's bytes to `sink` as they come; false from it ends the reading.
   using Sink = std::function<bool(std::string_view)>;
@@ -194,25 +203,39 @@ std::string HttpClient::Impl::build(std::string_view method, std::string_view pa
 Result<HttpResponse> HttpClient::Impl::exchange(std::string_view method, std::string_view path,
                                                 std::string_view body, const Headers& headers,
                                                 const LineReader* lines) {
-  const std::string message = build(method, path, body, headers);
-  stream.set_deadline(config.total_timeout > Duration::zero()
-                          ? std::chrono::steady_clock::now() + config.total_timeout
-                          : TimePoint::max());
-  // A kept-alive connection may have been closed by the server meanwhile: once more, on a new one.
-  for (bool reused = stream.is_open();; reused = false) {
-    if (stream.interrupted())
-      return fail(Status(StatusCode::kAborted, "the request was interrupted"));
-    if (!stream.is_open()) ESP_RETURN_IF_ERROR(stream.connect(target));
+  const TimePoint deadline = config.total_timeout > Duration::zero()
+                                 ? std::chrono::steady_clock::now() + config.total_timeout
+                                 : TimePoint::max();
+  ESP_RETURN_IF_ERROR(send({.message = build(method, path, body, headers),
+                            .deadline = deadline,
+                            .is_head = method == "HEAD"}));
+  return receive(lines);
+}
+
+// A message that could not be sent whole is no failure yet: the server may have said why (413).
+Status HttpClient::Impl::send(Started request) {
+  started = std::move(request);
+  stream.set_deadline(started.deadline);
+  started.is_reused = stream.is_open();
+  if (stream.interrupted()) return {StatusCode::kAborted, "the request was interrupted"};
+  if (!stream.is_open()) ESP_RETURN_IF_ERROR(stream.connect(target));
+  started.sent = stream.write_all(started.message, config.read_timeout);
+  return {};
+}
+
+// A kept-alive connection may have been closed by the server meanwhile: once more, on a new one.
+Result<HttpResponse> HttpClient::Impl::receive(const LineReader* lines) {
+  stream.set_deadline(started.deadline);
+  while (true) {
     bool any_byte = false;
-    const Status sent = stream.write_all(message, config.read_timeout);
-    // Even when sending broke, the server may have said why (413).
-    auto answer = read_answer(method == "HEAD", lines, any_byte);
+    auto answer = read_answer(started.is_head, lines, any_byte);
     if (answer) return answer;
     stream.close();
     if (stream.interrupted())
       return fail(Status(StatusCode::kAborted, "the request was interrupted"));
-    const Status why = sent.ok() ? answer.error() : sent;
-    if (!reused || any_byte || why.code() != StatusCode::kUnavailable) return fail(why);
+    const Status why = started.sent.ok() ? answer.error() : started.sent;
+    if (!started.is_reused || any_byte || why.code() != StatusCode::kUnavailable) return fail(why);
+    ESP_RETURN_IF_ERROR(send(std::move(started)));
   }
 }
 
@@ -346,6 +369,15 @@ Result<HttpResponse> HttpClient::request(std::string_view method, std::string_vi
                                          std::string_view body, const Headers& headers) {
   return impl_->exchange(method, path, body, headers, nullptr);
 }
+
+Status HttpClient::start(std::string_view method, std::string_view path, std::string_view body,
+                         const Headers& headers, TimePoint deadline) {
+  return impl_->send({.message = impl_->build(method, path, body, headers),
+                      .deadline = deadline,
+                      .is_head = method == "HEAD"});
+}
+
+Result<HttpResponse> HttpClient::finish() { return impl_->receive(nullptr); }
 
 Result<HttpResponse> HttpClient::post(std::string_view path, std::string_view json_body) {
   return impl_->exchange("POST", path, json_body, {}, nullptr);

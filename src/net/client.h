@@ -50,6 +50,13 @@ class HttpClient {
   Result<HttpResponse> get(std::string_view path) { return request("GET", path); }
   Result<HttpResponse> post(std::string_view path, std::string_view json_body);
 
+  // The halves of request(), so that one thread has a request on each of several clients at once:
+  // start() sends it, on an open connection or a new one, and finish() waits for its answer. Both
+  // end at `deadline`. REQUIRES that a start() that succeeded is followed by finish() or close().
+  Status start(std::string_view method, std::string_view path, std::string_view body,
+               const Headers& headers, TimePoint deadline);
+  Result<HttpResponse> finish();
+
   // Sends and hands over each event's data as it arrives ("[DONE]" included); false from the
   // callback closes the connection and ends the call. The answer's body is empty, unless it was no
   // event stream (an error): then it is whole and the callback was not called.

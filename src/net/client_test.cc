@@ -163,6 +163,31 @@ TEST(HttpClient, ReconnectsWhenAKeptConnectionWasClosed) {
   }
 }
 
+// Both requests are sent before an answer is awaited; one whose connection was closed before is
+// sent once more.
+TEST(HttpClient, StartsAndFinishesApart) {
+  const std::string answer = "HTTP/1.1 200 OK\r\nContent-Length: 3\r\n\r\n";
+  CannedServer one({answer + "one", answer + "two"}), other({answer + "new"});
+  auto first = HttpClient::create(one.url());
+  auto second = HttpClient::create(other.url());
+  ASSERT_TRUE(first && second);
+  const TimePoint deadline = std::chrono::steady_clock::now() + 30s;
+  for (const char* body : {"one", "two"}) {
+    ASSERT_TRUE(first->start("PUT", "/a", "body", {}, deadline).ok());
+    if (body == std::string("one")) {
+      ASSERT_TRUE(second->start("GET", "/b", {}, {}, deadline).ok());
+      EXPECT_EQ(second->finish()->body, "new");
+    }
+    const auto got = first->finish();
+    ASSERT_TRUE(got) << got.error().to_string();
+    EXPECT_EQ(got->body, body);
+  }
+  CannedServer silent({"-"});
+  auto third = HttpClient::create(silent.url());
+  ASSERT_TRUE(third->start("GET", "/", {}, {}, std::chrono::steady_clock::now() + 10ms).ok());
+  EXPECT_EQ(third->finish().error().code(), StatusCode::kDeadlineExceeded);
+}
+
 TEST(HttpClient, SplitsEventsWhereverTheyAreCut) {
   std::string answer =
       "HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n";
