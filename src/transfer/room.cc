@@ -1,17 +1,46 @@
 #include "transfer/room.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <new>
 #include <utility>
 
 namespace espalier::transfer {
 
-Room::Room(const Prompt& prompt, MemoryCharge charge)
-    : prompt_(prompt), charge_(std::move(charge)) {}
+namespace {
+
+// What they take until they are sent.
+int64_t bytes_of(const InputLogprobs& all) {
+  size_t bytes = 0;
+  for (const TokenLogprobs& one : all.logprobs)
+    bytes += sizeof(one) + sizeof(one.top[0]) * (one.top.size() + one.wanted.size());
+  return static_cast<int64_t>(bytes);
+}
+
+int64_t bytes_that_wait(const Room::Item& item) {
+  if (const auto* const pages = std::get_if<Room::Pages>(&item)) return std::ssize(pages->bytes);
+  const auto* const logprobs = std::get_if<InputLogprobs>(&item);
+  return logprobs != nullptr ? bytes_of(*logprobs) : 0;
+}
+
+}  // namespace
+
+Room::Room(const Prompt& prompt, MemoryCharge pages, MemoryCharge logprobs)
+    : prompt_(prompt), charge_(std::move(pages)), logprob_charge_(std::move(logprobs)) {}
 
 void Room::push(Item item) {
+  num_bytes_ += bytes_that_wait(item);
   items_.push_back(std::move(item));
   changed_.notify_all();
+}
+
+void Room::fail_for_memory(const char* what) {
+  is_ended_ = true;
+  push(Failure{StatusCode::kResourceExhausted,
+               fmt::format("the prefill server has no memory for more {} on their way: try again "
+                           "later",
+                           what)});
 }
 
 // Pages of forced tokens come on top of what was charged at first.
@@ -34,14 +63,12 @@ void Room::add_pages(uint32_t first, uint32_t end, const FillPages& fill) {
     } catch (const std::bad_alloc&) {
       fits = false;
     }
-    if (!fits || !fill(at, pages.bytes)) {
+    if (!fits) return fail_for_memory("pages");
+    if (!fill(at, pages.bytes)) {
       is_ended_ = true;
-      return push(Failure{fits ? StatusCode::kInternal : StatusCode::kResourceExhausted,
-                          fits ? "the prefill server could not read the computed pages"
-                               : "the prefill server has no memory for more pages on their way: "
-                                 "try again later"});
+      return push(
+          Failure{StatusCode::kInternal, "the prefill server could not read the computed pages"});
     }
-    num_bytes_ += std::ssize(pages.bytes);
     push(std::move(pages));
     at += count;
   }
@@ -49,7 +76,10 @@ void Room::add_pages(uint32_t first, uint32_t end, const FillPages& fill) {
 
 void Room::add_logprobs(InputLogprobs logprobs) {
   const std::lock_guard lock(mutex_);
-  if (!is_ended_ && !is_closed_) push(std::move(logprobs));
+  if (is_ended_ || is_closed_) return;
+  if (!logprob_charge_.resize(logprob_charge_.bytes() + bytes_of(logprobs)))
+    return fail_for_memory("log-probabilities");
+  push(std::move(logprobs));
 }
 
 void Room::end(FirstToken first) {
@@ -64,6 +94,7 @@ void Room::end(Status why) {
   items_.clear();  // pages without a first token are of no use
   num_bytes_ = 0;
   charge_.release();
+  logprob_charge_.release();
   has_failed_ = true;
   push(Failure{why.code(), why.message()});
 }
@@ -97,7 +128,9 @@ std::optional<Room::Item> Room::next(Duration timeout) {
   if (items_.empty()) return std::nullopt;
   Item item = std::move(items_.front());
   items_.pop_front();
-  if (const auto* const pages = std::get_if<Pages>(&item)) num_bytes_ -= std::ssize(pages->bytes);
+  num_bytes_ -= bytes_that_wait(item);
+  if (const auto* const logprobs = std::get_if<InputLogprobs>(&item))
+    (void)logprob_charge_.resize(logprob_charge_.bytes() - bytes_of(*logprobs));
   return item;
 }
 
@@ -107,6 +140,7 @@ void Room::close() {
   items_.clear();
   num_bytes_ = 0;
   charge_.release();
+  logprob_charge_.release();
   changed_.notify_all();
 }
 
@@ -123,14 +157,19 @@ int64_t Room::num_bytes() const {
 RoomTable::RoomTable(int64_t bytes_max, Duration timeout, const Clock& clock)
     : timeout_(timeout),
       clock_(clock),
-      account_(std::make_shared<MemoryAccount>("pages to be sent", bytes_max)) {}
+      account_(std::make_shared<MemoryAccount>("pages to be sent", bytes_max)),
+      logprob_account_(
+          std::make_shared<MemoryAccount>("log-probabilities to be sent", kLogprobBytesMax)) {}
 
 Result<std::shared_ptr<Room>> RoomTable::open(const RoomKey& key, const Room::Prompt& prompt,
                                               uint64_t num_pages) {
   const std::lock_guard lock(mutex_);
   if (is_closed_)
     return fail(error(StatusCode::kUnavailable, "the server is stopping: try another one"));
-  if (rooms_.contains(key))
+  const auto found = rooms_.find(key);
+  const bool is_free =
+      found == rooms_.end() || (!found->second.is_joined && found->second.room->has_failed());
+  if (!is_free)
     return fail(error(StatusCode::kAlreadyExists,
                       "bootstrap_room {} is in use by another request: draw a number of 63 bits "
                       "for each request",
@@ -141,8 +180,8 @@ Result<std::shared_ptr<Room>> RoomTable::open(const RoomKey& key, const Room::Pr
                       "{} pages are reserved for prompts that wait, are computed or are sent, and "
                       "{} more do not fit: try again later, or add prefill servers",
                       account_->used() / static_cast<int64_t>(prompt.page_bytes), num_pages));
-  auto room = std::make_shared<Room>(prompt, std::move(charge));
-  rooms_.emplace(key, Entry{room, clock_.now() + timeout_});
+  auto room = std::make_shared<Room>(prompt, std::move(charge), MemoryCharge(logprob_account_));
+  rooms_.insert_or_assign(key, Entry{room, clock_.now() + timeout_});
   opened_.notify_all();
   return room;
 }
@@ -157,6 +196,23 @@ std::shared_ptr<Room> RoomTable::join(const RoomKey& key, Duration timeout) {
   Entry& entry = rooms_.at(key);
   entry.is_joined = true;
   return entry.room;
+}
+
+void RoomTable::end_failed(const RoomKey& key, const std::shared_ptr<Room>& room,
+                           const Status& why) {
+  room->end(why);
+  const std::lock_guard lock(mutex_);
+  const auto it = rooms_.find(key);
+  if (it == rooms_.end() || it->second.room != room || it->second.is_joined) return;
+  it->second.deadline = std::min(it->second.deadline, clock_.now() + kFailureKept);
+  failures_.emplace_back(key, room);
+  while (failures_.size() > kFailuresMax) {
+    const auto& [oldest, failed] = failures_.front();
+    const auto at = rooms_.find(oldest);
+    if (at != rooms_.end() && at->second.room == failed && !at->second.is_joined) rooms_.erase(at);
+    failures_.pop_front();
+  }
+  removed_.notify_all();
 }
 
 void RoomTable::remove(const RoomKey& key, const std::shared_ptr<Room>& room) {
@@ -191,6 +247,10 @@ int RoomTable::close_late() {
     at.second.room->close();
     return true;
   });
+  std::erase_if(failures_, [&](const auto& failure) {
+    const auto at = rooms_.find(failure.first);
+    return at == rooms_.end() || at->second.room != failure.second;
+  });
   if (num_closed > 0) removed_.notify_all();
   return num_late;
 }
@@ -200,6 +260,7 @@ void RoomTable::close_all() {
   is_closed_ = true;
   for (const auto& [key, entry] : rooms_) entry.room->close();
   rooms_.clear();
+  failures_.clear();
   opened_.notify_all();
   removed_.notify_all();
 }

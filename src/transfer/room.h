@@ -15,6 +15,7 @@
 #include <mutex>
 #include <optional>
 #include <span>
+#include <utility>
 #include <variant>
 #include <vector>
 
@@ -40,8 +41,8 @@ class Room {
   };
   using Item = std::variant<Pages, InputLogprobs, FirstToken, Failure>;
 
-  // The charge covers the pages of the prompt.
-  Room(const Prompt& prompt, MemoryCharge charge);
+  // `pages`: covers those of the prompt. `logprobs`: grows with those that wait.
+  Room(const Prompt& prompt, MemoryCharge pages, MemoryCharge logprobs = {});
 
   const Prompt& prompt() const { return prompt_; }
 
@@ -60,17 +61,18 @@ class Room {
   // Frees what the room has; nothing comes any more.
   void close();
 
-  int64_t num_bytes() const;  // of pages that wait
+  int64_t num_bytes() const;  // of pages and log-probabilities that wait
   bool has_failed() const;    // it was ended without a first token
 
  private:
   void push(Item item);
+  void fail_for_memory(const char* what);
   bool reserve(uint64_t num_pages);
 
   const Prompt prompt_;
   mutable std::mutex mutex_;
   std::condition_variable changed_;
-  MemoryCharge charge_;
+  MemoryCharge charge_, logprob_charge_;
   std::deque<Item> items_;
   int64_t num_bytes_ = 0;
   uint32_t first_wanted_ = 0;
@@ -78,9 +80,17 @@ class Room {
 };
 
 // The rooms of a prefill server, by key. A room whose reader does not come within the timeout is
-// closed, and so is one whose prompt has gone. Thread-safe.
+// closed. One whose prompt has failed or was aborted has nothing but the reason, for a reader that
+// may still come: it is kept for kFailureKept at most, as one of kFailuresMax, and a new request
+// may take its key. Thread-safe.
 class RoomTable {
  public:
+  static constexpr Duration kFailureKept = std::chrono::seconds(30);
+  static constexpr size_t kFailuresMax = 1024;
+
+  // Of log-probabilities in all rooms together: prompts of a million tokens with 16 alternatives.
+  static constexpr int64_t kLogprobBytesMax = 256 << 20;
+
   // `bytes_max`: of pages in all rooms together. Borrows the clock.
   RoomTable(int64_t bytes_max, Duration timeout, const Clock& clock);
 
@@ -89,6 +99,8 @@ class RoomTable {
                                      uint64_t num_pages);
   // Takes the room for its one reader; null where there is none (yet).
   std::shared_ptr<Room> join(const RoomKey& key, Duration timeout);
+  // No first token will come: gives back what the room has but the reason.
+  void end_failed(const RoomKey& key, const std::shared_ptr<Room>& room, const Status& why);
   // The key is free again: its reader is done, or it has none.
   void remove(const RoomKey& key, const std::shared_ptr<Room>& room);
 
@@ -100,7 +112,7 @@ class RoomTable {
   void wait_empty(Duration timeout) const;
 
   size_t num_rooms() const;
-  int64_t num_bytes() const { return account_->used(); }
+  int64_t num_bytes() const { return account_->used() + logprob_account_->used(); }
 
  private:
   struct Entry {
@@ -111,11 +123,12 @@ class RoomTable {
 
   const Duration timeout_;
   const Clock& clock_;
-  const std::shared_ptr<MemoryAccount> account_;
+  const std::shared_ptr<MemoryAccount> account_, logprob_account_;  // shared with the rooms
   mutable std::mutex mutex_;
   std::condition_variable opened_;
   mutable std::condition_variable removed_;
   std::map<RoomKey, Entry> rooms_;
+  std::deque<std::pair<RoomKey, std::shared_ptr<Room>>> failures_;  // the oldest first; some gone
   bool is_closed_ = false;
 };
 

@@ -38,7 +38,8 @@ TEST(Room, GivesWhatWasAddedInOrder) {
         }
         case 2:
           if (has_ended) break;
-          room->add_logprobs({.first = num_logprobs++, .logprobs = {}});
+          room->add_logprobs(
+              {.first = num_logprobs++, .logprobs = std::vector<TokenLogprobs>(rng.below(3))});
           break;
         case 3:
           if (num_added < prompt.num_pages()) break;
@@ -91,6 +92,88 @@ TEST(Room, WithoutMemoryForPagesEndsInAFailure) {
   EXPECT_FALSE(room->next(kNow)) << "nothing follows a failure";
   rooms.remove(prompt.key, room);
   EXPECT_TRUE(rooms.open({.room = 8}, prompt.prompt(), 10));
+}
+
+// Log-probabilities are charged until they are read.
+TEST(Room, LogprobsHaveABound) {
+  const TestPrompt prompt{.num_tokens = 40};
+  const InputLogprobs ten{.logprobs = std::vector<TokenLogprobs>(10)};
+  const auto bytes = static_cast<int64_t>(10 * sizeof(TokenLogprobs));
+  const auto account = std::make_shared<MemoryAccount>("log-probabilities", 3 * bytes + 1);
+  Room room(prompt.prompt(), {}, MemoryCharge(account));
+  room.add_logprobs(ten);
+  EXPECT_EQ(room.num_bytes(), bytes);
+  EXPECT_EQ(account->used(), bytes);
+  EXPECT_TRUE(std::holds_alternative<InputLogprobs>(*room.next(kNow)));
+  EXPECT_EQ(account->used(), 0);
+  for (int i = 0; i < 4; ++i) room.add_logprobs(ten);
+  EXPECT_EQ(account->used(), 3 * bytes);
+  for (int i = 0; i < 3; ++i) EXPECT_TRUE(std::holds_alternative<InputLogprobs>(*room.next(kNow)));
+  EXPECT_EQ(std::get<Failure>(*room.next(kNow)).code, StatusCode::kResourceExhausted);
+  room.add_logprobs(ten);
+  EXPECT_EQ(room.num_bytes(), 0);
+  EXPECT_EQ(account->used(), 0);
+}
+
+TEST(Room, ThatEndsGivesLogprobsBack) {
+  const auto account = std::make_shared<MemoryAccount>("log-probabilities", 1 << 20);
+  const TestPrompt prompt{.num_tokens = 40};
+  for (const bool closes : {false, true}) {
+    Room room(prompt.prompt(), {}, MemoryCharge(account));
+    room.add_logprobs({.logprobs = std::vector<TokenLogprobs>(10)});
+    EXPECT_GT(account->used(), 0);
+    if (closes) {
+      room.close();
+    } else {
+      room.end(Status(StatusCode::kAborted, "gone"));
+    }
+    EXPECT_EQ(account->used(), 0);
+  }
+}
+
+// What was aborted keeps nothing but the reason, for a while, and its key may be taken again.
+TEST(Room, OfAnAbortedPromptIsFree) {
+  ManualClock clock;
+  const TestPrompt prompt{.num_tokens = 40};
+  RoomTable rooms(1 << 20, std::chrono::seconds(300), clock);
+  const Status aborted(StatusCode::kAborted, "its client has left");
+  const auto room = *rooms.open(prompt.key, prompt.prompt(), prompt.num_pages());
+  room->add_pages(0, 3, test_fill(640));
+  rooms.end_failed(prompt.key, room, aborted);
+  EXPECT_EQ(rooms.num_bytes(), 0);
+  const auto again = *rooms.open(prompt.key, prompt.prompt(), prompt.num_pages());
+  EXPECT_EQ(rooms.num_rooms(), 1u);
+  EXPECT_EQ(rooms.join(prompt.key, kNow), again);
+  rooms.end_failed(prompt.key, again, aborted);  // its reader has come
+  EXPECT_EQ(std::get<Failure>(*again->next(kNow)).message, "its client has left");
+  EXPECT_EQ(rooms.open(prompt.key, prompt.prompt(), 1).error().code(), StatusCode::kAlreadyExists);
+  rooms.remove(prompt.key, again);
+  const auto late = *rooms.open(prompt.key, prompt.prompt(), 1);
+  rooms.end_failed(prompt.key, late, aborted);
+  EXPECT_EQ(std::get<Failure>(*rooms.join(prompt.key, kNow)->next(kNow)).message,
+            "its client has left");
+  rooms.remove(prompt.key, late);
+  const auto left = *rooms.open(prompt.key, prompt.prompt(), 1);
+  rooms.end_failed(prompt.key, left, aborted);
+  clock.advance(RoomTable::kFailureKept - std::chrono::seconds(1));
+  EXPECT_EQ(rooms.close_late(), 0);
+  EXPECT_EQ(rooms.num_rooms(), 1u);
+  clock.advance(std::chrono::seconds(1));
+  EXPECT_EQ(rooms.close_late(), 0) << "a failure is none that nobody has fetched";
+  EXPECT_EQ(rooms.num_rooms(), 0u);
+}
+
+TEST(Room, FailuresAreBounded) {
+  ManualClock clock;
+  const TestPrompt prompt{.num_tokens = 4};
+  RoomTable rooms(1 << 20, std::chrono::seconds(300), clock);
+  for (uint64_t number = 0; number < RoomTable::kFailuresMax + 100; ++number) {
+    const auto room = *rooms.open({.room = number}, prompt.prompt(), 1);
+    rooms.end_failed({.room = number}, room, Status(StatusCode::kAborted, "gone"));
+  }
+  EXPECT_EQ(rooms.num_rooms(), RoomTable::kFailuresMax);
+  EXPECT_EQ(rooms.join({.room = 99}, kNow), nullptr);
+  EXPECT_NE(rooms.join({.room = 100}, kNow), nullptr);
 }
 
 TEST(Room, ThatNobodyJoinsIsClosed) {

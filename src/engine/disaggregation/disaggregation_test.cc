@@ -321,6 +321,28 @@ TEST_F(DisaggregationFaults, ARoomThatIsInUseIsRefused) {
   EXPECT_EQ(second.error().code(), StatusCode::kAlreadyExists);
 }
 
+// Its memory is given back at once, and the request may be sent again under the same number.
+TEST_F(DisaggregationFaults, TheRoomOfAnAbortedPromptIsFree) {
+  Pair pair = make_pair(options(1));
+  auto [first, second] = pair.requests({.text = "prompt", .sampling = {.max_new_tokens = 4}});
+  first.rid = "left";
+  ASSERT_TRUE(pair.prefill->pause_generation(Engine::PauseMode::kInPlace).ok());
+  std::thread client([&] {
+    const auto answer = pair.prefill->generate(first);
+    EXPECT_TRUE(!answer || answer->finish.type == FinishReason::Type::kAbort);
+  });
+  while (pair.prefill->stats().disaggregation.num_waiting == 0) std::this_thread::yield();
+  pair.prefill->abort("left", Engine::AbortScope::kExact);
+  ASSERT_TRUE(pair.prefill->continue_generation().ok());
+  client.join();
+  while (pair.prefill->stats().disaggregation.waiting_bytes > 0) std::this_thread::yield();
+  first.rid = "again";
+  EXPECT_TRUE(pair.prefill->generate(first));
+  EXPECT_TRUE(pair.decode->generate(std::move(second)));
+  expect_idle(*pair.prefill);
+  expect_idle(*pair.decode);
+}
+
 TEST_F(DisaggregationFaults, APromptThatNobodyFetchesIsDropped) {
   TestEngineOptions prefill = options(1);
   prefill.config = with_role(prefill.config, "prefill");

@@ -85,7 +85,7 @@ void PrefillSide::on_finish(SequenceId id, const FinishReason& reason) {
   const Export prompt = std::move(found->second);
   exports_.erase(found);
   if (prompt.has_token) return;
-  if (!reason.status.ok()) return prompt.room->end(reason.status);
+  if (!reason.status.ok()) return rooms_.end_failed(prompt.key, prompt.room, reason.status);
   rooms_.remove(prompt.key, prompt.room);
 }
 
