@@ -231,18 +231,20 @@ void add_tier_rows(SettingTable& table, EngineConfig& engine) {
                {"write_through", "write_through_selective", "write_back"},
                "when a page is copied: when it is computed, when it is used again, or when the "
                "device gives it up");
-  table.choice("hicache-storage-backend", engine.tiers.hicache_storage_backend,
-               {"none", "file", "redis", "file,redis"},
-               "where pages stay beyond the process: file, in a folder that all processes of this "
-               "model share and that is found again after a restart; redis, in a Redis or Valkey "
-               "server, which servers of several hosts share");
+  table.choice(
+      "hicache-storage-backend", engine.tiers.hicache_storage_backend,
+      {"none", "file", "redis", "s3", "file,redis", "file,s3"},
+      "where pages stay beyond the process: file, in a folder that all processes of this "
+      "model share and that is found again after a restart; redis, in a Redis or Valkey "
+      "server, or s3, in a bucket of S3 or a store like it, which servers of several hosts "
+      "share");
   shown_default(
       table.custom("hicache-storage-backend-extra-config", "JSON",
                    "of redis: an object with url (redis://USER:PASSWORD@HOST:PORT/DATABASE, "
-                   "rediss for TLS) and others of docs/tiers.md, or @FILE",
+                   "rediss for TLS), of s3: with bucket, and others of docs/tiers.md, or @FILE",
                    "",
                    [&engine](std::string_view value) {
-                     return read_storage_config(value, true, engine.tiers.redis);
+                     return read_storage_config(value, true, engine.tiers);
                    }),
       "redis://127.0.0.1:6379/0");
   table.choice("hicache-storage-prefetch-policy", engine.tiers.hicache_storage_prefetch_policy,

@@ -54,9 +54,13 @@ Status check_tier_contradictions(const SettingTable& table, const EngineConfig& 
   if (backend.find("file") == std::string::npos)
     ESP_RETURN_IF_ERROR(
         needs({"hicache-storage-path", "hicache-disk-size"}, "--hicache-storage-backend file"));
-  if (backend.find("redis") == std::string::npos)
+  const bool has_s3 = backend.find("s3") != std::string::npos;
+  if (backend.find("redis") == std::string::npos && !has_s3)
     ESP_RETURN_IF_ERROR(
-        needs({"hicache-storage-backend-extra-config"}, "--hicache-storage-backend redis"));
+        needs({"hicache-storage-backend-extra-config"}, "--hicache-storage-backend redis or s3"));
+  if (!has_s3 && !engine.tiers.s3.bucket.empty())
+    return invalid_argument("{} has a bucket, but needs --hicache-storage-backend s3 for it",
+                            given_as(table, "hicache-storage-backend-extra-config"));
   if (engine.tiers.hicache_size_gb > 0 && engine.tiers.hicache_ratio > 0)
     return invalid_argument("{} contradicts {}: both are the size of one tier; leave one out",
                             given_as(table, "hicache-size"), given_as(table, "hicache-ratio"));

@@ -13,6 +13,7 @@
 #include "models/model.h"
 #include "seams/kv_view.h"
 #include "tiers/redis_server.h"
+#include "tiers/s3_server.h"
 
 namespace espalier {
 
@@ -82,15 +83,17 @@ struct CacheSettings {
 
 // Tiers below the device for cached prefixes (engine/tiers): the host's memory, of a size in GB
 // or in multiples of the device's KV memory (both 0: none), and storage: none, file, a folder
-// of hicache_disk_size_gb (empty path: espalier/kv in the user's cache folder), redis, or both.
+// of hicache_disk_size_gb (empty path: espalier/kv in the user's cache folder), a remote store
+// (redis or s3), or the folder before one of them.
 struct TierSettings {
   bool enable_hierarchical_cache = false;
   double hicache_size_gb = 0;
   double hicache_ratio = 0;
-  std::string hicache_write_policy = "write_through";       // write_through_selective, write_back
-  std::string hicache_storage_backend = "none";             // file, redis or file,redis
+  std::string hicache_write_policy = "write_through";  // write_through_selective, write_back
+  std::string hicache_storage_backend = "none";        // file, redis, s3, file,redis or file,s3
   std::string hicache_storage_prefetch_policy = "timeout";  // best_effort, wait_complete
   RedisServer redis;
+  S3Server s3;
   std::filesystem::path hicache_storage_path;
   double hicache_disk_size_gb = 16;
 };

@@ -74,7 +74,8 @@ void write_private_settings(JsonWriter& w, const Context& context, bool admin) {
   path("hicache_storage_path", e.tiers.hicache_storage_path);
   w.key("disaggregation_token").null();  // a secret, as the password
   // Without the user and password.
-  path("hicache_storage_backend_extra_config", e.tiers.redis.shown_url());
+  path("hicache_storage_backend_extra_config",
+       e.tiers.s3.bucket.empty() ? e.tiers.redis.shown_url() : e.tiers.s3.shown_url());
   w.key("lora_paths");
   if (admin) {
     w.begin_array();

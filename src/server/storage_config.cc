@@ -63,9 +63,31 @@ Status read_member(std::string_view name, const json::value& member, RedisServer
       name);
 }
 
+Status read_member(std::string_view name, const json::value& member, S3Server& server) {
+  if (name == "bucket") return read_text(name, member, server.bucket);
+  if (name == "endpoint") return read_text(name, member, server.endpoint);
+  if (name == "region") return read_text(name, member, server.region);
+  if (name == "access_key_id") return read_text(name, member, server.access_key_id);
+  if (name == "secret_access_key") return read_text(name, member, server.secret_access_key);
+  if (name == "session_token") return read_text(name, member, server.session_token);
+  if (name == "ca_file") return read_text(name, member, server.ca_file);
+  if (name == "key_prefix") return read_text(name, member, server.key_prefix);
+  if (name == "connections")
+    return read_whole(name, member, 2, kConnectionsMax, server.num_connections);
+  if (name == "connect_timeout_ms") return read_milliseconds(name, member, server.connect_timeout);
+  if (name == "lookup_timeout_ms") return read_milliseconds(name, member, server.lookup_timeout);
+  if (name == "transfer_timeout_ms")
+    return read_milliseconds(name, member, server.transfer_timeout);
+  return invalid_argument(
+      "there is no '{}' of s3: give bucket, endpoint, region, access_key_id, secret_access_key, "
+      "session_token, ca_file, key_prefix, connections, connect_timeout_ms, lookup_timeout_ms and "
+      "transfer_timeout_ms",
+      name);
+}
+
 }  // namespace
 
-Status read_storage_config(std::string_view text, bool allows_file, RedisServer& server) {
+Status read_storage_config(std::string_view text, bool allows_file, TierSettings& settings) {
   std::string from_file;
   if (text.starts_with('@') && allows_file) {
     std::ifstream file{std::string(text.substr(1))};
@@ -76,13 +98,20 @@ Status read_storage_config(std::string_view text, bool allows_file, RedisServer&
   boost::system::error_code failed;
   const json::value value = json::parse(text, failed);
   if (failed || !value.is_object())
-    return invalid_argument("no JSON object such as {{\"url\": \"redis://cache:6379\"}}");
-  // The URL first, so that members of their own win.
+    return invalid_argument(
+        "no JSON object such as {{\"url\": \"redis://cache:6379\"}} or "
+        "{{\"bucket\": \"cache\"}}");
   const json::object& members = value.get_object();
+  if (members.contains("bucket")) {
+    for (const auto& [name, member] : members)
+      ESP_RETURN_IF_ERROR(read_member(name, member, settings.s3));
+    return {};
+  }
+  // The URL first, so that members of their own win.
   if (const json::value* url = members.if_contains("url"))
-    ESP_RETURN_IF_ERROR(read_member("url", *url, server));
+    ESP_RETURN_IF_ERROR(read_member("url", *url, settings.redis));
   for (const auto& [name, member] : members)
-    if (name != "url") ESP_RETURN_IF_ERROR(read_member(name, member, server));
+    if (name != "url") ESP_RETURN_IF_ERROR(read_member(name, member, settings.redis));
   return {};
 }
 

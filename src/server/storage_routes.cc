@@ -29,11 +29,12 @@ struct AttachBody {
 
 const Fields<AttachBody>& attach_fields() {
   static const Fields<AttachBody> fields = {
-      field<AttachBody>("hicache_storage_backend", "file or redis", &AttachBody::backend),
-      field<AttachBody>("hicache_storage_backend_extra_config_json",
-                        "of redis: an object as --hicache-storage-backend-extra-config takes it, "
-                        "in text",
-                        &AttachBody::config),
+      field<AttachBody>("hicache_storage_backend", "file, redis or s3", &AttachBody::backend),
+      field<AttachBody>(
+          "hicache_storage_backend_extra_config_json",
+          "of redis and s3: an object as --hicache-storage-backend-extra-config takes it, "
+          "in text",
+          &AttachBody::config),
       field<AttachBody>("hicache_storage_prefetch_policy",
                         "as the server was started with; another one is refused",
                         &AttachBody::prefetch_policy),
@@ -99,15 +100,17 @@ void handle_attach(const ContextPtr& context, HttpRequest&& request, ResponsePtr
     return response->send(malformed_response(read));
   if (const Status same = check_policies(body, context->engine.config().tiers); !same.ok())
     return response->send(malformed_response(same));
-  StorageRequest wanted{.action = Action::kAttach,
-                        .backend = body.backend,
-                        .redis = context->engine.config().tiers.redis};
+  TierSettings settings = context->engine.config().tiers;
   // A file of the server's is the operator's to name, at the start.
   if (!body.config.empty())
-    if (const Status read = read_storage_config(body.config, false, wanted.redis); !read.ok())
+    if (const Status read = read_storage_config(body.config, false, settings); !read.ok())
       return response->send(
           malformed_response(read.with_context("hicache_storage_backend_extra_config_json")));
-  control(context, response, std::move(wanted));
+  control(context, response,
+          {.action = Action::kAttach,
+           .backend = body.backend,
+           .redis = std::move(settings.redis),
+           .s3 = std::move(settings.s3)});
 }
 
 void handle_detach(const ContextPtr& context, HttpRequest&& request, ResponsePtr response) {

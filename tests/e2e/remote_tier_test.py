@@ -127,7 +127,7 @@ def check_attach(redis, expected):
         status, shown = storage(server, "PUT", wrong)
         assert status == 200 and "user and password" in shown["attached"][0]["problem"], (status, shown)
         assert ask(server, prompts()[8])[0] == expected[8]
-        for bad in ({**body, "hicache_storage_backend": "s3"},
+        for bad in ({**body, "hicache_storage_backend": "tape"},
                     {**body, "hicache_storage_backend_extra_config_json": "@/etc/passwd"},
                     {**body, "hicache_write_policy": "write_back"},
                     {**body, "hicache_storage_prefetch_policy": "best_effort"}):

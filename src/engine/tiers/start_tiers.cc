@@ -10,6 +10,7 @@
 #include "tiers/host_page_store.h"
 #include "tiers/redis_session.h"
 #include "tiers/remote_page_store.h"
+#include "tiers/s3_session.h"
 
 namespace espalier {
 namespace {
@@ -50,11 +51,32 @@ Result<std::unique_ptr<PageStore>> open_redis(const RedisServer& server, const s
                                });
 }
 
+Result<std::unique_ptr<PageStore>> open_s3(const S3Server& stated, const std::string& scope,
+                                           int64_t page_bytes) {
+  // A session's connections move pages at the same time, and so do the sessions.
+  constexpr int32_t kSessions = 2;
+  ESP_ASSIGN_OR_RETURN(const S3Server server, stated.resolved());
+  return RemotePageStore::open({.kind = "s3",
+                                .scope = scope,
+                                .page_bytes = page_bytes,
+                                .num_connections = kSessions,
+                                .connect_timeout = server.connect_timeout,
+                                .lookup_timeout = server.lookup_timeout,
+                                .transfer_timeout = server.transfer_timeout},
+                               [&]() -> Result<std::unique_ptr<RemoteSession>> {
+                                 return S3Session::create(
+                                     server, digest_of_scope(scope),
+                                     static_cast<size_t>(page_bytes + kSlotHeaderBytes),
+                                     static_cast<size_t>(server.num_connections / kSessions));
+                               });
+}
+
 OpenStorage storage_opener(std::string scope, int64_t page_bytes) {
   return [scope = std::move(scope), page_bytes](
              const TierSettings& settings,
              std::string_view backend) -> Result<std::unique_ptr<PageStore>> {
     if (backend == "redis") return open_redis(settings.redis, scope, page_bytes);
+    if (backend == "s3") return open_s3(settings.s3, scope, page_bytes);
     ESP_ASSIGN_OR_RETURN(auto folder, storage_path(settings));
     return DiskPageStore::open({.folder = std::move(folder),
                                 .scope = scope,
@@ -63,9 +85,24 @@ OpenStorage storage_opener(std::string scope, int64_t page_bytes) {
   };
 }
 
+// "file", "redis" or "s3" of "file", "redis", "s3", "file,redis" and "file,s3".
 bool has_backend(const TierSettings& settings, std::string_view backend) {
-  const std::string& stated = settings.hicache_storage_backend;
-  return stated == backend || stated == "file,redis";
+  const std::string_view stated = settings.hicache_storage_backend;
+  if (stated != "file,redis" && stated != "file,s3") return stated == backend;
+  return backend == "file" || stated.substr(5) == backend;
+}
+
+Status check_storage(const TierSettings& tiers) {
+  if (tiers.hicache_storage_backend != "none" && !has_backend(tiers, "file") &&
+      !has_backend(tiers, "redis") && !has_backend(tiers, "s3"))
+    return invalid_argument(
+        "hicache_storage_backend is '{}', but must be none, file, redis, s3, file,redis or file,s3",
+        tiers.hicache_storage_backend);
+  if (!has_backend(tiers, "s3")) return {};
+  const auto s3 = tiers.s3.resolved();
+  return s3 ? Status()
+            : s3.error().with_context(
+                  "hicache_storage_backend s3 (--hicache-storage-backend-extra-config)");
 }
 
 Result<std::unique_ptr<HostPageStore>> open_host(const EngineConfig& config, const ModelInfo& info,
@@ -94,11 +131,7 @@ std::string computing_name(const EngineConfig& config, const PageCopier& copier)
 }
 
 Status check_tier_settings(const EngineConfig& c) {
-  if (c.tiers.hicache_storage_backend != "none" && !has_backend(c.tiers, "file") &&
-      !has_backend(c.tiers, "redis"))
-    return invalid_argument(
-        "hicache_storage_backend is '{}', but must be none, file, redis or file,redis",
-        c.tiers.hicache_storage_backend);
+  ESP_RETURN_IF_ERROR(check_storage(c.tiers));
   if (const auto policy = parse_prefetch_policy(c.tiers.hicache_storage_prefetch_policy); !policy)
     return policy.error();
   if (const auto policy = parse_tier_write_policy(c.tiers.hicache_write_policy); !policy)
@@ -146,8 +179,9 @@ Result<std::unique_ptr<KvTiers>> start_tiers(const EngineConfig& config, const M
   if (has_backend(config.tiers, "file")) {
     ESP_ASSIGN_OR_RETURN(parts.storage, parts.open_storage(config.tiers, "file"));
   }
-  if (has_backend(config.tiers, "redis")) {
-    ESP_ASSIGN_OR_RETURN(parts.remote, parts.open_storage(config.tiers, "redis"));
+  for (const std::string_view remote : {"redis", "s3"}) {
+    if (!has_backend(config.tiers, remote)) continue;
+    ESP_ASSIGN_OR_RETURN(parts.remote, parts.open_storage(config.tiers, remote));
   }
   ESP_ASSIGN_OR_RETURN(const TierWritePolicy policy,
                        parse_tier_write_policy(config.tiers.hicache_write_policy));

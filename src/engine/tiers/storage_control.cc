@@ -11,17 +11,21 @@ namespace {
 using Action = StorageRequest::Action;
 
 struct Place {
+// Where a kind of storage is attached. There is one remote store at a time, of any kind.
   std::string_view backend;
   AttachedPageStore& store;
 };
+  bool has_it;  // and no other kind
 
-Status attach(KvTiers& tiers, const Place& place, TierSettings settings, const RedisServer& redis) {
+Status attach(KvTiers& tiers, const Place& place, TierSettings settings,
+              const StorageRequest& request) {
   if (place.store.is_attached())
     return error(StatusCode::kFailedPrecondition, "{} is attached already: detach it first",
-                 place.backend);
+                 place.has_it ? place.backend : place.store.name());
   if (!tiers.open_storage())
     return error(StatusCode::kFailedPrecondition, "these tiers take no storage while they run");
-  settings.redis = redis;
+  settings.redis = request.redis;
+  settings.s3 = request.s3;
   ESP_ASSIGN_OR_RETURN(auto store, tiers.open_storage()(settings, place.backend));
   place.store.attach(std::move(store));
   return {};
@@ -29,8 +33,8 @@ Status attach(KvTiers& tiers, const Place& place, TierSettings settings, const R
 
 Status change(KvTiers& tiers, const Place& place, const TierSettings& settings,
               const StorageRequest& request) {
-  if (request.action == Action::kAttach) return attach(tiers, place, settings, request.redis);
-  if (!place.store.is_attached()) {
+  if (request.action == Action::kAttach) return attach(tiers, place, settings, request);
+  if (!place.has_it) {
     if (request.backend.empty()) return {};
     return error(StatusCode::kFailedPrecondition, "{} is not attached", place.backend);
   }
@@ -59,11 +63,12 @@ Result<std::vector<StorageReport>> control_storage(KvTiers* tiers, const TierSet
     is_known = is_known || is_meant;
     if (is_meant && request.action != Action::kShow)
       ESP_RETURN_IF_ERROR(change(*tiers, place, settings, request));
-    if (place.store.is_attached())
-      reports.push_back({std::string(place.backend), place.store.problem()});
+    const bool has_it = &place.store == &file ? file.is_attached() : remote.name() == place.backend;
+    if (has_it) reports.push_back({std::string(place.backend), place.store.problem()});
   }
   if (!is_known)
-    return fail(invalid_argument("there is no storage '{}': give file or redis", request.backend));
+    return fail(
+        invalid_argument("there is no storage '{}': give file, redis or s3", request.backend));
   return reports;
 }
 
