@@ -13,6 +13,8 @@ int run_route(const std::vector<std::string>& args);
 int run_generate(const std::vector<std::string>& args);
 int run_program(const std::vector<std::string>& args);
 int run_chat(const std::vector<std::string>& args);
+int run_cache_export(const std::vector<std::string>& args);
+int run_cache_import(const std::vector<std::string>& args);
 int run_models_list(const std::vector<std::string>& args);
 int run_models_convert(const std::vector<std::string>& args);
 int run_models_quantize(const std::vector<std::string>& args);

@@ -564,6 +564,9 @@ void add_observer_rows(SettingTable& table, ServerConfig& server) {
   table.text("profile-dir", server.profile_dir, "PATH",
              "folder of the traces that /start_profile records, and the only one that its callers "
              "may write to; without it there are no profiles");
+  table.text("cache-file-dir", server.cache_file_dir, "PATH",
+             "folder of the files that /cache/export writes and /cache/import reads, the only one "
+             "that their callers reach; without it there are none");
 }
 
 void add_playground_row(SettingTable& table, ServerConfig& server) {
@@ -625,6 +628,10 @@ void add_limit_rows(SettingTable& table, AppConfig& config) {
                 "between requests of a connection, or pieces of a body");
   table.seconds("write-timeout", server.write_timeout, "without progress in sending");
   table.seconds("health-timeout", server.health_timeout, "for the token of /health_generate");
+  table.path("warm-prompts", config.warm_prompts,
+             "file of prompts that are computed before requests are taken, so that what begins as "
+             "they do is cached: a line of JSON for each, a text or an object with text or "
+             "input_ids, and perhaps extra_key");
   table.seconds("drain-timeout", config.drain_timeout,
                 "for running requests when the server is stopped");
   table.integer("io-threads", server.io_threads, 1, 256, "threads that serve sockets");

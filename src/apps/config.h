@@ -22,6 +22,7 @@ struct AppConfig {
   ServerConfig server;
   std::string log_level = "info";
   Duration drain_timeout = std::chrono::seconds(30);
+  std::filesystem::path warm_prompts;  // a file of prompts that are computed first; empty: none
 };
 
 // The engine's settings and the log level: for every command that runs a model.

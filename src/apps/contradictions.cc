@@ -90,6 +90,8 @@ Status check_contradictions(const SettingTable& table, const AppConfig& config) 
           given("schedule-policy"), given("disable-radix-cache"), engine.schedule.schedule_policy);
     ESP_RETURN_IF_ERROR(exclude("disable-radix-cache", {"radix-eviction-policy"},
                                 "no cached prefix is kept that could be evicted"));
+    ESP_RETURN_IF_ERROR(
+        exclude("disable-radix-cache", {"warm-prompts"}, "no prompt stays cached for later ones"));
     if (engine.cache.num_cache_events > 0)
       ESP_RETURN_IF_ERROR(exclude("disable-radix-cache", {"kv-events-config"},
                                   "without the tree of prefixes the cache has no events"));

@@ -18,11 +18,13 @@ namespace {
 
 int run_bench(const std::vector<std::string>& args);
 int run_grammar(const std::vector<std::string>& args);
+int run_cache(const std::vector<std::string>& args);
 int run_models(const std::vector<std::string>& args);
 int run_own_completion(const std::vector<std::string>& args);
 int run_own_manual(const std::vector<std::string>& args);
 const std::vector<Command>& benches();
 const std::vector<Command>& grammar_commands();
+const std::vector<Command>& cache_commands();
 const std::vector<Command>& model_commands();
 
 const std::vector<Command>& commands() {
@@ -40,6 +42,7 @@ const std::vector<Command>& commands() {
       {"tokenize", "turn texts into token ids and back", run_tokenize},
       {"template", "print the prompt that a chat template makes", run_template},
       {"models", "list, verify, convert and quantise models", run_models, model_commands()},
+      {"cache", "export and import what a running server has cached", run_cache, cache_commands()},
       {"top", "watch a running server", run_top},
       {"replay", "send the requests of a log again", run_replay},
       {"doctor", "say what is wrong with this computer for serving, and what to do", run_doctor},
@@ -82,6 +85,18 @@ int run_bench(const std::vector<std::string>& args) {
 
 int run_grammar(const std::vector<std::string>& args) {
   return dispatch("espalier grammar", grammar_commands(), args);
+}
+
+const std::vector<Command>& cache_commands() {
+  static const std::vector<Command> all = {
+      {"export", "write what a running server has cached to a file", run_cache_export},
+      {"import", "let a running server take the pages of such a file", run_cache_import},
+  };
+  return all;
+}
+
+int run_cache(const std::vector<std::string>& args) {
+  return dispatch("espalier cache", cache_commands(), args);
 }
 
 const std::vector<Command>& model_commands() {

@@ -7,6 +7,7 @@
 #include "apps/commands.h"
 #include "apps/session.h"
 #include "apps/signals.h"
+#include "apps/warm_prompts.h"
 #include "base/log.h"
 #include "server/server.h"
 
@@ -50,6 +51,12 @@ int run_serve(const std::vector<std::string>& args) {
   // Errors in these are reported before the model is loaded, which may take minutes.
   Result<net::BoundAddress> address = Server::reserve(config.server);
   if (!address) return report(address.error(), kExitFailure);
+  std::vector<GenerateRequest> warm_prompts;
+  if (!config.warm_prompts.empty()) {
+    auto read = read_warm_prompts(config.warm_prompts);
+    if (!read) return report(read.error(), kExitUsage);
+    warm_prompts = *std::move(read);
+  }
   const bool is_https = !config.server.tls.certificate.empty();
   ServeSignals signals(block_signals(is_https || !config.server.api_keys_file.empty()));
   signal(SIGPIPE, SIG_IGN);
@@ -57,9 +64,11 @@ int run_serve(const std::vector<std::string>& args) {
   config.engine.disaggregation.disaggregation_host = config.server.host;
   Result<std::unique_ptr<Engine>> engine = start_engine(config);
   if (!engine) return report(engine.error(), kExitFailure);
+  if (!warm_prompts.empty()) compute_warm_prompts(**engine, std::move(warm_prompts));
   signals.begin_serving();
   log_plan(**engine);
-  config.server.private_paths = {{"download_dir", config.hub.download_dir.string()}};
+  config.server.private_paths = {{"download_dir", config.hub.download_dir.string()},
+                                 {"warm_prompts", config.warm_prompts.string()}};
   config.server.extra_info = {
       {"log_level", config.log_level},
       {"revision", config.hub.revision},

@@ -69,6 +69,7 @@ void write_private_settings(JsonWriter& w, const Context& context, bool admin) {
   path("otlp_traces_endpoint", context.config.otlp_traces_endpoint);
   path("request_log", context.config.request_log);
   path("profile_dir", context.config.profile_dir);
+  path("cache_file_dir", context.config.cache_file_dir);
   path("storage_path", context.config.storage_path);
   path("allowed_local_media_path", context.config.allowed_local_media_path);
   path("hicache_storage_path", e.tiers.hicache_storage_path);

@@ -111,7 +111,7 @@ const std::vector<Route>& routes() {
           &weight_routes(),       &event_routes(),         &observer_routes(),
           &admin_routes(),        &profile_routes(),       &sglang_routes(),
           &conversation_routes(), &message_batch_routes(), &expert_routes(),
-          &storage_routes()})
+          &storage_routes(),      &cache_file_routes()})
       joined.insert(joined.end(), group->begin(), group->end());
     return joined;
   }();

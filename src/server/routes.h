@@ -53,6 +53,7 @@ const std::vector<Route>& responses_routes();    // /v1/responses
 const std::vector<Route>& stored_chat_routes();  // what /v1/chat/completions has stored
 const std::vector<Route>& admin_routes();        // flush, pause, continue, abort
 const std::vector<Route>& batch_routes();        // /v1/batches
+const std::vector<Route>& cache_file_routes();   // /cache/export, /cache/import
 const std::vector<Route>& event_routes();        // the cache's events
 const std::vector<Route>& observer_routes();     // the cache's tree, requests, the playground
 const std::vector<Route>& expert_routes();       // /dump_expert_distribution_record and others

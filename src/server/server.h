@@ -74,6 +74,9 @@ struct ServerConfig {
   bool request_log_prompts = false;
   int64_t request_log_max_bytes = int64_t{256} << 20;
   std::string profile_dir;  // --profile-dir: the folder of traces of /start_profile; empty: none
+  // --cache-file-dir: the folder of files that /cache/export writes and /cache/import reads; empty:
+  // none.
+  std::string cache_file_dir;
   KvEventsConfig kv_events;
   // --enable-playground: a page for browsers at `/`. Not set: where the host is bound to loopback.
   std::optional<bool> enable_playground;

@@ -177,6 +177,10 @@ Status Replicas::flush_cache() {
 
 // Each replica has connections and counts of its own; the last one's report stands for all.
 Result<std::vector<StorageReport>> Replicas::storage(const StorageRequest& request) {
+  if (request.action == StorageRequest::Action::kExport && engines_.size() > 1)
+    return fail(error(StatusCode::kUnimplemented,
+                      "pages of several replicas are not exported (--dp-size): import takes a file "
+                      "of a server without"));
   std::vector<StorageReport> reports;
   ESP_RETURN_IF_ERROR(on_each(engines_, [&](Engine& engine) -> Status {
     ESP_ASSIGN_OR_RETURN(reports, engine.storage(request));

@@ -70,6 +70,7 @@ struct KvTiersConfig {
   int32_t page_size = 1;  // tokens
   int32_t num_device_pages = 0;
   PageNameScope name_scope;
+  std::string storage_scope;  // of stores and files beyond the process; "": there are none
   // With kTimeout a load may take so long, and so much more for each 1,024 tokens; then it is given
   // up.
   Duration load_timeout = std::chrono::seconds(1);
@@ -92,7 +93,7 @@ struct KvTiersStats {
   PrefetchStats prefetch;
 };
 
-// Opens the storage that settings name, "file" or "redis".
+// Opens the storage that settings name, "file", "redis" or "s3".
 struct TierSettings;
 using OpenStorage = std::function<Result<std::unique_ptr<PageStore>>(const TierSettings& settings,
                                                                      std::string_view backend)>;
@@ -137,7 +138,13 @@ class KvTiers final : public KvLoader, public PageObserver {
   AttachedPageStore& remote() { return remote_; }
   const OpenStorage& open_storage() const { return parts_.open_storage; }
   std::mutex& storage_mutex() { return storage_mutex_; }  // of choices of storage
-  KvTiersStats stats() const;                             // thread-safe
+  // For files of pages (page_export.h); thread-safe, as the stores are.
+  struct FileParts {
+    const KvTiersConfig& config;
+    const std::vector<PageStore*>& stores;
+  };
+  FileParts file_parts() const { return {config_, stores_}; }
+  KvTiersStats stats() const;  // thread-safe
 
  private:
   // What is known of a page of the device that the cache has.

@@ -174,8 +174,8 @@ Result<std::unique_ptr<KvTiers>> start_tiers(const EngineConfig& config, const M
   if (host != nullptr && copier->uses_pinned_memory())
     parts.pinner = std::make_unique<HostPinner>(*copier, host->arena(), host->part_bytes());
   parts.host = std::move(host);
-  parts.open_storage =
-      storage_opener(scope_text(config, name_scope, *copier), copier->page_bytes());
+  const std::string scope = scope_text(config, name_scope, *copier);
+  parts.open_storage = storage_opener(scope, copier->page_bytes());
   if (has_backend(config.tiers, "file")) {
     ESP_ASSIGN_OR_RETURN(parts.storage, parts.open_storage(config.tiers, "file"));
   }
@@ -192,7 +192,8 @@ Result<std::unique_ptr<KvTiers>> start_tiers(const EngineConfig& config, const M
                     .prefetch = prefetch,
                     .page_size = config.cache.page_size,
                     .num_device_pages = config.cache.max_total_tokens / config.cache.page_size,
-                    .name_scope = name_scope},
+                    .name_scope = name_scope,
+                    .storage_scope = scope},
       std::move(parts));
 }
 

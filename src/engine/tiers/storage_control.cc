@@ -4,18 +4,19 @@
 #include <utility>
 
 #include "engine/tiers/kv_tiers.h"
+#include "engine/tiers/page_export.h"
 
 namespace espalier {
 namespace {
 
 using Action = StorageRequest::Action;
 
-struct Place {
 // Where a kind of storage is attached. There is one remote store at a time, of any kind.
+struct Place {
   std::string_view backend;
   AttachedPageStore& store;
-};
   bool has_it;  // and no other kind
+};
 
 Status attach(KvTiers& tiers, const Place& place, TierSettings settings,
               const StorageRequest& request) {
@@ -54,7 +55,17 @@ Result<std::vector<StorageReport>> control_storage(KvTiers* tiers, const TierSet
     return fail(error(StatusCode::kFailedPrecondition,
                       "there are no tiers: start with --enable-hierarchical-cache"));
   const std::lock_guard lock(tiers->storage_mutex());
-  const Place places[] = {{"file", tiers->storage()}, {"redis", tiers->remote()}};
+  if (request.action == Action::kExport || request.action == Action::kImport) {
+    auto report = request.action == Action::kExport ? export_pages(*tiers, request)
+                                                    : import_pages(*tiers, request.file);
+    if (!report) return fail(report.error());
+    return std::vector<StorageReport>{*std::move(report)};
+  }
+  AttachedPageStore& file = tiers->storage();
+  AttachedPageStore& remote = tiers->remote();
+  const Place places[] = {{"file", file, file.is_attached()},
+                          {"redis", remote, remote.name() == "redis"},
+                          {"s3", remote, remote.name() == "s3"}};
   bool is_known = request.backend.empty() && request.action != Action::kAttach;
   std::vector<StorageReport> reports;
   for (const Place& place : places) {

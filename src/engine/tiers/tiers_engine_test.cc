@@ -2,16 +2,22 @@
 // what an earlier one left on disk.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
+#include <future>
+#include <iterator>
 #include <thread>
 
 #include "base/rng.h"
 #include "engine/testing/flaky_store.h"
 #include "engine/testing/test_engine.h"
 #include "engine/testing/test_tiers.h"
+#include "engine/tiers/cached_prefixes.h"
+#include "seams/forward_batch.h"
 #include "tiers/test_redis.h"
+#include "tiers/test_s3.h"
 
 namespace espalier {
 namespace {
@@ -292,10 +298,219 @@ TEST_F(RedisEngineTest, StorageIsAttachedAndDetached) {
   EXPECT_EQ(engine_->storage({.action = Action::kDetach, .backend = "redis"}).value().size(), 1u);
   EXPECT_EQ(engine_->storage({.action = Action::kDetach}).value().size(), 0u);
   EXPECT_FALSE(engine_->storage({.action = Action::kDetach, .backend = "redis"}));
-  EXPECT_EQ(engine_->storage({.action = Action::kAttach, .backend = "s3"}).error().code(),
+  EXPECT_EQ(engine_->storage({.action = Action::kAttach, .backend = "tape"}).error().code(),
             StatusCode::kInvalidArgument);
   ASSERT_TRUE(engine_->flush_cache().ok());
   EXPECT_EQ(ask(tokens).cached_tokens, 0);
+}
+
+// Engines that share nothing but a bucket, beside a folder and attached while one runs.
+TEST_F(TiersEngineTest, EnginesShareABucket) {
+  TestS3 s3;
+  EngineConfig c = config();
+  c.tiers.hicache_storage_backend = "s3";
+  c.tiers.s3 = s3.server();
+  c.tiers.s3.lookup_timeout = c.tiers.s3.transfer_timeout = std::chrono::seconds(30);
+  start(c);
+  const std::vector<TokenId> tokens = prompt(1, 203);
+  EXPECT_EQ(ask(tokens, "tenant").cached_tokens, 0);
+  restart(c);
+  EXPECT_EQ(ask(tokens).cached_tokens, 0) << "another tenant";
+  EXPECT_EQ(ask(tokens, "tenant").cached_tokens_storage, 200);
+  EXPECT_EQ(engine_->stats().tiers.stores.at(0).kind, "s3");
+  EXPECT_EQ(engine_->stats().tiers.stores.at(0).store.cut_offs, 0);
+  EngineConfig plain = c;
+  plain.tiers.hicache_storage_backend = "file";
+  restart(plain);
+  EXPECT_EQ(ask(tokens, "tenant").cached_tokens, 0);
+  ASSERT_TRUE(engine_->flush_cache().ok());
+  using Action = StorageRequest::Action;
+  const StorageRequest attach{.action = Action::kAttach, .backend = "s3", .s3 = c.tiers.s3};
+  ASSERT_EQ(engine_->storage(attach).value().size(), 2u);
+  const auto again = engine_->storage({.action = Action::kAttach, .backend = "redis"});
+  EXPECT_EQ(again.error().message(), "s3 is attached already: detach it first");
+  EXPECT_FALSE(engine_->storage({.action = Action::kDetach, .backend = "redis"}));
+  EXPECT_EQ(engine_->storage({.action = Action::kDetach, .backend = "s3"}).value().size(), 1u);
+  StorageRequest nameless = attach;
+  nameless.s3.bucket = "";
+  EXPECT_EQ(engine_->storage(nameless).error().code(), StatusCode::kInvalidArgument);
+}
+
+class CacheFileTest : public TiersEngineTest {
+ protected:
+  EngineConfig host_config() const {
+    EngineConfig c = config();
+    c.tiers.hicache_storage_backend = "none";
+    c.tiers.hicache_size_gb = 0.002;
+    c.cache.max_total_tokens = 1600;
+    return c;
+  }
+  std::vector<CacheNode> nodes() {
+    std::vector<CacheNode> all;
+    for (uint32_t from = 1; from != 0;) {
+      std::promise<CacheNodes> read;
+      engine_->read_cache({.from = from, .num_max = 3, .tokens_max = 1 << 20},
+                          [&](Result<CacheNodes> part) { read.set_value(*std::move(part)); });
+      CacheNodes part = read.get_future().get();
+      std::ranges::move(part.nodes, std::back_inserter(all));
+      from = part.next;
+    }
+    return all;
+  }
+  Result<StorageReport> export_cache(PrefixFilter filter = {}) {
+    const auto reports = engine_->storage({.action = StorageRequest::Action::kExport,
+                                           .file = folder_ / "cache.kv",
+                                           .nodes = nodes(),
+                                           .filter = std::move(filter)});
+    if (!reports) return fail(reports.error());
+    return reports->front();
+  }
+  Result<StorageReport> import_cache() {
+    const auto reports =
+        engine_->storage({.action = StorageRequest::Action::kImport, .file = folder_ / "cache.kv"});
+    if (!reports) return fail(reports.error());
+    return reports->front();
+  }
+};
+
+// A second engine, which shares nothing with the first but the file, loads what the first computed.
+TEST_F(CacheFileTest, PrefixesGoToAnotherEngine) {
+  start(host_config());
+  const std::vector<TokenId> one = prompt(1, 203);
+  std::vector<TokenId> two = one;
+  two[102] = 251;  // behind 25 pages of 4 tokens
+  ask(one);
+  ask(two);
+  ask(one, "tenant");
+  const StorageReport written = export_cache().value();
+  EXPECT_EQ(written.num_missing, 0);
+  EXPECT_GE(written.num_tokens, 200 + 100 + 200) << "what prefixes share is written once";
+  EXPECT_LT(written.num_tokens, 200 + 200 + 200);
+  restart(host_config());
+  EXPECT_EQ(ask(two).cached_tokens, 0);
+  ASSERT_TRUE(engine_->flush_cache().ok());
+  const StorageReport taken = import_cache().value();
+  EXPECT_EQ(taken.num_pages, written.num_pages);
+  EXPECT_EQ(taken.num_missing, 0);
+  EXPECT_EQ(taken.num_bytes, written.num_bytes);
+  EXPECT_EQ(ask(one).cached_tokens_host, 200);
+  EXPECT_GE(ask(two).cached_tokens, 200);
+  EXPECT_EQ(ask(one, "another").cached_tokens, 0);
+  EXPECT_EQ(ask(one, "tenant").cached_tokens_host, 200);
+}
+
+TEST_F(CacheFileTest, PrefixesAreChosen) {
+  start(host_config());
+  const std::vector<TokenId> one = prompt(1, 83), two = prompt(2, 83);
+  ask(one);
+  ask(two);
+  ask(two, "tenant");
+  const auto tokens = [&](PrefixFilter filter) {
+    return export_cache(std::move(filter)).value().num_tokens;
+  };
+  const int64_t all = tokens({}), of_tenant = tokens({.extra_key = "tenant"});
+  EXPECT_GE(of_tenant, 80);
+  EXPECT_EQ(tokens({.extra_key = ""}), all - of_tenant);
+  EXPECT_EQ(tokens({.extra_key = "another"}), 0);
+  EXPECT_EQ(tokens({.tokens = {one.begin(), one.begin() + 7}}), all - 2 * of_tenant);
+  EXPECT_EQ(tokens({.tokens = {7, 7, 7}}), 0);
+  EXPECT_EQ(tokens({.extra_key = "tenant", .tokens = {two.begin(), two.begin() + 1}}), of_tenant);
+}
+
+// Storage gets imported pages, too, and the host's memory no more than it has room for.
+TEST_F(CacheFileTest, EveryTierTakesThem) {
+  start(host_config());
+  for (TokenId first = 1; first < 6; ++first) ask(prompt(first, 83));
+  const int64_t num_pages = export_cache().value().num_pages;
+  EngineConfig c = config();  // with a folder
+  restart(c);
+  EXPECT_EQ(import_cache().value().num_pages, num_pages);
+  EXPECT_EQ(ask(prompt(3, 83)).cached_tokens_storage, 80);
+  restart(c);
+  EXPECT_EQ(ask(prompt(4, 83)).cached_tokens_storage, 80);
+  EXPECT_GT(export_cache().value().num_pages, 20) << "from the folder";
+  start(host_config());
+  for (TokenId first = 1; first < 6; ++first) ask(prompt(first, 83));
+  ASSERT_EQ(export_cache().value().num_pages, num_pages);
+  EngineConfig small = host_config();
+  const int64_t page_bytes = engine_->stats().tiers.stores[0].page_bytes;
+  small.tiers.hicache_size_gb = 30.5e-9 * static_cast<double>(page_bytes);
+  restart(small);
+  const StorageReport part = import_cache().value();
+  const int64_t room = engine_->stats().tiers.stores[0].store.num_pages_max;
+  ASSERT_LT(room, num_pages);
+  EXPECT_EQ(part.num_pages, room);
+  EXPECT_EQ(part.num_missing, num_pages - room);
+  EXPECT_GT(ask(prompt(1, 83)).cached_tokens_host, 0) << "the file's first pages are kept";
+}
+
+TEST_F(CacheFileTest, RefusesWhatDoesNotFit) {
+  start(host_config());
+  ask(prompt(1, 83));
+  ASSERT_GT(export_cache().value().num_pages, 0);
+  EngineConfig model = host_config();
+  model.model.json_model_override_args = R"({"rope_theta": 1})";
+  restart(model);
+  const Status other = import_cache().error();
+  EXPECT_EQ(other.code(), StatusCode::kFailedPrecondition);
+  EXPECT_NE(other.message().find("model"), std::string::npos) << other.message();
+  EXPECT_EQ(engine_->stats().tiers.stores[0].store.num_pages, 0);
+  restart(host_config());
+  const auto path = folder_ / "cache.kv";
+  const auto size = std::filesystem::file_size(path);
+  for (uint64_t seed = 1; seed <= 50; ++seed) {
+    Rng rng(seed);
+    const auto at = static_cast<std::streamoff>(rng.below(size));
+    std::fstream file(path, std::ios::in | std::ios::out | std::ios::binary);
+    file.seekg(at);
+    const char byte = static_cast<char>(file.get());
+    const auto put = [&](char value) {
+      file.seekp(at);
+      file.put(value);
+      file.flush();
+    };
+    put(static_cast<char>(byte ^ (1 << rng.below(8))));
+    ASSERT_FALSE(import_cache()) << "seed " << seed;
+    put(byte);
+  }
+  EXPECT_EQ(engine_->stats().tiers.stores[0].store.num_pages, 0);
+  EXPECT_TRUE(import_cache());
+  EngineConfig back = host_config();
+  back.tiers.hicache_write_policy = "write_back";
+  restart(back);
+  EXPECT_NE(export_cache().error().message().find("write_through"), std::string::npos);
+  EngineConfig none = host_config();
+  none.tiers.enable_hierarchical_cache = false;
+  restart(none);
+  EXPECT_NE(import_cache().error().message().find("--enable-hierarchical-cache"),
+            std::string::npos);
+}
+
+// A tree that changes while it is read: what does not fit together is left out.
+TEST(CachedPrefixes, AreReadFromNodes) {
+  const auto prefixes = [](const std::vector<CacheNode>& nodes, const PrefixFilter& filter = {}) {
+    std::vector<std::pair<std::string, std::vector<TokenId>>> out;
+    for_each_prefix(nodes, filter, [&](std::string_view name, std::span<const TokenId> tokens) {
+      out.emplace_back(name, std::vector<TokenId>(tokens.begin(), tokens.end()));
+    });
+    return out;
+  };
+  const CacheNode root{.number = 1, .name_space = "t"};
+  const CacheNode inner{.number = 2, .parent = 1, .end = 2, .tokens = {5, 6}};
+  const CacheNode leaf{.number = 3, .parent = 2, .end = 3, .tokens = {7}};
+  const CacheNode other{.number = 4, .parent = 2, .end = 4, .tokens = {8, kFirstSpanKey}};
+  const CacheNode lost{.number = 5, .parent = 9, .end = 3, .tokens = {8}};
+  const CacheNode moved{.number = 6, .parent = 2, .end = 9, .tokens = {8}};
+  const CacheNode first{.number = 7, .parent = 8, .end = 1, .tokens = {8}};
+  const CacheNode second{.number = 8, .parent = 7, .end = 2, .tokens = {8}};
+  const CacheNode own{.number = 10, .name_space = std::string("\0adapter", 8)};
+  const CacheNode of_own{.number = 11, .parent = 10, .end = 1, .tokens = {8}};
+  using Expected = std::vector<std::pair<std::string, std::vector<TokenId>>>;
+  EXPECT_EQ(prefixes({root, inner, leaf, other, lost, moved, first, second, own, of_own}),
+            (Expected{{"t", {5, 6, 7}}, {"t", {5, 6, 8}}}));
+  EXPECT_EQ(prefixes({leaf, inner, root}, {.extra_key = ""}), Expected());
+  EXPECT_EQ(prefixes({leaf, inner, root}, {.tokens = {5, 6, 7, 9}}), (Expected{{"t", {5, 6, 7}}}));
+  EXPECT_EQ(prefixes({root}), Expected());
 }
 
 // On the CPU; cuda_tiers_engine_test.cc has the same on GPUs.
@@ -327,7 +542,7 @@ TEST_F(TiersEngineTest, RefusesSettingsThatContradictEachOther) {
       problem([](EngineConfig& c) { c.tiers.hicache_write_policy = "never"; }).find("write_back"),
       std::string::npos);
   EXPECT_NE(
-      problem([](EngineConfig& c) { c.tiers.hicache_storage_backend = "s3"; }).find("file,redis"),
+      problem([](EngineConfig& c) { c.tiers.hicache_storage_backend = "tape"; }).find("file,s3"),
       std::string::npos);
   EXPECT_NE(problem([](EngineConfig& c) {
               c.tiers.hicache_storage_prefetch_policy = "best_effort";
