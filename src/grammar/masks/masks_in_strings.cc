@@ -83,12 +83,19 @@ bool MaskCache::inside_string(SetId set, StoredMask& mask) {
 }
 
 // Where the inside of a string continues for ever, its tokens are allowed at once and the others
-// are walked.
+// are walked, but for those whose rest comes before the string may end (a pattern that wants 160
+// characters first).
 bool MaskCache::by_staying_inside(SetId set, StoredMask& mask) {
   const auto node = earley_.only_node(set);
   if (!node || !insides_.stays(*node)) return false;
   mask.start_from(trie_.string_inside_mask());
-  walk_into(trie_.not_string_inside(), set, WalkSteps::kByStates, mask);
+  const TrieWalk& tokens = trie_.not_string_inside();
+  walk_.scan(
+      tokens, set, [&](uint32_t t) { mask.allow(tokens.token_ids[t]); },
+      [&](uint32_t begin, uint32_t end) { mask.add_conditional(tokens, begin, end); },
+      [&, exit = insides_.characters_to_exit(*node)](uint32_t at) {
+        return trie_.characters_before_rest()[at] < exit;
+      });
   return true;
 }
 

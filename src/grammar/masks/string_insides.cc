@@ -1,6 +1,7 @@
 #include "grammar/masks/string_insides.h"
 
 #include <algorithm>
+#include <deque>
 #include <span>
 #include <utility>
 
@@ -42,6 +43,16 @@ std::span<const CharStep> char_steps(uint8_t position) {
 uint64_t key_of(NodeId node, uint8_t char_position) { return uint64_t{node} << 3 | char_position; }
 NodeId node_of(uint64_t key) { return static_cast<NodeId>(key >> 3); }
 uint8_t char_position_of(uint64_t key) { return key & 7; }
+
+// Calls use(position) for each position that one byte of a character leads to within the rule.
+template <typename Use>
+void for_each_next(const Network& network, uint64_t position, Use use) {
+  for (const CharStep& step : char_steps(char_position_of(position))) {
+    for (const Network::ByteEdge& edge : network.bytes_of(node_of(position))) {
+      if (edge.high >= step.low && step.high >= edge.low) use(key_of(edge.target, step.to));
+    }
+  }
+}
 
 }  // namespace
 
@@ -119,13 +130,9 @@ bool StringInsides::collect(std::vector<uint64_t>& positions, Candidates& holds)
   for (size_t i = 0; i < positions.size(); ++i) {
     const NodeId node = node_of(positions[i]);
     if (network.nodes[node].counter >= 0 || positions.size() > kPositionsMax) return false;
-    for (const CharStep& step : char_steps(char_position_of(positions[i]))) {
-      for (const Network::ByteEdge& edge : network.bytes_of(node)) {
-        if (edge.high < step.low || step.high < edge.low) continue;
-        const uint64_t to = key_of(edge.target, step.to);
-        if (holds.emplace(to, true).second) positions.push_back(to);
-      }
-    }
+    for_each_next(network, positions[i], [&](uint64_t to) {
+      if (holds.emplace(to, true).second) positions.push_back(to);
+    });
   }
   return true;
 }
@@ -161,6 +168,49 @@ void StringInsides::reduce(const std::vector<uint64_t>& positions, Candidates& h
   }
 }
 
+// Returns whether a quote or a control character may follow, in the rule or behind it.
+bool StringInsides::may_exit(NodeId id) const {
+  const Network& network = earley_.network();
+  if (network.nodes[id].final || !network.calls_of(id).empty() || !network.counts_of(id).empty())
+    return true;
+  return std::ranges::any_of(network.bytes_of(id), [](const Network::ByteEdge& edge) {
+    return edge.low < 0x20 || (edge.low <= '"' && '"' <= edge.high);
+  });
+}
+
+// Fills exits_ by a search from the exits backwards, in which a step to a position between
+// characters counts as one and the others as none. REQUIRES: `positions` has every position that
+// one of them leads to.
+void StringInsides::measure(const std::vector<uint64_t>& positions) {
+  std::vector<std::pair<uint64_t, uint64_t>> steps;  // (to, from)
+  std::deque<uint64_t> open;
+  for (const uint64_t from : positions) {
+    for_each_next(earley_.network(), from, [&](uint64_t to) { steps.emplace_back(to, from); });
+    if (char_position_of(from) != 0 || !may_exit(node_of(from))) continue;
+    exits_[from] = 0;
+    open.push_back(from);
+  }
+  std::ranges::sort(steps);
+  while (!open.empty()) {
+    const uint64_t to = open.front();
+    open.pop_front();
+    const bool counts = char_position_of(to) == 0;
+    const auto characters = static_cast<uint16_t>(exits_.at(to) + (counts ? 1 : 0));
+    for (auto step = std::ranges::lower_bound(steps, std::pair(to, uint64_t{0}));
+         step != steps.end() && step->first == to; ++step) {
+      const auto [at, added] = exits_.try_emplace(step->second, characters);
+      if (!added && at->second <= characters) continue;
+      at->second = characters;
+      counts ? open.push_back(step->second) : open.push_front(step->second);
+    }
+  }
+}
+
+uint16_t StringInsides::characters_to_exit(NodeId node) const {
+  const auto known = exits_.find(key_of(node, 0));
+  return known == exits_.end() ? kNever : known->second;
+}
+
 // Computes the greatest set of positions that lead to such positions by every character.
 bool StringInsides::stays(NodeId start) {
   const uint64_t first = key_of(start, 0);
@@ -173,6 +223,7 @@ bool StringInsides::stays(NodeId start) {
   reduce(positions, holds);
   if (!holds.at(first)) return stays_[first] = false;
   stays_.insert(holds.begin(), holds.end());
+  measure(positions);
   return true;
 }
 

@@ -27,7 +27,13 @@ class StringInsides {
   bool ends(SetId set);
   // Returns whether the inside of a string continues for ever from this node by nodes of its rule.
   bool stays(NodeId start);
-  size_t num_bytes() const { return held_bytes_of_map(next_) + held_bytes_of_map(stays_); }
+  static constexpr uint16_t kNever = 0xffff;
+  // Returns the least number of characters of a string's inside behind which a quote or a control
+  // character may follow; kNever where none may. REQUIRES: stays(node).
+  uint16_t characters_to_exit(NodeId node) const;
+  size_t num_bytes() const {
+    return held_bytes_of_map(next_) + held_bytes_of_map(stays_) + held_bytes_of_map(exits_);
+  }
 
  private:
   // [node and position inside a character] whether it still belongs to the greatest set
@@ -38,11 +44,14 @@ class StringInsides {
   bool lead(SetId from, int low, int high, int more, std::vector<SetId>& out);
   bool collect(std::vector<uint64_t>& positions, Candidates& holds) const;
   void reduce(const std::vector<uint64_t>& positions, Candidates& holds) const;
+  bool may_exit(NodeId node) const;
+  void measure(const std::vector<uint64_t>& positions);
 
   EarleyPositions& positions_;
   EarleyRecogniser& earley_;
   std::unordered_map<SetId, SetId> next_;
-  std::unordered_map<uint64_t, bool> stays_;  // by node and position inside a character
+  std::unordered_map<uint64_t, bool> stays_;      // by node and position inside a character
+  std::unordered_map<uint64_t, uint16_t> exits_;  // the same; characters to an exit, if any
 };
 
 }  // namespace espalier::grammar

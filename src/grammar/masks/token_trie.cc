@@ -72,6 +72,7 @@ TokenTrie::TokenTrie(const VocabView& vocab)
     ranks_[static_cast<size_t>(all_.token_ids[t])] = t;
   }
   not_string_inside_ = build(*this, others);
+  measure_rests();
   file_by_char_classes();
 
   Skips skip;
@@ -111,6 +112,28 @@ TokenTrie::TokenTrie(const VocabView& vocab)
       mask[id / 32] |= 1u << (id % 32);
     }
     string_up_to_.push_back(mask);
+  }
+}
+
+void TokenTrie::measure_rests() {
+  const std::vector<TrieWalk::Node>& nodes = not_string_inside_.nodes;
+  characters_before_rest_.assign(nodes.size(), 0);
+  std::vector<uint32_t> open;  // nodes above the current one
+  for (uint32_t i = 0; i + 1 < nodes.size(); ++i) {
+    while (!open.empty() && nodes[open.back()].skip <= i) open.pop_back();
+    open.push_back(i);
+    for (uint32_t t = nodes[i].tokens_begin; t < nodes[i + 1].tokens_begin; ++t) {
+      const std::string_view text = bytes(not_string_inside_.token_ids[t]);
+      const Inside inside = inside_of(text);
+      const auto byte = static_cast<unsigned char>(text[inside.bytes]);
+      const size_t characters = byte == '"' || byte < 0x20
+                                    ? std::min<size_t>(inside.characters, kAnyCharacters - 1)
+                                    : kAnyCharacters;
+      for (const uint32_t above : open) {
+        uint16_t& most = characters_before_rest_[above];
+        most = std::max(most, static_cast<uint16_t>(characters));
+      }
+    }
   }
 }
 

@@ -49,6 +49,11 @@ class TokenTrie {
   // them at once and walks only the others.
   const std::vector<uint32_t>& string_inside_mask() const { return string_inside_mask_; }
   const TrieWalk& not_string_inside() const { return not_string_inside_; }
+  // [node of not_string_inside()] the most characters that stand before a quote or a control
+  // character, where the rest of a token at or below the node begins with one; kAnyCharacters where
+  // some rest begins with a backslash or with bytes that are no character.
+  const std::vector<uint16_t>& characters_before_rest() const { return characters_before_rest_; }
+  static constexpr uint16_t kAnyCharacters = 0xffff;
 
   // The other tokens are such text, possibly empty, and a rest that begins at a quote, a backslash,
   // a control character, or bytes that are no character. There are few distinct rests; a position
@@ -94,6 +99,7 @@ class TokenTrie {
 
  private:
   void file_by_char_classes();
+  void measure_rests();
   void number_class_sets(const std::vector<CharClassSet>& sets);
   void make_lexeme(Lexeme lexeme);
   LexemeMasks masks_from(const LexemeAutomaton& automaton, uint8_t from) const;
@@ -104,6 +110,7 @@ class TokenTrie {
   std::vector<TokenId> eos_ids_;
   std::vector<uint32_t> ranks_;  // [token]
   TrieWalk all_, not_string_inside_, rests_;
+  std::vector<uint16_t> characters_before_rest_;
   std::vector<TrieWalk> rests_after_;
   // [n - 1]: tokens of n characters; and masks of up to n characters for the first of these
   std::vector<std::vector<TokenId>> inside_by_characters_;
