@@ -11,6 +11,7 @@ ModelInfo describe_model(const DecoderSpec& spec) {
   info.model_type = spec.model_type;
   info.vocab_size = spec.vocab_size;
   info.context_length = spec.context_length;
+  info.hidden_size = spec.hidden_size;
   info.num_layers = static_cast<int32_t>(spec.layers.size());
   info.num_kv_heads = attention.num_kv_heads;
   info.head_dim = attention.head_dim;

@@ -111,6 +111,33 @@ Golden read(const std::string& name) {
   return golden;
 }
 
+namespace {
+SafetensorsFile open_inside(const std::string& file) {
+  auto opened = SafetensorsFile::open("tests/golden/insides/" + file + ".safetensors");
+  ESP_CHECK(opened.has_value(), "{}", opened.error().message());
+  return *std::move(opened);
+}
+}  // namespace
+
+HiddenStates read_hidden_states(const std::string& name) {
+  const SafetensorsFile file = open_inside("hidden_states/" + name);
+  return {ids(file, "prompt"), ids(file, "output"), floats(file, "states")};
+}
+
+std::vector<BannedNgrams> read_banned_ngrams() {
+  const SafetensorsFile file = open_inside("no_repeat_ngram");
+  std::vector<BannedNgrams> cases;
+  for (int i = 0; find(file, fmt::format("tokens_{}", i)) != nullptr; ++i)
+    cases.push_back({ids(file, fmt::format("tokens_{}", i)),
+                     ids(file, fmt::format("size_{}", i)).at(0),
+                     ids(file, fmt::format("banned_{}", i))});
+  return cases;
+}
+
+std::vector<TokenId> read_answer_without_repeats(const std::string& name, int32_t size) {
+  return ids(open_inside("no_repeat_ngram"), fmt::format("{}.{}", name, size));
+}
+
 PooledGolden read_pooled(const std::filesystem::path& folder) {
   PooledGolden golden{folder, {}};
   const auto file = SafetensorsFile::open(folder / "reference.safetensors");

@@ -49,6 +49,24 @@ struct PooledGolden {
 };
 PooledGolden read_pooled(const std::filesystem::path& folder);
 
+// tests/golden/insides, of some of the models: a greedy answer of 8 tokens, and the hidden states of
+// its prompt and of all its tokens but the last.
+struct HiddenStates {
+  std::vector<TokenId> prompt, output;
+  std::vector<float> states;  // [layers + 1, prompt + output - 1, hidden]
+};
+HiddenStates read_hidden_states(const std::string& name);
+
+// Tokens, and whether each of the vocabulary is banned behind them with no_repeat_ngram_size `size`.
+struct BannedNgrams {
+  std::vector<TokenId> tokens;
+  int32_t size = 0;
+  std::vector<int32_t> banned;
+};
+std::vector<BannedNgrams> read_banned_ngrams();
+// The greedy answer of the same prompt with no_repeat_ngram_size `size`, 2 or 3.
+std::vector<TokenId> read_answer_without_repeats(const std::string& name, int32_t size);
+
 // Pages in a shuffled order, and a view of them.
 class KvMemory {
  public:

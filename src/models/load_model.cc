@@ -179,10 +179,11 @@ Result<std::unique_ptr<Model>> create_with_draft_head(DecoderSpec spec, const We
   ESP_ASSIGN_OR_RETURN(const DecoderSpec head_spec, read_draft_spec(options.draft_path, spec));
   spec.kept_states = head_spec.draft->target_layers;
   const auto source = open({}, pool);
-  ESP_ASSIGN_OR_RETURN(
-      auto model, program::CpuModel::create(
-                      spec, types, *source, pool,
-                      {.adapters = options.enable_lora, .expert_counts = options.expert_counts}));
+  ESP_ASSIGN_OR_RETURN(auto model,
+                       program::CpuModel::create(spec, types, *source, pool,
+                                                 {.adapters = options.enable_lora,
+                                                  .expert_counts = options.expert_counts,
+                                                  .hidden_states = options.return_hidden_states}));
   ESP_ASSIGN_OR_RETURN(auto head,
                        load_draft_head(options.draft_path, head_spec, types, pool, *model));
   ESP_RETURN_IF_ERROR(model->add_draft_head(std::move(head)));
@@ -209,9 +210,24 @@ Result<std::unique_ptr<Model>> create_pipeline(const DecoderSpec& spec, const We
       open);
 }
 
+Status check_hidden_states(const DecoderSpec& spec, const ModelLoadOptions& options) {
+  if (!options.return_hidden_states) return {};
+  if (spec.pooling)
+    return error(StatusCode::kUnimplemented,
+                 "{} makes vectors of texts and returns no hidden states: leave "
+                 "--enable-return-hidden-states out",
+                 spec.architecture);
+  if (options.tp_size != 1 || options.pp_size != 1)
+    return error(StatusCode::kUnimplemented,
+                 "hidden states are not returned by ranks or stages that divide a model: leave "
+                 "--enable-return-hidden-states, or --tp-size and --pp-size out");
+  return {};
+}
+
 Result<std::unique_ptr<Model>> create_model(const DecoderSpec& spec, const WeightTypes& types,
                                             const ModelLoadOptions& options, WorkPool& pool,
                                             const OpenWeights& open) {
+  ESP_RETURN_IF_ERROR(check_hidden_states(spec, options));
   if (!options.draft_path.empty()) {
     return create_with_draft_head(spec, types, options, pool, open);
   }
@@ -226,9 +242,10 @@ Result<std::unique_ptr<Model>> create_model(const DecoderSpec& spec, const Weigh
         open, options.expert_counts);
   }
   const auto source = open({}, pool);
-  return program::CpuModel::create(
-      spec, types, *source, pool,
-      {.adapters = options.enable_lora, .expert_counts = options.expert_counts});
+  return program::CpuModel::create(spec, types, *source, pool,
+                                   {.adapters = options.enable_lora,
+                                    .expert_counts = options.expert_counts,
+                                    .hidden_states = options.return_hidden_states});
 }
 
 Result<std::unique_ptr<Model>> load_with_pool(const ModelLoadOptions& options, WorkPool& pool) {

@@ -51,6 +51,7 @@ struct ModelInfo {
   std::string model_type;    // "llama"
   int32_t vocab_size = 0;    // width of the logits
   int32_t context_length = 0;
+  int32_t hidden_size = 0;
   int32_t num_layers = 0;
   int32_t num_kv_heads = 0;
   int32_t head_dim = 0;
@@ -68,6 +69,7 @@ struct ModelInfo {
   // The model has a draft head, whose keys and values lie in a layer of their own behind the
   // others.
   std::optional<DraftKvInfo> draft_kv;
+  bool returns_hidden_states = false;  // takes entries with hidden_begin >= 0
 
   int32_t num_window_layers() const {
     return static_cast<int32_t>(std::count(window_layers.begin(), window_layers.end(), true));
@@ -126,9 +128,10 @@ struct ModelLoadOptions {
   int32_t pp_micro_batch_tokens = 0;
   // Groups of these ranks that have whole experts; divides tp_size.
   int32_t ep_size = 1;
-  std::filesystem::path draft_path;  // the folder of a draft head; empty: none
-  int32_t first_cpu = 0;             // of the usable ones, where ranks' threads begin
-  bool enable_lora = false;          // load_adapter() is to be used
+  std::filesystem::path draft_path;   // the folder of a draft head; empty: none
+  int32_t first_cpu = 0;              // of the usable ones, where ranks' threads begin
+  bool enable_lora = false;           // load_adapter() is to be used
+  bool return_hidden_states = false;  // entries may ask for them; kUnimplemented where they cannot
   int32_t max_lora_rank = 0;  // of an adapter, where scratch is sized by it; 0: the back end's own
   // Where the model counts the tokens of its experts; borrowed. Null: it does not.
   ExpertCounts* expert_counts = nullptr;
@@ -145,6 +148,9 @@ struct ForwardOutput {
   // after the final norm, in entry order. Empty in a batch where any entry wants logits. Owned and
   // valid as the logits are.
   std::span<const float> pooled_rows;
+  // Of every entry with hidden_begin >= 0, in entry order: [query tokens from hidden_begin on,
+  // hidden_layers, hidden_size]. Owned and valid as the logits are.
+  std::span<const float> hidden_states;
 };
 
 // Called during forward for prompt positions whose log-probabilities are wanted, a few rows at a

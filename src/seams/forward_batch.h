@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <vector>
 
 #include "seams/kv_view.h"
@@ -141,6 +142,12 @@ struct BatchEntry {
   // added to the mean that the slot keeps. -1: none.
   int32_t pooled_begin = -1;
   bool pooled_end = false;  // the text ends with this entry, and its vector is returned
+
+  // Of query tokens [hidden_begin, num_query_tokens) these hidden states are returned
+  // (SamplingSpec::hidden_layers, which the slot's sampling keeps alive). -1: none. Only models
+  // whose ModelInfo::returns_hidden_states is true take such entries.
+  int32_t hidden_begin = -1;
+  std::span<const int32_t> hidden_layers;
 };
 
 // Sets a slot up for a request before its first entry (and again after a retraction).

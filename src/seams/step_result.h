@@ -27,6 +27,8 @@ struct EntryResult {
   // behind the slot's last token. They do not depend on the other entries.
   std::vector<TokenId> chain;
   std::vector<float> pooled;  // the text's vector, of an entry with pooled_end
+  // [query tokens from hidden_begin on, hidden_layers, hidden_size]
+  std::vector<float> hidden_states;
 };
 
 struct StepResult {

@@ -65,13 +65,18 @@ struct TokenEvent {
   std::vector<TokenId> ids;             // new output tokens
   std::vector<TokenOrigin> origins;     // of `ids`, where requested
   std::vector<TokenLogprobs> logprobs;  // of `ids`, where requested
-  // In the first event after prefill only: of the prompt positions from logprob_start_len on,
-  // without position 0, which has no tokens before it.
+  // In the first event after prefill only, where hidden states are requested in those of its chunks:
+  // of the prompt positions from logprob_start_len on, without position 0, which has no tokens
+  // before it.
   std::vector<TokenLogprobs> input_logprobs;
   // With the last event of a request for prefill only that asks for top_logprobs_num or
   // token_ids_logprob: of the token that would follow the prompt; its `logprob` is the likeliest's.
   std::optional<TokenLogprobs> next_logprobs;
   std::vector<float> embedding;  // in the terminal event of an embedding request
+  // Where requested, of the tokens whose forward has run since the last event, the prompt's first:
+  // [tokens, SamplingSpec::hidden_layers, hidden_size]. The last output token has none, for no
+  // forward takes it.
+  std::vector<float> hidden_states;
   // In the terminal event, where draft tokens were verified: entries by how many they accepted
   // (AcceptedLengths).
   std::vector<int32_t> entries_by_accepted;

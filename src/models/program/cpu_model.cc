@@ -79,6 +79,10 @@ Result<std::unique_ptr<CpuModel>> CpuModel::create(const DecoderSpec& whole,
   std::unique_ptr<CpuModel> model(new CpuModel(std::move(spec), std::move(program),
                                                std::move(storage), std::move(weights),
                                                std::move(backend), options));
+  if (options.hidden_states) {
+    model->hidden_states_.emplace(model->program_, model->spec_.hidden_size);
+    model->info_.returns_hidden_states = true;
+  }
   if (options.expert_counts != nullptr && ranks.rank == 0) {
     model->context_.experts().count_to(*options.expert_counts, model->program_);
   }
@@ -96,9 +100,9 @@ Result<std::vector<DecoderWeights>> CpuModel::read_weights(const OpenWeights& op
 
 void CpuModel::bind() {
   for (const Op& op : program_.ops) ops_.push_back({cpu_op(op.kind), &op, rows_of(program_, op)});
-  output_begin_ = output_begin(program_);
+  sections_.output_begin = output_begin(program_);
   const auto is_pool = [](const BoundOp& bound) { return bound.op->kind == OpKind::kPool; };
-  text_begin_ = static_cast<size_t>(std::ranges::find_if(ops_, is_pool) - ops_.begin());
+  sections_.text_begin = static_cast<size_t>(std::ranges::find_if(ops_, is_pool) - ops_.begin());
 }
 
 Status CpuModel::reserve(int32_t max_tokens, int32_t max_entries) {
@@ -142,7 +146,7 @@ void CpuModel::run(size_t first, size_t last) {
 
 void CpuModel::run_outputs(std::span<const int32_t> rows, float* out) {
   context_.begin_outputs(rows, out);
-  run(output_begin_, text_begin_);
+  run(sections_.output_begin, sections_.text_begin);
 }
 
 ForwardOutput CpuModel::forward_stage(const ForwardBatch& batch, std::span<const TokenId> token_ids,
@@ -160,12 +164,41 @@ ForwardOutput CpuModel::forward_stage(const ForwardBatch& batch, std::span<const
             !(spec_.stage.samples && rows.handed_on != nullptr));
   context_.begin(batch, token_ids, kv, {.stage = rows});
   if (takes_adapters_) context_.adapters().begin(adapters_, batch.entries, context_.wanted());
-  run(0, output_begin_);
-  if (context_.wanted().num_rows() == 0 || !spec_.stage.samples) return {};
+  run_layers(batch);
+  const std::span<const float> states =
+      hidden_states_ ? hidden_states_->states() : std::span<const float>();
+  if (context_.wanted().num_rows() == 0 || !spec_.stage.samples) return {.hidden_states = states};
   if (spec_.pooling) return {.pooled_rows = pooled_rows(batch)};
+  if (!states.empty()) take_final_states(batch);
   const std::span<const float> sampled = sample_logits(batch);
   input_logits(batch, sink);
-  return {.sample_logits = sampled};
+  return {.sample_logits = sampled, .hidden_states = states};
+}
+
+// In front of each layer the states that entries ask for are copied.
+void CpuModel::run_layers(const ForwardBatch& batch) {
+  if (!hidden_states_ || !hidden_states_->begin(batch)) return run(0, sections_.output_begin);
+  size_t done = 0;
+  for (int32_t layer = 0; layer < hidden_states_->num_layers(); ++layer) {
+    const size_t next = hidden_states_->first_op(layer);
+    run(done, next);
+    done = next;
+    hidden_states_->take(batch, layer, context_.view(hidden_states_->hidden()));
+  }
+  run(done, sections_.output_begin);
+}
+
+// Those behind the final norm, some rows at a time.
+void CpuModel::take_final_states(const ForwardBatch& batch) {
+  hidden_states_->list_final_rows(batch, context_.wanted().tails());
+  const auto most = static_cast<size_t>(std::min<int64_t>(kLogitBlock, max_tokens_));
+  for (std::span<const int32_t> rows = hidden_states_->final_rows(); !rows.empty();) {
+    const std::span<const int32_t> some = rows.first(std::min(most, rows.size()));
+    context_.begin_outputs(some, nullptr);
+    run(sections_.output_begin, hidden_states_->final_end());
+    hidden_states_->take_final(some.size(), context_.view(hidden_states_->outputs()));
+    rows = rows.subspan(some.size());
+  }
 }
 
 Result<AdapterInfo> CpuModel::load_adapter(AdapterId id, const std::filesystem::path& folder,
@@ -183,9 +216,9 @@ Result<AdapterInfo> CpuModel::load_adapter(AdapterId id, const std::filesystem::
 }
 
 std::vector<float> CpuModel::finish_pooled(std::span<const float> row) {
-  const Op& pool = *ops_[text_begin_].op;
+  const Op& pool = *ops_[sections_.text_begin].op;
   std::ranges::copy(row, context_.view(pool.outputs[0]).data);
-  run(text_begin_ + 1, ops_.size());
+  run(sections_.text_begin + 1, ops_.size());
   const Operand& result = ops_.back().op->outputs[0];
   const float* data = context_.view(result).data;
   return {data, data + result.columns};
@@ -200,7 +233,7 @@ std::span<const float> CpuModel::pooled_rows(const ForwardBatch& batch) {
     for (int32_t i = 0; i < tail.count; ++i) picked_.push_back(tail.row + i);
   }
   run_outputs(picked_, nullptr);
-  const CpuView rows = context_.view(ops_[text_begin_].op->inputs[0]);
+  const CpuView rows = context_.view(ops_[sections_.text_begin].op->inputs[0]);
   return {rows.data, picked_.size() * static_cast<size_t>(spec_.hidden_size)};
 }
 

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -13,6 +14,7 @@
 #include "models/decoder_weights.h"
 #include "models/program/cpu_context.h"
 #include "models/program/cpu_draft_head.h"
+#include "models/program/cpu_hidden_states.h"
 #include "models/program/cpu_ops.h"
 #include "models/program/program.h"
 #include "models/stage_model.h"
@@ -39,6 +41,7 @@ struct CpuModelOptions {
   // Rank 0 counts the tokens of all experts there; borrowed while the model is made. Null: none
   // does.
   ExpertCounts* expert_counts = nullptr;
+  bool hidden_states = false;  // entries may ask for them. REQUIRES: no collective, no pooling.
 };
 
 class CpuModel final : public StageModel {
@@ -93,6 +96,8 @@ class CpuModel final : public StageModel {
   // The output section for these wanted rows.
   void run_outputs(std::span<const int32_t> rows, float* out);
   std::span<const float> sample_logits(const ForwardBatch& batch);
+  void run_layers(const ForwardBatch& batch);
+  void take_final_states(const ForwardBatch& batch);
   std::span<const float> pooled_rows(const ForwardBatch& batch);
   void input_logits(const ForwardBatch& batch, const InputLogitsSink& sink);
   void flush_input_logits(const InputLogitsSink& sink);
@@ -107,10 +112,14 @@ class CpuModel final : public StageModel {
   const bool takes_adapters_;
   AdapterTable adapters_;
   std::vector<BoundOp> ops_;
-  Operand kept_states_;  // of a model with a draft head
+  Operand kept_states_;                           // of a model with a draft head
+  std::optional<CpuHiddenStates> hidden_states_;  // where entries may ask for them
   std::unique_ptr<CpuDraftHead> draft_head_;
-  size_t output_begin_ = 0;  // of ops_: the output section, then
-  size_t text_begin_ = 0;    // what runs for each text that becomes a vector
+  // Of ops_, where the output section begins, and what runs for each text that becomes a vector.
+  struct Sections {
+    size_t output_begin = 0, text_begin = 0;
+  };
+  Sections sections_;
 
   int32_t max_tokens_ = 0, max_entries_ = 0;
   espalier::Buffer logits_;        // [max_entries, vocab]

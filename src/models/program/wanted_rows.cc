@@ -11,6 +11,7 @@ int32_t first_wanted(const BatchEntry& entry) {
   if (entry.sample) first = entry.last_known();
   if (!entry.input_logprob_targets.empty()) first = std::min(first, entry.input_logprob_begin);
   if (entry.pooled_begin >= 0) first = std::min(first, entry.pooled_begin);
+  if (entry.hidden_begin >= 0) first = std::min(first, entry.hidden_begin);
   return first;
 }
 
