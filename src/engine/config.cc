@@ -284,6 +284,14 @@ Status check_lora(const LoraSettings& lora) {
   return {};
 }
 
+Status check_hidden_states(const EngineConfig& c) {
+  if (!c.compute.enable_return_hidden_states || c.disaggregation.disaggregation_mode == "null")
+    return {};
+  return error(StatusCode::kUnimplemented,
+               "hidden states of a prompt are not sent to the server that continues it: leave "
+               "--enable-return-hidden-states or --disaggregation-mode out");
+}
+
 }  // namespace
 
 Result<KvType> resolve_kv_type(const EngineConfig& config, const ModelInfo& info) {
@@ -345,6 +353,7 @@ Result<EngineConfig> resolve(const EngineConfig& user, const ModelInfo& info,
   ESP_RETURN_IF_ERROR(check_images(c));
   c.lora.enable_lora = c.lora.enable_lora || !c.lora.lora_paths.empty();
   ESP_RETURN_IF_ERROR(check_lora(c.lora));
+  ESP_RETURN_IF_ERROR(check_hidden_states(c));
   if (c.model.context_length == 0) c.model.context_length = info.context_length;
   if (c.schedule.max_running_requests == 0) c.schedule.max_running_requests = kDefaultMaxRunning;
   if (c.schedule.max_queued_requests == 0) c.schedule.max_queued_requests = kDefaultMaxQueued;
@@ -396,6 +405,7 @@ ModelLoadOptions model_load_options(const EngineConfig& config) {
           .ep_size = config.compute.ep_size,
           .draft_path = draft_path(config),
           .enable_lora = config.lora.enable_lora,
+          .return_hidden_states = config.compute.enable_return_hidden_states,
           .max_lora_rank = config.lora.max_lora_rank,
           .progress = config.model.load_progress};
 }

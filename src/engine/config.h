@@ -57,6 +57,8 @@ struct ComputeSettings {
   // cached, on a GPU too (on the CPU they always are).
   bool enable_deterministic_inference = false;
   bool disable_overlap_schedule = false;
+  // Requests may ask for hidden states (GenerateRequest::return_hidden_states). On the CPU.
+  bool enable_return_hidden_states = false;
 };
 
 struct CacheSettings {
@@ -138,6 +140,8 @@ struct SamplingSettings {
   // Of which logits output log-probabilities are: processed (after penalties, bias, mask and
   // temperature), original (without the temperature) or raw.
   std::string logprobs_mode = "processed";
+  // A shared library with logit processors (espalier/logit_processor.h); empty: none.
+  std::filesystem::path logit_processor_library;
 };
 
 struct GrammarSettings {

@@ -30,6 +30,8 @@ class Gathering {
     std::move(event.logprobs.begin(), event.logprobs.end(), std::back_inserter(r.output_logprobs));
     std::move(event.input_logprobs.begin(), event.input_logprobs.end(),
               std::back_inserter(r.input_logprobs));
+    r.hidden_states.insert(r.hidden_states.end(), event.hidden_states.begin(),
+                           event.hidden_states.end());
     r.stats = event.stats;
     r.embedding = std::move(event.embedding);
     r.entries_by_accepted = std::move(event.entries_by_accepted);
@@ -146,7 +148,13 @@ Result<EngineDevice> device_of(const std::string& name, int32_t base_gpu_id,
   return device;
 }
 
-Status check_draft_device(const EngineConfig& config, const EngineDevice& device) {
+// What runs on CPUs alone.
+Status check_device(const EngineConfig& config, const EngineDevice& device) {
+  if (device.cuda && config.compute.enable_return_hidden_states)
+    return error(StatusCode::kUnimplemented,
+                 "hidden states are returned on CPUs, and the device is {}: start with --device "
+                 "cpu, or leave --enable-return-hidden-states out",
+                 device.name);
   if (!device.cuda || config.speculation.speculative_algorithm != "EAGLE3") return {};
   return error(StatusCode::kUnimplemented,
                "speculative_algorithm EAGLE3 runs on CPUs, and the device is {}: set device to "
@@ -163,7 +171,7 @@ Result<std::unique_ptr<Engine>> create_one(const EngineConfig& user, MakePrefixC
   ESP_ASSIGN_OR_RETURN(const ModelInfo stated, read_model_info(model_load_options(config)));
   ESP_ASSIGN_OR_RETURN(EngineDevice device,
                        device_of(config.compute.device, config.compute.base_gpu_id, part));
-  ESP_RETURN_IF_ERROR(check_draft_device(config, device));
+  ESP_RETURN_IF_ERROR(check_device(config, device));
   config.compute.device = device.cuda ? "cuda" : "cpu";
   config.compute.base_gpu_id = device.index;
   config.compute.first_cpu = part.index * device.system.num_cpus;

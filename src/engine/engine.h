@@ -135,7 +135,8 @@ struct GenerateResult {
   std::string rid;
   std::string text;
   std::vector<TokenId> output_ids;
-  std::vector<float> embedding;  // of a request with `embed`
+  std::vector<float> embedding;      // of a request with `embed`
+  std::vector<float> hidden_states;  // as TokenEvent's, of all tokens but the last
   FinishReason finish;
   std::vector<TokenLogprobs> input_logprobs, output_logprobs;
   std::optional<TokenLogprobs> next_logprobs;  // as TokenEvent's, as is:

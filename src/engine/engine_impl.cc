@@ -8,6 +8,8 @@
 #include "base/memory_reserve.h"
 #include "base/rng.h"
 #include "engine/requests/embedding.h"
+#include "engine/requests/hidden_states.h"
+#include "engine/sampling/logit_library.h"
 #include "grammar/conformance.h"
 #include "grammar/drawing.h"
 #include "text/parse/reasoning_parser.h"
@@ -15,6 +17,20 @@
 
 namespace espalier {
 namespace {
+
+// Of the first format whose marks are one token each.
+void set_thinking_marks(const Tokenizer& tokenizer, HistoryContext& history) {
+  for (const std::string& name : reasoning_format_names()) {
+    const auto format = find_reasoning_format(name);
+    if (!format) continue;
+    const auto begin = tokenizer.token_to_id(format->begin);
+    const auto end = tokenizer.token_to_id(format->end);
+    if (!begin || !end || *begin == *end) continue;
+    history.thinking_begin = *begin;
+    history.thinking_end = *end;
+    return;
+  }
+}
 
 SamplingContext make_sampling_context(const EngineConfig& config, const Engine::Parts& parts) {
   SamplingContext c{.vocab_size = parts.info.vocab_size, .eos_ids = parts.info.eos_ids};
@@ -25,6 +41,10 @@ SamplingContext make_sampling_context(const EngineConfig& config, const Engine::
     c.json_whitespace = grammar::Whitespace::kCompact;
   c.logprobs_mode =
       parse_logprobs_mode(config.sampling.logprobs_mode).value();  // resolve() has checked it
+  c.history.on_gpu = config.compute.device.starts_with("cuda");
+  if (!parts.tokenizer) return c;
+  c.history.token_bytes = parts.tokenizer->vocab().token_bytes;
+  set_thinking_marks(*parts.tokenizer, c.history);
   return c;
 }
 
@@ -104,7 +124,12 @@ Result<std::unique_ptr<Engine>> EngineImpl::start(const EngineConfig& config, Pa
     log_warning("tokenizer knows more tokens than the model tokenizer={} model={}",
                 parts.tokenizer->vocab_size(), parts.info.vocab_size);
   ESP_ASSIGN_OR_RETURN(CacheParts cache, make_cache_parts(config, parts));
+  std::shared_ptr<const LogitLibrary> processors;
+  if (!config.sampling.logit_processor_library.empty()) {
+    ESP_ASSIGN_OR_RETURN(processors, LogitLibrary::open(config.sampling.logit_processor_library));
+  }
   std::unique_ptr<EngineImpl> engine(new EngineImpl(config, std::move(parts), std::move(cache)));
+  engine->sampling_context_.history.processors = std::move(processors);
   ESP_RETURN_IF_ERROR(engine->load_stated_adapters());
   return std::unique_ptr<Engine>(std::move(engine));
 }
@@ -298,6 +323,15 @@ Status check_prompt_bytes(size_t num_bytes, int64_t num_tokens, int64_t bytes_pe
       num_bytes, num_tokens, bytes_per_token);
 }
 
+// Hidden states, and the processors of an operator.
+Status resolve_insides(const GenerateRequest& request, const ModelInfo& info,
+                       const SamplingContext& context, LiveRequest& live) {
+  ESP_ASSIGN_OR_RETURN(live.sampling.spec.hidden_layers, resolve_hidden_layers(request, info));
+  ESP_ASSIGN_OR_RETURN(live.hooks,
+                       make_hooks(request.sampling, context.history, context.vocab_size));
+  return {};
+}
+
 // Whether an engine with this compiler (null: none) takes grammars.
 Status check_grammars(const GrammarCompiler* compiler, const Engine::Parts& parts) {
   if (compiler != nullptr) return {};
@@ -322,6 +356,7 @@ Result<std::unique_ptr<LiveRequest>> EngineImpl::prepare(GenerateRequest& reques
   ESP_RETURN_IF_ERROR(check_continuation(request, parts_.tokenizer != nullptr));
   auto live = std::make_unique<LiveRequest>();
   ESP_ASSIGN_OR_RETURN(live->sampling, resolve_sampling(request, sampling_context_));
+  ESP_RETURN_IF_ERROR(resolve_insides(request, parts_.info, sampling_context_, *live));
   live->awaits_tokens = request.input_ids.empty();
   if (live->awaits_tokens && !parts_.tokenizer)
     return fail(
@@ -353,7 +388,7 @@ Result<std::unique_ptr<LiveRequest>> EngineImpl::prepare(GenerateRequest& reques
   const bool may_stop = !request.sampling.stop.empty() || !request.sampling.stop_regex.empty();
   // Forced tokens are canonical, which may be more tokens than a budget leaves.
   live->jump_forward = request.sampling.jump_forward && !config_.grammar.disable_jump_forward &&
-                       !live->complete_within_budget &&
+                       !live->complete_within_budget && !request.return_hidden_states &&
                        !(live->sampling.spec.computes_forced_logprobs() && may_stop);
   live->draft_tokens =
       live->jump_forward && request.sampling.draft_tokens && !config_.grammar.disable_draft_tokens;

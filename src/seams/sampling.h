@@ -6,7 +6,9 @@
 
 #include <cstdint>
 #include <map>
+#include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
@@ -19,12 +21,13 @@ namespace espalier {
 // this struct and the device pointers of its lists.
 //
 // The order of operations, on every device. On the logits: frequency and presence penalties,
-// repetition penalty, bias, then the grammar's mask and the tokens banned before min_new_tokens
-// (both make a logit -infinity). Then temperature and softmax. Then the filters, all on the same
-// probabilities in descending order (the smaller id first among equals): top_k keeps the first k,
-// top_p those before which the cumulative probability is at most p, min_p those of at least min_p
-// times the largest, top_n_sigma those whose logit before the temperature is at least
-// max - n * sigma. The next token is drawn from what all filters keep, by the inverse of the
+// repetition penalty, bias, what HistoryValues states, then the grammar's mask and the tokens
+// banned before min_new_tokens (both make a logit -infinity). Then temperature and softmax. Then
+// the filters, all on the same probabilities in descending order (the smaller id first among
+// equals): top_k keeps the first k, top_p those before which the cumulative probability is at most
+// p, min_p those of at least min_p times the largest, top_n_sigma those whose logit before the
+// temperature is at least max - n * sigma. XTC then drops the likeliest of what is left
+// (HistoryValues). The next token is drawn from what all filters keep, by the inverse of the
 // cumulative probability in order of ids.
 //
 // sigma is the standard deviation of the logits that mask and bans leave, so it does not depend on
@@ -44,6 +47,42 @@ struct SamplingValues {
 };
 inline constexpr float kSigmaDistanceMax = 1024.0f;  // in logits
 
+// More numbers of a draw, of samplers on the CPU alone: a GPU's sampling row does not have them,
+// and an engine on a GPU refuses requests that state them. "The tokens so far" are the prompt's and
+// the output's.
+//
+//   no_repeat_ngram_size n: a token is banned that would end n tokens in a row which the tokens so
+//     far hold already (transformers' NoRepeatNGramLogitsProcessor).
+//   dry_*: multiplier * base ^ (length - allowed_length) is taken from the logit of a token that
+//     would continue a repetition of `length` tokens, at least allowed_length; of several
+//     repetitions the longest counts. A repetition holds no sequence breaker and lies within the
+//     last dry_range tokens.
+//   xtc_*: in a share xtc_probability of the draws, all but the least likely of the kept tokens
+//     whose probability is at least xtc_threshold are dropped.
+//   thinking_budget: once so many tokens follow the mark that opens the reasoning, and it is not
+//     closed, only the mark that closes it may come.
+struct HistoryValues {
+  int32_t no_repeat_ngram_size = 0;  // 0: off
+  float dry_multiplier = 0.0f;       // 0: off
+  float dry_base = 1.75f;
+  int32_t dry_allowed_length = 2;
+  int32_t dry_range = -1;  // -1: all tokens so far
+  float xtc_probability = 0.0f;
+  float xtc_threshold = 0.1f;
+  int32_t thinking_budget = -1;  // -1: no limit
+};
+
+// Changes the logits of one sample: an operator's own processor (engine/sampling/logit_library.h).
+// Called by one thread at a time.
+class LogitHook {
+ public:
+  virtual ~LogitHook() = default;
+  // tokens: so far, of which the first num_prompt are the prompt's. logits: [vocab_size]; -infinity
+  // bans a token, NaN is an error. Returns what went wrong; empty: nothing.
+  virtual std::string apply(std::span<const TokenId> tokens, int32_t num_prompt,
+                            std::span<float> logits) = 0;
+};
+
 // The sampling part of a parsed request, as a user's program states it; an absent field means the
 // model's generation default where it has one, else the default of SamplingValues.
 struct SamplingParams {
@@ -58,6 +97,16 @@ struct SamplingParams {
   std::optional<float> frequency_penalty;
   std::optional<float> presence_penalty;
   std::optional<float> repetition_penalty;
+  std::optional<int32_t> no_repeat_ngram_size;
+  std::optional<float> dry_multiplier, dry_base;
+  std::optional<int32_t> dry_allowed_length, dry_range;
+  // Texts; a token that holds one is a breaker. Empty: kDryBreakers
+  // (engine/sampling/history_params.h).
+  std::vector<std::string> dry_sequence_breakers;
+  std::optional<float> xtc_probability, xtc_threshold;
+  std::optional<int32_t> thinking_budget;
+  // The name of an operator's processor and a text that it is given.
+  std::optional<std::string> logit_processor, logit_processor_params;
   int32_t n = 1;
   std::vector<std::string> stop;
   std::vector<std::string> stop_regex;
@@ -98,8 +147,15 @@ enum class LogprobsMode : uint8_t {
 
 // What the scheduler hands to the executor, and the executor to its sampler, for one sequence.
 // Immutable while its request runs; values are already validated (engine/sampling/params.h).
-struct SamplingSpec : SamplingValues {
+struct SamplingSpec : SamplingValues, HistoryValues {
   std::vector<std::pair<TokenId, float>> logit_bias;
+
+  std::vector<TokenId> dry_breakers;               // sorted; read with a dry_multiplier
+  TokenId thinking_begin = -1, thinking_end = -1;  // read with a thinking_budget
+  std::shared_ptr<LogitHook> hook;                 // of this sample alone; null: none
+  // Of which states the hidden states are returned, in this order: 0: the embeddings, i: behind
+  // layer i, the number of layers: behind the final norm. Empty: none.
+  std::vector<int32_t> hidden_layers;
 
   // Banned until min_new_tokens are out: the end-of-sequence and stop ids.
   std::vector<TokenId> banned_before_min;
@@ -122,6 +178,13 @@ struct SamplingSpec : SamplingValues {
   bool has_penalties() const {
     return frequency_penalty != 0.0f || presence_penalty != 0.0f || repetition_penalty != 1.0f;
   }
+  // Whether the order of the tokens so far changes a draw.
+  bool reads_order() const {
+    return no_repeat_ngram_size > 0 || dry_multiplier > 0.0f || thinking_budget >= 0 ||
+           hook != nullptr;
+  }
+  // Whether a draw depends on the tokens so far, so that the sampler must be given them.
+  bool reads_history() const { return has_penalties() || reads_order(); }
 };
 
 // Log-probabilities at one position.

@@ -55,6 +55,7 @@ void CpuExecutor::run(const ForwardBatch& launched, StepResult& result) {
                               take_input_logits(batch, result, entry, target, logits);
                             });
   pool(batch, output.pooled_rows, result);
+  take_hidden_states(batch, output.hidden_states, parts_.model->info().hidden_size, result);
   list_samples(batch, thread_.await_masks(batch));
   sample_entries(batch, output, result);
   for (size_t i = 0; i < batch.entries.size(); ++i) {
@@ -88,6 +89,7 @@ void CpuExecutor::init_slots(const ForwardBatch& batch) {
     slot.last_token = 0;
     lengths_.reset(init.slot);
     slot.counts.reset(init.prompt_ids, init.output_ids);
+    slot.history.reset(init.prompt_ids, init.output_ids);
     slot.pooled_sum.clear();
     slot.num_pooled = 0;
   }
@@ -150,6 +152,19 @@ void CpuExecutor::pool_rows(Slot& slot, const BatchEntry& entry, std::span<const
     result.status = not_finite_vector();
 }
 
+void CpuExecutor::take_hidden_states(const ForwardBatch& batch, std::span<const float> states,
+                                     int32_t hidden_size, StepResult& result) {
+  for (size_t i = 0; i < batch.entries.size() && !states.empty(); ++i) {
+    const BatchEntry& entry = batch.entries[i];
+    if (entry.hidden_begin < 0) continue;
+    const auto rows = static_cast<size_t>(entry.num_query_tokens - entry.hidden_begin);
+    const size_t count = rows * entry.hidden_layers.size() * static_cast<size_t>(hidden_size);
+    const auto own = states.first(count);
+    result.entries[i].hidden_states.assign(own.begin(), own.end());
+    states = states.subspan(count);
+  }
+}
+
 void CpuExecutor::list_samples(const ForwardBatch& batch, const MaskView& masks) {
   jobs_.clear();
   const auto words = static_cast<size_t>(masks.words_per_mask);
@@ -184,6 +199,7 @@ void CpuExecutor::sample_entries(const ForwardBatch& batch, const ForwardOutput&
       const SampleInput input{.logits = output.sample_logits.subspan(row * vocab_size, vocab_size),
                               .spec = slot.sampling.get(),
                               .counts = &slot.counts,
+                              .history = &slot.history,
                               .mask = job.mask,
                               .output_index = entry.output_index + job.num_before};
       const auto draft_sample = static_cast<size_t>(job.draft_sample);
@@ -229,6 +245,7 @@ void CpuExecutor::sample_entry(Sampler& sampler, const BatchEntry& entry, const 
   }
   result.token = slot.last_token = *token;
   if (input.spec->has_penalties()) slot.counts.add_output(*token);
+  if (input.spec->reads_order()) slot.history.tokens.push_back(*token);
 }
 
 }  // namespace espalier

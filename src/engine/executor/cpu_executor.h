@@ -63,7 +63,8 @@ class CpuExecutor final : public Executor {
   struct Slot {
     std::shared_ptr<const SamplingSpec> sampling;
     TokenId last_token = 0;
-    TokenCounts counts;  // empty unless the sampling has penalties
+    TokenCounts counts;    // empty unless the sampling has penalties
+    TokenHistory history;  // empty unless the sampling reads_order()
     // Of a text to embed: the sum of its hidden states so far, added one after the other in double,
     // so that the result does not depend on how the text was cut into chunks.
     std::vector<double> pooled_sum;
@@ -77,6 +78,8 @@ class CpuExecutor final : public Executor {
   void take_input_logits(const ForwardBatch& batch, StepResult& result, int32_t entry,
                          int32_t target, std::span<const float> logits);
   void pool(const ForwardBatch& batch, std::span<const float> rows, StepResult& result);
+  static void take_hidden_states(const ForwardBatch& batch, std::span<const float> states,
+                                 int32_t hidden_size, StepResult& result);
   void pool_rows(Slot& slot, const BatchEntry& entry, std::span<const float> rows,
                  EntryResult& result);
   void list_samples(const ForwardBatch& batch, const MaskView& masks);

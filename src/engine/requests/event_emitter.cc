@@ -90,6 +90,17 @@ void EventEmitter::on_pooled(SequenceId id, std::vector<float>&& vector) {
   shape_embedding(sample.event.embedding, *parts_.pooled, sample.request->dimensions);
 }
 
+// Each chunk of a prompt has its event, so that states of one chunk at most wait here.
+void EventEmitter::on_hidden_states(SequenceId id, std::vector<float>&& states) {
+  SampleState& sample = parts_.requests.sample(id);
+  std::vector<float>& all = sample.event.hidden_states;
+  if (all.empty())
+    all = std::move(states);
+  else
+    all.insert(all.end(), states.begin(), states.end());
+  add_pending(sample);
+}
+
 void EventEmitter::on_verified(SequenceId id, std::span<const int32_t> entries_by_accepted) {
   parts_.requests.sample(id).event.entries_by_accepted.assign(entries_by_accepted.begin(),
                                                               entries_by_accepted.end());
@@ -171,6 +182,7 @@ void EventEmitter::emit(SampleState& sample) {
   event.origins.clear();
   event.logprobs.clear();
   event.input_logprobs.clear();
+  event.hidden_states.clear();
 }
 
 // The rid is released before its caller gets the last event, and so may use it again at once.

@@ -69,6 +69,7 @@ class EventEmitter final : public SequenceObserver {
   void on_next_logprobs(SequenceId id, TokenLogprobs&& logprobs) override;
   void on_prefilled(SequenceId id, const PrefillProgress& progress) override;
   void on_pooled(SequenceId id, std::vector<float>&& vector) override;
+  void on_hidden_states(SequenceId id, std::vector<float>&& states) override;
   void on_verified(SequenceId id, std::span<const int32_t> entries_by_accepted) override;
   void on_finish(SequenceId id, FinishReason reason, const RequestStats& stats) override;
   void on_token_soon(SequenceId id) const override;

@@ -217,6 +217,7 @@ Status InboxHandler::add_sequence(LiveRequest& request, int32_t index, int32_t m
   SampleState& sample = request.samples[static_cast<size_t>(index)];
   auto spec = std::make_shared<SamplingSpec>(request.sampling.spec);
   spec->seed = sample_seed(request.seed, index);
+  if (!request.hooks.empty()) spec->hook = request.hooks[static_cast<size_t>(index)];
   sample.output.set_max_new_tokens(max_new_tokens);
   sample.budget = request.complete_within_budget ? max_new_tokens : 0;
   sample.return_logprob = request.return_logprob;

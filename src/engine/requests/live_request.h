@@ -71,6 +71,7 @@ struct LiveRequest {
   std::string rid;
   ResolvedSampling sampling;
   uint64_t seed = 0;
+  std::vector<std::shared_ptr<LogitHook>> hooks;  // of its samples; empty: there are none
   bool return_logprob = false;
   bool return_token_origins = false;
   bool jump_forward = false;

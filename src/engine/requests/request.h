@@ -62,6 +62,10 @@ struct GenerateRequest {
   int32_t top_logprobs_num = 0;
   std::vector<TokenId> token_ids_logprob;
   bool return_token_origins = false;  // TokenEvent::origins
+  // TokenEvent::hidden_states, of these states as SamplingSpec::hidden_layers counts them; negative
+  // ones from the end: -1 is behind the final norm. Empty: that one.
+  bool return_hidden_states = false;
+  std::vector<int32_t> hidden_states_layers;
   int32_t priority = 0;
   std::string lora;       // the name of a loaded adapter; empty: the model as it is
   std::string extra_key;  // requests with different keys never share cache entries

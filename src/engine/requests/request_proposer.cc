@@ -28,7 +28,7 @@ RequestProposer::RequestProposer(const EngineConfig& config, const RequestTable&
 void RequestProposer::start(SampleState& sample, int32_t max_new_tokens) {
   const LiveRequest& request = *sample.request;
   if ((!speculator_ && !head_) || !request.speculates || max_new_tokens < 2 ||
-      request.sampling.spec.has_penalties())
+      request.sampling.spec.reads_history() || !request.sampling.spec.hidden_layers.empty())
     return;
   sample.speculates = true;
   if (head_) {

@@ -85,11 +85,10 @@ Status check_lengths(const ResolvedSampling& r) {
 SamplingSpec make_spec(const GenerateRequest& request, const GenerationDefaults& d) {
   const SamplingParams& p = request.sampling;
   SamplingSpec s;
-  SamplingValues& values = s;
   for_each_request_field([&](const auto& field) {
     using Param = decltype(field.param);
-    if constexpr (HasField<Param, SamplingValues>) {
-      auto& value = field.param(values);
+    if constexpr (HasField<Param, SamplingValues> || HasField<Param, HistoryValues>) {
+      auto& value = field.param(s);
       if constexpr (HasField<Param, const GenerationDefaults>)
         value = field.param(d).value_or(value);
       value = field.param(p).value_or(value);
@@ -195,6 +194,7 @@ Result<ResolvedSampling> resolve_sampling(const GenerateRequest& request,
   ESP_ASSIGN_OR_RETURN(r.grammar, resolve_grammar(p, context.json_whitespace));
   set_length(p, context.defaults, r);
   ESP_RETURN_IF_ERROR(check_lengths(r));
+  ESP_RETURN_IF_ERROR(resolve_history(p, context.history, r.spec));
   r.spec.logprobs_mode = context.logprobs_mode;
   if (r.spec.temperature < kGreedyTemperature) r.spec.temperature = 0;
   // Nothing is drawn, and the distribution behind the prompt is without a temperature.

@@ -10,6 +10,7 @@
 
 #include "base/status.h"
 #include "engine/requests/request.h"
+#include "engine/sampling/history_params.h"
 #include "grammar/grammar.h"
 #include "models/model.h"
 #include "seams/sampling.h"
@@ -23,6 +24,7 @@ struct SamplingContext {
   GenerationDefaults defaults;   // of fields that a request does not state; empty for "openai"
   grammar::Whitespace json_whitespace = grammar::Whitespace::kBounded;  // likewise
   LogprobsMode logprobs_mode = LogprobsMode::kProcessed;
+  HistoryContext history;
 };
 
 // A request's parameters, resolved except for what depends on the prompt's length.

@@ -30,6 +30,8 @@ std::string default_of(const auto& field) {
   if (!field.absent.empty()) return std::string(field.absent);
   if constexpr (HasField<decltype(field.param), SamplingValues>)
     return text_of(static_cast<double>(field.param(*std::make_unique<SamplingValues>())));
+  else if constexpr (HasField<decltype(field.param), HistoryValues>)
+    return fmt::format("{}", field.param(*std::make_unique<HistoryValues>()));
   else
     return text_of(field.param(*std::make_unique<SamplingParams>()));
 }
@@ -110,6 +112,10 @@ TEST(RequestFields, NamesAreUniqueAndDefaultsLieInTheirRanges) {
     EXPECT_FALSE(field.doc.empty()) << field.name;
     if constexpr (HasField<decltype(field.param), SamplingValues>) {
       SamplingValues values;
+      EXPECT_TRUE(field.range.holds(static_cast<double>(field.param(values)))) << field.name;
+    }
+    if constexpr (HasField<decltype(field.param), HistoryValues>) {
+      HistoryValues values;
       EXPECT_TRUE(field.range.holds(static_cast<double>(field.param(values)))) << field.name;
     }
   });

@@ -14,6 +14,8 @@ namespace {
 
 constexpr float kBanned = -std::numeric_limits<float>::infinity();
 constexpr double kNoLimit = std::numeric_limits<double>::infinity();
+// What XTC draws with, unrelated to what the token is drawn with.
+constexpr uint64_t kXtcStream = 0x7874635f64726177;
 // Candidates that are looked at first when only top_p bounds them: usually more than it keeps.
 constexpr size_t kFirstCandidates = 256;
 
@@ -24,7 +26,7 @@ bool bans_apply(const SampleInput& in) {
 }
 
 bool needs_adjusting(const SampleInput& in) {
-  return in.spec->has_penalties() || !in.spec->logit_bias.empty() || !in.mask.empty() ||
+  return in.spec->reads_history() || !in.spec->logit_bias.empty() || !in.mask.empty() ||
          bans_apply(in);
 }
 
@@ -35,6 +37,13 @@ float penalised(float x, const TokenCounts::Entry& seen, const SamplingSpec& spe
   }
   x = x > 0 ? x / spec.repetition_penalty : x * spec.repetition_penalty;
   return clamp_finite(x);
+}
+
+bool xtc_applies(const SampleInput& in) {
+  const SamplingSpec& spec = *in.spec;
+  if (spec.xtc_probability <= 0) return false;
+  return hash_uniform(mix64(spec.seed) ^ kXtcStream, static_cast<uint64_t>(in.output_index)) <
+         spec.xtc_probability;
 }
 
 // The standard deviation of the logits that are not banned, from their distances to the largest.
@@ -78,6 +87,11 @@ bool is_not_finite(const Status& status) {
 }
 
 Status no_token_left(const SamplingSpec& spec) {
+  if (spec.reads_order())
+    return invalid_argument(
+        "no token may come: the grammar, min_new_tokens ({}), no_repeat_ngram_size ({}), "
+        "thinking_budget ({}) and logit_processor together exclude every one",
+        spec.min_new_tokens, spec.no_repeat_ngram_size, spec.thinking_budget);
   return invalid_argument(
       "no token may come: the grammar and min_new_tokens ({}) together exclude every one",
       spec.min_new_tokens);
@@ -111,7 +125,7 @@ Result<TokenId> Sampler::sample(const SampleInput& in) {
   if (!best.finite) return fail(not_finite_logits());
   std::span<const float> row = in.logits;
   if (needs_adjusting(in)) {
-    adjust(in);
+    ESP_RETURN_IF_ERROR(adjust(in));
     row = row_;
     best = row_max(row, block_max_);
     if (best.max == kBanned) return fail(no_token_left(*in.spec));
@@ -120,7 +134,7 @@ Result<TokenId> Sampler::sample(const SampleInput& in) {
   return draw(best, row, in);
 }
 
-void Sampler::adjust(const SampleInput& in) {
+Status Sampler::adjust(const SampleInput& in) {
   const SamplingSpec& spec = *in.spec;
   std::copy(in.logits.begin(), in.logits.end(), row_.begin());
   if (spec.has_penalties())
@@ -132,9 +146,11 @@ void Sampler::adjust(const SampleInput& in) {
     float& x = row_[static_cast<size_t>(id)];
     x = clamp_finite(x + bias);
   }
+  if (spec.reads_order()) ESP_RETURN_IF_ERROR(apply_history(spec, *in.history, row_));
   if (!in.mask.empty()) apply_mask(in.mask);
   if (bans_apply(in))
     for (TokenId id : spec.banned_before_min) row_[static_cast<size_t>(id)] = kBanned;
+  return Status();
 }
 
 void Sampler::apply_mask(std::span<const uint32_t> mask) {
@@ -153,8 +169,24 @@ TokenId Sampler::draw(const RowMax& best, std::span<const float> row, const Samp
       row_softmax_weights(row, best.max, spec.temperature, weights_, block_sum_, block_max_);
   const double u = hash_uniform(spec.seed, static_cast<uint64_t>(in.output_index));
   const float least = least_weight(spec, row, best.max);
-  const bool filtered = spec.top_k > 0 || spec.top_p < 1 || least > 0;
-  return filtered ? draw_kept(u, filter(spec, total, least)) : draw_all(u, total);
+  const bool filtered = spec.top_k > 0 || spec.top_p < 1 || least > 0, xtc = xtc_applies(in);
+  if (!filtered && !xtc) return draw_all(u, total);
+  const Candidate last =
+      filtered ? filter(spec, total, least)
+               : Candidate{.value = FLT_TRUE_MIN, .id = std::numeric_limits<int32_t>::max()};
+  const Candidate all{.value = std::numeric_limits<float>::infinity()};
+  return draw_kept(u, xtc ? first_behind_xtc(spec.xtc_threshold * total, last) : all, last);
+}
+
+// The least likely of the kept tokens that weigh at least `least`: where there are several, the
+// first that XTC leaves.
+Sampler::Candidate Sampler::first_behind_xtc(double least, const Candidate& last) const {
+  Candidate first{.value = std::numeric_limits<float>::infinity()};
+  for (size_t id = 0; id < weights_.size(); ++id) {
+    const Candidate each{weights_[id], static_cast<int32_t>(id)};
+    if (each.value >= least && !before(last, each) && before(first, each)) first = each;
+  }
+  return first;
 }
 
 // The last candidate, in before()'s order, that the filters keep; `least` bounds the weights.
@@ -233,14 +265,16 @@ TokenId Sampler::draw_all(double u, double total) const {
   return static_cast<TokenId>(last);
 }
 
-TokenId Sampler::draw_kept(double u, const Candidate& last) const {
+TokenId Sampler::draw_kept(double u, const Candidate& first, const Candidate& last) const {
   // Calls visit(id, weight) for what is kept, in order of ids, until it returns true.
   const auto scan = [&](auto&& visit) {
     for (size_t block = 0; block < block_max_.size(); ++block) {
       if (block_max_[block] < last.value) continue;
       const size_t begin = block * kRowBlock, end = std::min(begin + kRowBlock, weights_.size());
-      for (size_t i = begin; i < end; ++i)
-        if (!before(last, {weights_[i], static_cast<int32_t>(i)}) && visit(i, weights_[i])) return;
+      for (size_t i = begin; i < end; ++i) {
+        const Candidate each{weights_[i], static_cast<int32_t>(i)};
+        if (!before(last, each) && !before(each, first) && visit(i, each.value)) return;
+      }
     }
   };
   double total = 0;
@@ -331,7 +365,7 @@ Result<TokenLogprobs> Sampler::sampled_logprobs(const SampleInput& in, TokenId t
   const float temperature = tempered ? spec.temperature : 1.0f;
   const bool adjusted = spec.logprobs_mode != LogprobsMode::kRaw && needs_adjusting(in);
   if (!adjusted && temperature == 1.0f) return logprobs(in.logits, token, spec);
-  if (adjusted) adjust(in);
+  if (adjusted) ESP_RETURN_IF_ERROR(adjust(in));
   const std::span<const float> row = adjusted ? std::span<const float>(row_) : in.logits;
   return logprobs_of(row, row_max(row, block_max_).max, temperature, token, spec);
 }

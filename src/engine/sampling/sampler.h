@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "base/status.h"
+#include "engine/sampling/history_rules.h"
 #include "engine/sampling/row_ops.h"
 #include "engine/sampling/token_counts.h"
 #include "seams/sampling.h"
@@ -25,9 +26,10 @@ Status no_token_left(const SamplingSpec& spec);
 TokenLogprobs certain_logprobs(TokenId token, const SamplingSpec& spec);
 
 struct SampleInput {
-  std::span<const float> logits;        // [vocab_size], raw
-  const SamplingSpec* spec = nullptr;   // not null
-  const TokenCounts* counts = nullptr;  // not null where the spec has penalties
+  std::span<const float> logits;          // [vocab_size], raw
+  const SamplingSpec* spec = nullptr;     // not null
+  const TokenCounts* counts = nullptr;    // not null where the spec has penalties
+  const TokenHistory* history = nullptr;  // not null where the spec reads_order()
   std::span<const uint32_t> mask;  // token t is allowed by bit t % 32 of word t / 32; empty: all
   int32_t output_index = 0;        // the draw's counter: hash_uniform(seed, output_index)
 };
@@ -38,8 +40,8 @@ class Sampler {
  public:
   explicit Sampler(int32_t vocab_size);
 
-  // The token; kInternal when a logit is not finite, kInvalidArgument when mask and bans leave
-  // none.
+  // The token; kInternal when a logit is not finite or an operator's processor fails,
+  // kInvalidArgument when mask, bans and processors leave none.
   Result<TokenId> sample(const SampleInput& input);
 
   // Log-probabilities of `token` and of the ids that `spec` requests, from raw logits [vocab_size].
@@ -59,7 +61,7 @@ class Sampler {
     return a.value > b.value || (a.value == b.value && a.id < b.id);
   }
 
-  void adjust(const SampleInput& input);
+  Status adjust(const SampleInput& input);
   TokenLogprobs logprobs_of(std::span<const float> row, float max, float temperature, TokenId token,
                             const SamplingSpec& spec);
   void gather_best(std::span<const float> row, size_t count);
@@ -68,7 +70,8 @@ class Sampler {
   Candidate filter(const SamplingSpec& spec, double total, float least);
   size_t keep_first(size_t limit, double sum_limit, float min_value);
   TokenId draw_all(double u, double total) const;
-  TokenId draw_kept(double u, const Candidate& last) const;
+  TokenId draw_kept(double u, const Candidate& first, const Candidate& last) const;
+  Candidate first_behind_xtc(double least, const Candidate& last) const;
   void gather_at_least(std::span<const float> row, float threshold);
   void gather_top(std::span<const float> row, size_t count);
 

@@ -146,11 +146,12 @@ void BatchBuilder::add_chunk(ForwardBatch& batch, Sequence& sequence) {
 // A device has room for longer lists of log-probabilities in rows of known tokens alone.
 constexpr int32_t kDraftedTopLogprobsMax = 32;
 
-// A penalty depends on the tokens before, so it does not go with draft tokens; nor do
-// log-probabilities where a grammar forces tokens, which have none in this entry, and long lists of
-// log-probabilities.
+// What depends on the tokens before does not go with draft tokens; nor do log-probabilities where
+// a grammar forces tokens, which have none in this entry, long lists of log-probabilities, and
+// hidden states, of which each token has one row.
 bool BatchBuilder::can_draft(const Sequence& sequence) {
-  return sequence.spec.takes_proposals && !sequence.spec.sampling->has_penalties() &&
+  return sequence.spec.takes_proposals && !sequence.spec.sampling->reads_history() &&
+         sequence.spec.sampling->hidden_layers.empty() &&
          !(sequence.spec.has_grammar && sequence.spec.sampling->return_logprob) &&
          sequence.spec.sampling->token_ids_logprob.empty() &&
          sequence.spec.sampling->top_logprobs_num <= kDraftedTopLogprobsMax;
@@ -218,10 +219,10 @@ bool BatchBuilder::waits_for_draft_tokens(Sequence& sequence) {
 void BatchBuilder::add_slot_init(ForwardBatch& batch, Sequence& sequence) {
   if (!sequence.kv.needs_slot_init) return;
   SlotInit init{.slot = sequence.kv.slot, .sampling = sequence.spec.sampling};
-  if (init.sampling->has_penalties()) {
+  if (init.sampling->reads_history()) {
     const auto output = sequence.tokens.begin() + sequence.prompt_len;
     init.prompt_ids.assign(sequence.tokens.begin(), output);
-    if (sequence.spec.has_spans)  // keys are no tokens, and no penalty applies to them
+    if (sequence.spec.has_spans)  // keys are no tokens, and no rule applies to them
       std::erase_if(init.prompt_ids, [](TokenId id) { return id >= kFirstSpanKey; });
     init.output_ids.assign(output, sequence.tokens.end());
   }
@@ -280,6 +281,16 @@ void BatchBuilder::add_entry(ForwardBatch& batch, Sequence& sequence, int32_t nu
   if (config_.chain_max > 0 && sequence.spec.takes_proposals) set_chain(entry, sequence);
   add_logprob_targets(entry, sequence);
   if (sequence.spec.pooled != PooledTokens::kNone) set_pooling(entry, sequence);
+  if (sequence.kv.hidden_next >= 0) set_hidden_states(entry, sequence);
+}
+
+// Those of tokens before hidden_next were returned before a retraction.
+void BatchBuilder::set_hidden_states(BatchEntry& entry, Sequence& sequence) {
+  const int32_t end = entry.prefix_len + entry.num_query_tokens;
+  if (end <= sequence.kv.hidden_next) return;
+  entry.hidden_begin = std::max(0, sequence.kv.hidden_next - entry.prefix_len);
+  entry.hidden_layers = sequence.spec.sampling->hidden_layers;
+  sequence.kv.hidden_next = end;
 }
 
 void BatchBuilder::add_draft_tokens(ForwardBatch& batch, BatchEntry& entry) const {
@@ -376,8 +387,8 @@ void BatchBuilder::observe_step_time(const ForwardBatch& batch, const StepResult
   // Where nothing runs the time to the next commit is no step's.
   const TimePoint before = std::exchange(last_commit_, running_.empty() ? TimePoint{} : now);
   const double since_commit = before == TimePoint{} ? 0 : to_seconds(now - before);
-  proposer_.observe_step(
-      batch, {.device = seconds - result.draft_seconds, .since_commit = since_commit});
+  proposer_.observe_step(batch,
+                         {.device = seconds - result.draft_seconds, .since_commit = since_commit});
   if (config_.chain_max > 0) proposer_.observe_chains(batch, seconds, result.draft_seconds);
   if (config_.inter_token_seconds_max <= 0) return;
   int32_t num_prompt_tokens = 0;

@@ -90,6 +90,7 @@ class BatchBuilder {
   static void add_rotary_spans(ForwardBatch& batch, const BatchEntry& entry,
                                const PromptSpans& spans);
   static void set_pooling(BatchEntry& entry, const Sequence& sequence);
+  static void set_hidden_states(BatchEntry& entry, Sequence& sequence);
   void add_shared_prefixes(ForwardBatch& batch);
 
   const SchedulerConfig config_;

@@ -54,6 +54,8 @@ void Committer::commit_entry(const ForwardBatch& batch, const BatchEntry& entry,
 void Committer::take_result(Sequence& sequence, const ForwardBatch& batch, const BatchEntry& entry,
                             const EntryResult& result) {
   take_input_logprobs(sequence, entry, result);
+  if (entry.hidden_begin >= 0)
+    parts_.observer.on_hidden_states(sequence.spec.id, std::vector<float>(result.hidden_states));
   if (entry.prefix_len < sequence.prefill_end) {
     if (sequence.state == SequenceState::kRunning) share(sequence);
     if (sequence.num_computed >= sequence.prefill_end) parts_.inflight.remove(sequence);
@@ -279,8 +281,8 @@ void Committer::take_forced(Sequence& sequence) {
     if (!take_token(sequence, token, TokenOrigin::kForced, {})) break;
   }
   sequence.num_samples_launched = sequence.num_outputs();
-  // The executor has counted what it sampled, not the tokens that were forced.
-  if (sequence.spec.sampling->has_penalties()) sequence.kv.needs_slot_init = true;
+  // The executor has noted what it sampled, not the tokens that were forced.
+  if (sequence.spec.sampling->reads_history()) sequence.kv.needs_slot_init = true;
 }
 
 bool Committer::take_first_forced(Sequence& sequence) {

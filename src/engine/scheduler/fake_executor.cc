@@ -41,7 +41,7 @@ void FakeExecutor::learn(Known& known, TokenId token) {
 }
 
 void FakeExecutor::check_init(const SlotInit& init) {
-  if (!init.sampling->has_penalties()) return;
+  if (!init.sampling->reads_history()) return;
   Known& known = known_.at(init.sampling->seed);
   std::vector<TokenId> history = init.prompt_ids;
   ESP_CHECK(history.size() == known.prompt_len);

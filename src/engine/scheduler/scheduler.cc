@@ -83,6 +83,7 @@ Status Scheduler::add(SequenceSpec spec) {
   Sequence& sequence = *found->second;
   sequence.tokens = std::move(spec.prompt_ids);
   sequence.prompt_len = sequence.num_tokens();
+  if (!spec.sampling->hidden_layers.empty()) sequence.kv.hidden_next = 0;
   sequence.logprobs = {.next = spec.logprob_start_len < 0
                                    ? sequence.prompt_len
                                    : std::clamp(spec.logprob_start_len, 1, sequence.prompt_len),

@@ -134,6 +134,9 @@ class SequenceObserver {
   // The vector of a sequence whose spec has `pooled`, right before its end.
   virtual void on_pooled(SequenceId, std::vector<float>&&) {}
 
+  // Hidden states of the next tokens whose forward has run, as EntryResult has them.
+  virtual void on_hidden_states(SequenceId, std::vector<float>&&) {}
+
   // Of a sequence whose entries verified draft tokens, right before its end: how many of these
   // entries accepted how many draft tokens (AcceptedLengths).
   virtual void on_verified(SequenceId, std::span<const int32_t> /*entries_by_accepted*/) {}

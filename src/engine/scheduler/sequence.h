@@ -52,14 +52,16 @@ struct QueueEntry {
   RadixNode* inflight_prefix = nullptr;  // while it prefills: its run in InflightPrefixes
 };
 
-// Written by KvBudget and RunningSet.
+// Written by KvBudget and RunningSet; hidden_next, which bounds what may come from the cache, by
+// BatchBuilder.
 struct KvPlacement {
   SlotId slot = -1;
   int32_t num_pages_max = 0;  // pages of the prompt and all output
   uint64_t table_version =
       0;  // changes when entries of the page table, not only its length, change
   bool needs_slot_init = false;
-  int32_t loading_end = 0;  // tokens that a load in progress will have filled; 0: there is none
+  int32_t hidden_next = -1;  // tokens whose hidden states launched entries return; -1: none do
+  int32_t loading_end = 0;   // tokens that a load in progress will have filled; 0: there is none
   SequencePages pages;
 };
 
@@ -139,10 +141,11 @@ struct alignas(64) Sequence {
 
   // How many tokens may come from the cache: not the last one, whose logits are needed, nor the one
   // before any position whose log-probability is requested, nor any token whose hidden state is
-  // pooled.
+  // pooled or still to be returned.
   int32_t match_limit() const {
     if (spec.pooled == PooledTokens::kAll) return 0;
-    const int32_t most = num_tokens() - 1;
+    int32_t most = num_tokens() - 1;
+    if (kv.hidden_next >= 0) most = std::min(most, kv.hidden_next);
     return logprobs.empty() ? most : std::min(most, std::max(logprobs.next - 1, 0));
   }
 };

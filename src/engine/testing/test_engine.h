@@ -119,6 +119,8 @@ class Collector {
     r.output_logprobs.insert(r.output_logprobs.end(), event.logprobs.begin(), event.logprobs.end());
     ASSERT_TRUE(event.input_logprobs.empty() || r.input_logprobs.empty());
     if (!event.input_logprobs.empty()) r.input_logprobs = event.input_logprobs;
+    r.hidden_states.insert(r.hidden_states.end(), event.hidden_states.begin(),
+                           event.hidden_states.end());
     r.stats = event.stats;
     if (event.finish) {
       r.finish = *event.finish;

@@ -1,0 +1,290 @@
+// What researchers ask of an engine: hidden states and processors of logits, on golden models and
+// against transformers (tests/golden/insides, made by tools/goldens/make_insides_goldens.py).
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <list>
+
+#include "engine/sampling/history_rules.h"
+#include "engine/testing/test_requests.h"
+#include "models/golden.h"
+
+namespace espalier {
+namespace {
+
+using ::testing::Each;
+using ::testing::HasSubstr;
+
+const char* const kNames[] = {"llama_tied_llama3", "gemma2", "gpt2"};
+
+std::unique_ptr<Engine> make_engine(const std::string& name, EngineConfig config = {}) {
+  config.model.dtype = "float32";
+  config.compute.enable_return_hidden_states = true;
+  return load_golden(name, config);
+}
+
+GenerateRequest greedy(std::vector<TokenId> prompt, int32_t max_new_tokens) {
+  return {.input_ids = std::move(prompt),
+          .sampling = {.max_new_tokens = max_new_tokens, .temperature = 0.0f, .ignore_eos = true}};
+}
+
+GenerateRequest hidden(std::vector<TokenId> prompt, int32_t max_new_tokens,
+                       std::vector<int32_t> layers = {}) {
+  GenerateRequest request = greedy(std::move(prompt), max_new_tokens);
+  request.return_hidden_states = true;
+  request.hidden_states_layers = std::move(layers);
+  return request;
+}
+
+// All states of a model, the embeddings first.
+std::vector<int32_t> all_layers(const Engine& engine) {
+  std::vector<int32_t> layers;
+  for (int32_t i = 0; i <= engine.model_info().num_layers; ++i) layers.push_back(i);
+  return layers;
+}
+
+// State `layer` of all rows of an answer with `num_layers` of them.
+std::vector<float> state(const std::vector<float>& rows, size_t num_layers, size_t layer,
+                         size_t size) {
+  std::vector<float> out;
+  for (size_t at = layer * size; at < rows.size(); at += num_layers * size)
+    out.insert(out.end(), rows.begin() + static_cast<std::ptrdiff_t>(at),
+               rows.begin() + static_cast<std::ptrdiff_t>(at + size));
+  return out;
+}
+
+// The largest error, in units of the reference's spread.
+float error_of(std::span<const float> values, std::span<const float> reference) {
+  const auto [low, high] = std::ranges::minmax(reference);
+  float worst = 0;
+  for (size_t i = 0; i < reference.size(); ++i)
+    worst = std::max(worst, std::abs(values[i] - reference[i]));
+  return worst / (high - low);
+}
+
+class HiddenStatesOf : public testing::TestWithParam<const char*> {};
+
+// Each state against each of the reference's: its own agrees and no other does, so that a layer
+// that is off by one, or a final norm that is left out, is noticed.
+TEST_P(HiddenStatesOf, AModelAreThoseOfTransformers) {
+  const golden::HiddenStates golden = golden::read_hidden_states(GetParam());
+  EngineConfig config;
+  config.schedule.chunked_prefill_size = 5;
+  const auto engine = make_engine(GetParam(), config);
+  ASSERT_TRUE(engine);
+  const std::vector<int32_t> layers = all_layers(*engine);
+  const auto answer =
+      engine->generate(hidden(golden.prompt, static_cast<int32_t>(golden.output.size()), layers));
+  ASSERT_TRUE(answer) << answer.error().to_string();
+  EXPECT_EQ(answer->output_ids, golden.output);
+  ASSERT_EQ(answer->hidden_states.size(), golden.states.size());
+  const auto size = static_cast<size_t>(engine->model_info().hidden_size);
+  const size_t count = golden.states.size() / layers.size();
+  for (size_t i = 0; i < layers.size(); ++i)
+    for (size_t k = 0; k < layers.size(); ++k) {
+      const std::vector<float> own = state(answer->hidden_states, layers.size(), i, size);
+      const float error = error_of(own, std::span(golden.states).subspan(k * count, count));
+      if (i == k)
+        EXPECT_LE(error, 1e-4f) << "state " << i;
+      else
+        EXPECT_GT(error, 1e-2f) << "state " << i << " is state " << k << " of the reference";
+    }
+}
+INSTANTIATE_TEST_SUITE_P(All, HiddenStatesOf, testing::ValuesIn(kNames));
+
+// Chunks, company, what is cached and retractions change no bit, and every token has one row.
+TEST(HiddenStates, DependOnTheRequestAlone) {
+  const golden::HiddenStates golden = golden::read_hidden_states(kNames[0]);
+  const auto alone = make_engine(kNames[0]);
+  std::vector<GenerateRequest> requests;
+  for (int i = 0; i < 8; ++i) {
+    std::vector<TokenId> prompt = golden.prompt;
+    prompt.push_back(static_cast<TokenId>(3 + i / 2));
+    requests.push_back(i % 4 == 3 ? greedy(prompt, 20) : hidden(prompt, 20, {-1, 0, 2}));
+  }
+  std::vector<std::vector<float>> expected;
+  for (const GenerateRequest& request : requests) {
+    const auto answer = alone->generate(request);
+    ASSERT_TRUE(answer) << answer.error().to_string();
+    const size_t rows = request.input_ids.size() + 19;
+    EXPECT_EQ(answer->hidden_states.size(), request.return_hidden_states ? rows * 3 * 64 : 0);
+    expected.push_back(answer->hidden_states);
+  }
+  EngineConfig config;
+  config.schedule.chunked_prefill_size = 7;
+  config.cache.max_total_tokens = 90;  // of 264: sequences are retracted
+  const auto crowd = make_engine(kNames[0], config);
+  std::list<Collector> collectors;
+  for (const GenerateRequest& request : requests)
+    ASSERT_TRUE(crowd->submit(request, collectors.emplace_back().sink()));
+  size_t i = 0;
+  for (Collector& collector : collectors) {
+    ASSERT_TRUE(collector.wait_end());
+    EXPECT_EQ(collector.result().hidden_states, expected[i]) << "request " << i;
+    ++i;
+  }
+}
+
+TEST(HiddenStates, AreOfTheFinalNormUnlessStated) {
+  const golden::HiddenStates golden = golden::read_hidden_states(kNames[0]);
+  const auto engine = make_engine(kNames[0]);
+  const auto last = engine->generate(hidden(golden.prompt, 8));
+  const auto both = engine->generate(hidden(golden.prompt, 8, {1, -1}));
+  ASSERT_TRUE(last && both);
+  EXPECT_EQ(last->hidden_states, state(both->hidden_states, 2, 1, 64));
+  const auto prompt_alone = engine->generate(hidden(golden.prompt, 0));
+  ASSERT_TRUE(prompt_alone);
+  EXPECT_EQ(prompt_alone->hidden_states.size(), golden.prompt.size() * 64);
+  EXPECT_TRUE(
+      std::ranges::equal(prompt_alone->hidden_states,
+                         std::span(last->hidden_states).first(prompt_alone->hidden_states.size())));
+  GenerateRequest two = hidden(golden.prompt, 4);
+  two.sampling.n = 2;
+  const auto samples = engine->generate_all(two);
+  ASSERT_TRUE(samples);
+  EXPECT_EQ(samples->at(0).hidden_states, samples->at(1).hidden_states);
+}
+
+TEST(HiddenStates, AreRefusedWhereTheyCannotBe) {
+  const auto message_of = [](const auto& result) {
+    EXPECT_FALSE(result);
+    return result ? std::string() : result.error().message();
+  };
+  const auto engine = make_engine(kNames[0]);
+  const std::vector<TokenId> prompt = {3, 4};
+  EXPECT_THAT(message_of(engine->generate(hidden(prompt, 2, {4}))), HasSubstr("[0, 3]"));
+  EXPECT_THAT(message_of(engine->generate(hidden(prompt, 2, {-5}))), HasSubstr("-5"));
+  EXPECT_THAT(message_of(engine->generate(hidden(prompt, 2, {3, -1}))), HasSubstr("twice"));
+  GenerateRequest layers_alone = hidden(prompt, 2, {1});
+  layers_alone.return_hidden_states = false;
+  EXPECT_THAT(message_of(engine->generate(layers_alone)), HasSubstr("return_hidden_states"));
+  const auto plain = load_golden(kNames[0], {});
+  EXPECT_THAT(message_of(plain->generate(hidden(prompt, 2))),
+              HasSubstr("--enable-return-hidden-states"));
+  EngineConfig ranks{.model = {.model_path = kModels / kNames[0], .skip_tokenizer_init = true},
+                     .compute = {.device = "cpu", .num_threads = 2, .tp_size = 2},
+                     .cache = {.max_total_tokens = 100}};
+  ranks.compute.enable_return_hidden_states = true;
+  EXPECT_THAT(message_of(Engine::create(ranks)), HasSubstr("--tp-size"));
+}
+
+TEST(RepeatedNgrams, AreBannedAsByTransformers) {
+  int num_banning = 0;
+  for (const golden::BannedNgrams& each : golden::read_banned_ngrams()) {
+    std::vector<float> logits(each.banned.size()), larger(each.banned.size());
+    ban_repeated_ngrams(each.tokens, each.size, logits);
+    ban_repeated_ngrams(each.tokens, each.size + 1, larger);
+    const auto agrees = [&](const std::vector<float>& row) {
+      for (size_t id = 0; id < row.size(); ++id)
+        if ((row[id] != 0) != (each.banned[id] != 0)) return false;
+      return true;
+    };
+    EXPECT_TRUE(agrees(logits)) << "size " << each.size;
+    if (std::ranges::count(each.banned, 1) == 0) continue;
+    ++num_banning;
+    EXPECT_FALSE(agrees(larger)) << "size " << each.size;
+  }
+  EXPECT_GE(num_banning, 4);
+}
+
+TEST(RepeatedNgrams, AnswersAreThoseOfTransformers) {
+  for (const char* name : kNames) {
+    const golden::HiddenStates golden = golden::read_hidden_states(name);
+    const auto engine = make_engine(name);
+    for (const int32_t size : {2, 3}) {
+      GenerateRequest request = greedy(golden.prompt, 40);
+      request.sampling.no_repeat_ngram_size = size;
+      const auto answer = engine->generate(request);
+      ASSERT_TRUE(answer) << answer.error().to_string();
+      EXPECT_EQ(answer->output_ids, golden::read_answer_without_repeats(name, size)) << name;
+    }
+  }
+}
+
+// As other sampling: no draw depends on what runs beside it, nor on retractions.
+TEST(HistoryRules, DependOnTheRequestAlone) {
+  std::vector<GenerateRequest> requests = make_requests();
+  for (size_t i = 0; i < requests.size(); ++i) {
+    SamplingParams& sampling = requests[i].sampling;
+    sampling.temperature = 1.2f;
+    if (i % 3 == 0) sampling.no_repeat_ngram_size = 2;
+    if (i % 3 == 1) sampling.dry_multiplier = 2.0f, sampling.dry_allowed_length = 1;
+    if (i % 2 == 0) sampling.xtc_probability = 0.5f, sampling.xtc_threshold = 0.02f;
+    requests[i].return_logprob = i % 4 == 0;
+  }
+  const auto alone = load_golden(kNames[0], {});
+  std::vector<Answer> expected;
+  for (const GenerateRequest& request : requests) {
+    const auto answer = alone->generate(request);
+    ASSERT_TRUE(answer) << answer.error().to_string();
+    expected.push_back(answer_of(*answer));
+  }
+  EngineConfig config;
+  config.cache.max_total_tokens = 200;
+  config.schedule.chunked_prefill_size = 16;
+  const auto crowd = load_golden(kNames[0], config);
+  std::list<Collector> collectors;
+  for (const GenerateRequest& request : requests)
+    ASSERT_TRUE(crowd->submit(request, collectors.emplace_back().sink()));
+  size_t i = 0;
+  for (Collector& collector : collectors) {
+    ASSERT_TRUE(collector.wait_end());
+    EXPECT_EQ(answer_of(collector.result()), expected[i++]);
+  }
+}
+
+TEST(LogitLibrary, ProcessorsAreRunByName) {
+  EngineConfig config;
+  config.sampling.logit_processor_library = LOGIT_PROCESSORS;
+  const auto engine = load_golden(kNames[0], config);
+  ASSERT_TRUE(engine);
+  GenerateRequest request = greedy({5, 6, 7}, 12);
+  request.sampling.logit_processor = "only";
+  request.sampling.logit_processor_params = "17";
+  const auto answer = engine->generate(request);
+  ASSERT_TRUE(answer) << answer.error().to_string();
+  EXPECT_THAT(answer->output_ids, Each(17));
+  request.sampling.logit_processor = "calm";
+  request.sampling.logit_processor_params = "1000";
+  request.sampling.n = 2;
+  const auto calm = engine->generate_all(request);
+  ASSERT_TRUE(calm) << calm.error().to_string();
+  EXPECT_EQ(calm->at(0).output_ids, calm->at(1).output_ids);
+  std::vector<TokenId> first(calm->at(0).output_ids.begin(), calm->at(0).output_ids.begin() + 10);
+  std::ranges::sort(first);
+  EXPECT_TRUE(std::ranges::adjacent_find(first) == first.end()) << "one of ten came twice";
+}
+
+TEST(LogitLibrary, WhatIsWrongIsSaid) {
+  EngineConfig config;
+  config.sampling.logit_processor_library = LOGIT_PROCESSORS;
+  const auto engine = load_golden(kNames[0], config);
+  const auto message_of = [&](const char* name, const char* params) {
+    GenerateRequest request = greedy({5, 6, 7}, 4);
+    request.sampling.logit_processor = name;
+    request.sampling.logit_processor_params = params;
+    const auto answer = engine->generate(request);
+    EXPECT_FALSE(answer);
+    return answer ? std::string() : answer.error().message();
+  };
+  EXPECT_THAT(message_of("other", ""), HasSubstr("only, calm"));
+  EXPECT_THAT(message_of("only", "500000"), HasSubstr("500000 is no token"));
+  EXPECT_THAT(message_of("only", ""), HasSubstr("give token ids"));
+  config.model = {.model_path = kModels / kNames[0], .skip_tokenizer_init = true};
+  config.cache.max_total_tokens = 100;
+  config.compute.device = "cpu";
+  for (const auto& [file, why] : {std::pair{"no_such.so", "cannot be loaded"},
+                                  {"README.md", "cannot be loaded"},
+                                  {"libc.so.6", "cannot be loaded"}}) {
+    config.sampling.logit_processor_library = file;
+    const auto refused = Engine::create(config);
+    ASSERT_FALSE(refused) << file;
+    EXPECT_THAT(refused.error().message(), HasSubstr(why));
+  }
+}
+
+}  // namespace
+}  // namespace espalier
