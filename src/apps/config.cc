@@ -288,6 +288,13 @@ void add_execution_rows(SettingTable& table, EngineConfig& engine) {
   table.toggle("enable-deterministic-inference", engine.compute.enable_deterministic_inference,
                "answers are the same bits whatever runs beside them, however prompts are cut and "
                "whatever is cached, on a GPU too, where it costs speed (the CPU always does it)");
+  table.toggle("enable-return-hidden-states", engine.compute.enable_return_hidden_states,
+               "requests may ask for hidden states (return_hidden_states), on the CPU");
+  shown_default(table.path("logit-processor-library", engine.sampling.logit_processor_library,
+                           "a shared library of logit processors (espalier/logit_processor.h), "
+                           "which requests name by logit_processor, on the CPU; it runs inside the "
+                           "server"),
+                "none");
 }
 
 void add_logprob_rows(SettingTable& table, EngineConfig& engine) {

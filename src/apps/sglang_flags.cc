@@ -282,7 +282,7 @@ constexpr Group kGroups[] = {
     {Rule::kRefused, kSwitch, "", "code from requests is never run",
      "enable-custom-logit-processor trust-request-chat-template"},
     {Rule::kRefused, kSwitch, "", "answers hold tokens and log-probabilities alone",
-     "enable-return-hidden-states enable-return-aux-hidden-states enable-return-indexer-topk "
+     "enable-return-aux-hidden-states enable-return-indexer-topk "
      "enable-return-routed-experts enable-mis"},
     {Rule::kRefused, kValue, "", "answers hold tokens and log-probabilities alone",
      "return-aux-hidden-state-layer-ids return-hidden-states-mode sampling-mask-max-tokens "

@@ -211,6 +211,12 @@ Status Generation::count_logprobs(size_t more) {
       kLogprobsMax);
 }
 
+HiddenShape hidden_shape(const Context& context, const Sample& sample) {
+  return {.hidden_size = static_cast<size_t>(context.engine.model_info().hidden_size),
+          .num_layers = sample.item->request.hidden_states_layers.size(),
+          .num_prompt = static_cast<size_t>(sample.stats.prompt_tokens)};
+}
+
 void Generation::on_event(size_t item_index, TokenEvent&& event) {
   const size_t n = samples_.size() / items_.size();  // the same for every item, as they are parsed
   Sample& sample = samples_[item_index * n + static_cast<size_t>(event.index)];
@@ -228,6 +234,12 @@ void Generation::on_event(size_t item_index, TokenEvent&& event) {
                       "later, or ask for fewer log-probabilities");
     if (!counted.ok()) return on_failure(counted);
   }
+  if (!event.hidden_states.empty())
+    if (const Status charged = charge_hidden_states(logprobs_, event.hidden_states.size());
+        !charged.ok())
+      return on_failure(charged);
+  sample.hidden_states.insert(sample.hidden_states.end(), event.hidden_states.begin(),
+                              event.hidden_states.end());
   sample.text += event.text;
   sample.ids.insert(sample.ids.end(), event.ids.begin(), event.ids.end());
   sample.origins.insert(sample.origins.end(), event.origins.begin(), event.origins.end());
@@ -240,6 +252,7 @@ void Generation::on_event(size_t item_index, TokenEvent&& event) {
   sample.stats = event.stats;
   sample.finish = std::move(event.finish);
   if (sample.finish) --num_open_;
+  if (event.ids.empty() && !sample.finish) return;  // hidden states of a prompt's chunk
   if (stream_) return stream_sample(sample);
   if (num_open_ == 0) finish_whole();
 }
@@ -325,6 +338,12 @@ void Generation::stream_sample(Sample& sample) {
   sample.sent_any = true;
   sample.text_sent = sample.text.size();
   sample.ids_sent = sample.ids.size();
+  if (!sample.hidden_states.empty()) {  // each row is sent once
+    const size_t num_floats = sample.hidden_states.size();
+    sample.hidden_rows_sent += num_floats / hidden_shape(*context_, sample).row_floats();
+    (void)logprobs_.resize(logprobs_.bytes() - static_cast<int64_t>(num_floats * sizeof(float)));
+    sample.hidden_states.clear();
+  }
   if (num_open_ == 0) {
     append_last_events(out);
     append_end(out);
@@ -342,18 +361,28 @@ void Generation::stream_sample(Sample& sample) {
 void Generation::finish_whole() {
   constexpr size_t kBytesPerLogprob = 4;  // of a body that is read in the time of writing one
   constexpr size_t kJsonBytes = 24;       // of one in the answer
-  if (!logprobs_.resize(logprobs_.bytes() + static_cast<int64_t>(num_logprobs_ * kJsonBytes)))
-    return on_failure(error(StatusCode::kResourceExhausted,
-                            "the answer holds {} log-probabilities, and there is no memory to "
-                            "write so many: ask for fewer, or try again later",
-                            num_logprobs_));
+  size_t num_floats = 0;
+  int64_t json_bytes = static_cast<int64_t>(num_logprobs_ * kJsonBytes);
+  for (const Sample& sample : samples_) {
+    num_floats += sample.hidden_states.size();
+    json_bytes +=
+        std::ssize(sample.hidden_states) * json_bytes_of_float(sample.item->hidden_format);
+  }
+  if (!logprobs_.resize(logprobs_.bytes() + json_bytes))
+    return on_failure(
+        error(StatusCode::kResourceExhausted,
+              "the answer holds {} log-probabilities and {} numbers of hidden states, "
+              "and there is no memory to write so many: ask for fewer, or try again "
+              "later",
+              num_logprobs_, num_floats));
   state_ = State::kAnswered;
   caller_.record.end(200);
-  context_->run_sized(num_logprobs_ * kBytesPerLogprob, response_, [self = shared_from_this()] {
-    std::string body = self->whole_body();
-    self->logprobs_.release();  // the connection charges the body
-    self->response_->send({200, self->headers("application/json"), std::move(body)});
-  });
+  context_->run_sized(
+      (num_logprobs_ + num_floats) * kBytesPerLogprob, response_, [self = shared_from_this()] {
+        std::string body = self->whole_body();
+        self->logprobs_.release();  // the connection charges the body
+        self->response_->send({200, self->headers("application/json"), std::move(body)});
+      });
 }
 
 void Generation::on_failure(const Status& engine_status) {

@@ -15,6 +15,7 @@
 #include "engine/requests/request.h"
 #include "server/context.h"
 #include "server/errors.h"
+#include "server/hidden_states.h"
 #include "server/json_writer.h"
 #include "server/request_log.h"
 #include "server/tracing/request_recorder.h"
@@ -29,8 +30,9 @@ struct GenerationItem {
   // Prompt position from which input log-probabilities are wanted, -1: none. begin() replaces a
   // prompt's text by its ids where they are, for the answer names the tokens.
   int32_t logprob_start = -1;
-  std::vector<TokenId> prompt_ids;  // known where logprob_start >= 0
-  int32_t stream_interval = 1;      // output tokens between two events of a stream
+  std::vector<TokenId> prompt_ids;                   // known where logprob_start >= 0
+  int32_t stream_interval = 1;                       // output tokens between two events of a stream
+  HiddenFormat hidden_format = HiddenFormat::kList;  // of a request with return_hidden_states
 };
 
 // One sample of one prompt, as far as it is.
@@ -47,6 +49,7 @@ struct Sample {
   std::vector<TokenLogprobs> input_logprobs;   // of prompt positions max(logprob_start, 1) on
   std::optional<TokenLogprobs> next_logprobs;  // as TokenEvent's
   std::vector<float> embedding;                // of a request with `embed`
+  std::vector<float> hidden_states;            // as TokenEvent's, without what a stream has sent
   std::vector<int32_t> entries_by_accepted;    // as TokenEvent's
   std::optional<FinishReason> finish;
   RequestStats stats;
@@ -54,6 +57,7 @@ struct Sample {
   // What a stream has sent of it.
   bool sent_any = false;
   size_t text_sent = 0, ids_sent = 0;
+  size_t hidden_rows_sent = 0;
   TimePoint last_event{};
   LoggedRequestPtr log;  // null before begin()
 };
@@ -131,7 +135,7 @@ class Generation : public std::enable_shared_from_this<Generation> {
   size_t num_open_ = 0;               // samples without their terminal event
   std::vector<int32_t> num_open_of_;  // by item
   size_t num_logprobs_ = 0;           // of the answer, so far; of prompts before they are computed
-  MemoryCharge logprobs_;             // what they take until they are written
+  MemoryCharge logprobs_;             // what they and hidden states take until they are written
 
   // Read by begin(), which may be on another thread. Once it is not active, events count for
   // nothing.
@@ -148,6 +152,9 @@ struct LogprobEntry {
 };
 std::vector<LogprobEntry> input_entries(const Sample& sample);
 std::vector<LogprobEntry> output_entries(const Sample& sample, size_t begin);  // from ids[begin]
+
+// Of a request with return_hidden_states.
+HiddenShape hidden_shape(const Context& context, const Sample& sample);
 
 // "stop", "length" or "abort": OpenAI's finish_reason.
 std::string_view finish_name(const FinishReason& finish);

@@ -150,6 +150,8 @@ void write_engine_settings(JsonWriter& w, const EngineConfig& e) {
       .member("disable_cuda_graph", e.compute.disable_cuda_graph);
   w.member("disable_cascade_attention", e.compute.disable_cascade_attention);
   w.member("enable_deterministic_inference", e.compute.enable_deterministic_inference);
+  w.member("enable_return_hidden_states", e.compute.enable_return_hidden_states);
+  write_text_or_null(w, "logit_processor_library", e.sampling.logit_processor_library.string());
   w.member("logprobs_mode", e.sampling.logprobs_mode);
   w.member("max_session_bytes", e.cache.max_session_bytes);
   w.member("watchdog_timeout", e.watch.watchdog_timeout)

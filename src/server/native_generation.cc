@@ -97,6 +97,9 @@ class NativeGeneration final : public Generation {
       w.end_array();
     }
     if (sample.item->request.return_logprob) write_logprobs(w, sample, ids_begin);
+    if (sample.item->request.return_hidden_states)
+      write_hidden_states(w.key("hidden_states"), sample.hidden_states, sample.hidden_rows_sent,
+                          hidden_shape(context(), sample), sample.item->hidden_format);
     if (sample.finish) {
       w.member("e2e_latency", to_seconds(s.finished - s.arrived));
       if (context().config.enable_metrics) write_timings(w, s);
@@ -216,6 +219,7 @@ std::shared_ptr<Generation> make_native_generation(ContextPtr context, net::Resp
   for (NativeItem& native : request.items) {
     GenerationItem& item = items.emplace_back();
     item.logprob_start = resolve_start(native);
+    item.hidden_format = native.hidden_format;
     item.stream_interval = native.stream_interval.value_or(context->config.stream_interval);
     item.request = std::move(native.request);
     item.request.images = image_inputs(media_access(*context), std::move(native.pictures));

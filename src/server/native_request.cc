@@ -17,7 +17,9 @@ struct NativeBody {
   bool has_input_ids = false, input_ids_is_list = false;
   PerItem<NativeSampling> sampling;
   PerItem<std::string> rid, extra_key, cache_salt, lora_path;
-  PerItem<bool> return_logprob;
+  PerItem<bool> return_logprob, return_hidden_states;
+  std::vector<int32_t> hidden_states_layers;
+  std::string hidden_states_format = "list";
   PerItem<std::optional<int32_t>> logprob_start_len, top_logprobs_num;
   PerItem<std::vector<TokenId>> token_ids_logprob;
   std::vector<std::vector<std::string>> pictures;  // of a batch each prompt's, else together
@@ -90,6 +92,23 @@ Status read_pictures(const Json& value, std::string_view where, NativeBody& body
   return {};
 }
 
+void append_hidden_fields(Fields<NativeBody>& fields) {
+  using B = NativeBody;
+  for (const Field<B>& each :
+       {field<B>("return_hidden_states",
+                 "hidden states of all tokens but the last in meta_info, with "
+                 "--enable-return-hidden-states",
+                 &B::return_hidden_states),
+        field<B>("hidden_states_layers",
+                 "which of them: 0 is the embeddings, i what layer i leaves, -1 (the default) what "
+                 "the final norm leaves",
+                 &B::hidden_states_layers),
+        field<B>("hidden_states_format",
+                 "list (the default), or float32 or bfloat16: base64 of little-endian numbers",
+                 &B::hidden_states_format)})
+    fields.push_back(each);
+}
+
 const Fields<NativeBody>& native_fields() {
   using B = NativeBody;
   static const Fields<B> fields = [] {
@@ -129,8 +148,9 @@ const Fields<NativeBody>& native_fields() {
                   R"({"anyOf":[{"type":"string"},{"type":"array","items":{"type":"string"}}]})",
                   "the name of a loaded LoRA adapter, or a list with one for each", read_adapters),
         refused<B>("lora_id"),
-        refused<B>("custom_logit_processor"),
-        refused<B>("return_hidden_states"),
+        refused<B>("custom_logit_processor",
+                   "holds code, and code from requests is never run: name a processor of the "
+                   "server's by sampling_params.logit_processor"),
         refused<B>("return_routed_experts"),
         refused<B>("return_indexer_topk"),
         refused<B>("return_entropy"),
@@ -149,6 +169,7 @@ const Fields<NativeBody>& native_fields() {
         ignored<B>("routed_dp_rank"),
         ignored<B>("conversation_id"),
     };
+    append_hidden_fields(f);
     append_bootstrap_fields(f);
     for_each_logprob_field([&](const auto& row) {
       f.push_back(field<B>(std::string(row.name), std::string(row.doc), row.param));
@@ -194,6 +215,8 @@ NativeItem make_item(const NativeBody& body, size_t i, size_t n) {
     r.token_ids_logprob = value_or<std::vector<TokenId>>(body.token_ids_logprob, i, {});
   }
   r.return_token_origins = body.return_token_origins;
+  r.return_hidden_states = value_or(body.return_hidden_states, i, false);
+  if (r.return_hidden_states) r.hidden_states_layers = body.hidden_states_layers;
   r.priority = body.priority.value_or(0);
   r.dimensions = body.dimensions.value_or(0);
   r.extra_key = cache_namespace(value_or<std::string>(body.extra_key, i, {}),
@@ -238,6 +261,10 @@ std::vector<std::string> pictures_of(const NativeBody& body, size_t i) {
 Status check(const NativeBody& body, size_t n) {
   if (n == 0) return invalid_argument("the batch is empty");
   ESP_RETURN_IF_ERROR(check_pictures(body, n));
+  ESP_RETURN_IF_ERROR(body.return_hidden_states.check_size("return_hidden_states", n));
+  if (!body.hidden_states_layers.empty() && body.return_hidden_states.values.empty())
+    return invalid_argument(
+        "hidden_states_layers is there without return_hidden_states: set that to true");
   ESP_RETURN_IF_ERROR(check_samples(n, 1));
   ESP_RETURN_IF_ERROR(body.sampling.check_size("sampling_params", n));
   ESP_RETURN_IF_ERROR(body.rid.check_size("rid", n));
@@ -259,6 +286,16 @@ Status check(const NativeBody& body, size_t n) {
   return {};
 }
 
+Status read_custom_params(const Json& value, std::string_view where, NativeSampling& out) {
+  return for_each_member(value, where, [&](std::string_view name, const Json& member) -> Status {
+    if (is_null(member)) return {};
+    const std::string place = fmt::format("{}.{}", where, name);
+    if (name == "thinking_budget") return server::read_value(member, place, out.thinking_budget);
+    return error(StatusCode::kUnimplemented,
+                 "{} is not supported: custom_params may hold thinking_budget alone", place);
+  });
+}
+
 }  // namespace
 
 const Fields<NativeSampling>& native_sampling_fields() {
@@ -266,7 +303,9 @@ const Fields<NativeSampling>& native_sampling_fields() {
   static const Fields<S> fields = [] {
     Fields<S> f = {
         field<S>("stream_interval", "tokens between two events of a stream", &S::stream_interval),
-        refused<S>("custom_params"),
+        custom<S>("custom_params", R"({"type":"object"})",
+                  "an object with thinking_budget, which stands for the field of that name",
+                  read_custom_params),
     };
     append_sampling_fields(f, kInGenerate, [](S& s) -> S& { return s; });
     for (Field<S>& one : f)
@@ -289,10 +328,12 @@ Result<NativeRequest> parse_native(std::string_view text, bool& malformed) {
   }
   const size_t n = has_text ? body.text.values.size() : body.input_ids.size();
   ESP_RETURN_IF_ERROR(check(body, n));
+  ESP_ASSIGN_OR_RETURN(const HiddenFormat format, parse_hidden_format(body.hidden_states_format));
   NativeRequest request;
   for (size_t i = 0; i < n; ++i) {
     request.items.push_back(make_item(body, i, n));
     request.items.back().pictures = pictures_of(body, i);
+    request.items.back().hidden_format = format;
     if (body.has_input_ids && request.items.back().request.input_ids.empty()) {
       return fail(invalid_argument("input_ids holds no token"));
     }

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "engine/requests/request.h"
+#include "server/hidden_states.h"
 #include "server/json_fields.h"
 
 namespace espalier::server {
@@ -22,6 +23,7 @@ struct NativeItem {
   std::vector<std::string> pictures;  // sources (images.h), in the order of their placeholders
   bool has_logprob_start = false;     // stated (also as -1), not left to the default
   std::optional<int32_t> stream_interval;
+  HiddenFormat hidden_format = HiddenFormat::kList;
 };
 
 struct NativeRequest {
