@@ -126,6 +126,7 @@ TEST(HiddenStates, DependOnTheRequestAlone) {
     EXPECT_EQ(collector.result().hidden_states, expected[i]) << "request " << i;
     ++i;
   }
+  EXPECT_GT(crowd->stats().requests.num_retractions, 0);
 }
 
 TEST(HiddenStates, AreOfTheFinalNormUnlessStated) {
@@ -172,7 +173,7 @@ TEST(HiddenStates, AreRefusedWhereTheyCannotBe) {
 }
 
 TEST(RepeatedNgrams, AreBannedAsByTransformers) {
-  int num_banning = 0;
+  int num_noticed = 0;  // cases that another size would not pass
   for (const golden::BannedNgrams& each : golden::read_banned_ngrams()) {
     std::vector<float> logits(each.banned.size()), larger(each.banned.size());
     ban_repeated_ngrams(each.tokens, each.size, logits);
@@ -183,11 +184,9 @@ TEST(RepeatedNgrams, AreBannedAsByTransformers) {
       return true;
     };
     EXPECT_TRUE(agrees(logits)) << "size " << each.size;
-    if (std::ranges::count(each.banned, 1) == 0) continue;
-    ++num_banning;
-    EXPECT_FALSE(agrees(larger)) << "size " << each.size;
+    num_noticed += !agrees(larger);
   }
-  EXPECT_GE(num_banning, 4);
+  EXPECT_GE(num_noticed, 3);
 }
 
 TEST(RepeatedNgrams, AnswersAreThoseOfTransformers) {
