@@ -115,6 +115,7 @@ TEST(HiddenStates, DependOnTheRequestAlone) {
   }
   EngineConfig config;
   config.schedule.chunked_prefill_size = 7;
+  config.schedule.schedule_conservativeness = 0.1;
   config.cache.max_total_tokens = 90;  // of 264: sequences are retracted
   const auto crowd = make_engine(kNames[0], config);
   std::list<Collector> collectors;
