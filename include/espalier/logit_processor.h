@@ -3,9 +3,9 @@
  * FILE.so); a request names a processor (logit_processor) and may give it a text
  * (logit_processor_params). No code comes from a request.
  *
- * The library exports espalier_logit_processors. It runs inside the server, with all that the server
- * may do: load what you trust. Processors run on the CPU; an engine on a GPU refuses requests that
- * name one.
+ * The library exports espalier_logit_processors. It runs inside the server, with all that the
+ * server may do: load what you trust. Processors run on the CPU; an engine on a GPU refuses
+ * requests that name one.
  *
  * Thread safety: create and destroy are called from any thread, apply from one thread at a time for
  * each state, and for several states at the same time. None may throw or end the process. */

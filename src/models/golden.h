@@ -49,15 +49,16 @@ struct PooledGolden {
 };
 PooledGolden read_pooled(const std::filesystem::path& folder);
 
-// tests/golden/insides, of some of the models: a greedy answer of 8 tokens, and the hidden states of
-// its prompt and of all its tokens but the last.
+// tests/golden/insides, of some of the models: a greedy answer of 8 tokens, and the hidden states
+// of its prompt and of all its tokens but the last.
 struct HiddenStates {
   std::vector<TokenId> prompt, output;
   std::vector<float> states;  // [layers + 1, prompt + output - 1, hidden]
 };
 HiddenStates read_hidden_states(const std::string& name);
 
-// Tokens, and whether each of the vocabulary is banned behind them with no_repeat_ngram_size `size`.
+// Tokens, and whether each of the vocabulary is banned behind them with no_repeat_ngram_size
+// `size`.
 struct BannedNgrams {
   std::vector<TokenId> tokens;
   int32_t size = 0;

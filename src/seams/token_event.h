@@ -65,9 +65,9 @@ struct TokenEvent {
   std::vector<TokenId> ids;             // new output tokens
   std::vector<TokenOrigin> origins;     // of `ids`, where requested
   std::vector<TokenLogprobs> logprobs;  // of `ids`, where requested
-  // In the first event after prefill only, where hidden states are requested in those of its chunks:
-  // of the prompt positions from logprob_start_len on, without position 0, which has no tokens
-  // before it.
+  // In the first event after prefill only, where hidden states are requested in those of its
+  // chunks: of the prompt positions from logprob_start_len on, without position 0, which has no
+  // tokens before it.
   std::vector<TokenLogprobs> input_logprobs;
   // With the last event of a request for prefill only that asks for top_logprobs_num or
   // token_ids_logprob: of the token that would follow the prompt; its `logprob` is the likeliest's.

@@ -85,11 +85,12 @@ int64_t json_bytes_of_float(HiddenFormat format) {
 
 Status charge_hidden_states(MemoryCharge& charge, size_t num_floats) {
   if (charge.resize(charge.bytes() + static_cast<int64_t>(num_floats * sizeof(float)))) return {};
-  return error(StatusCode::kResourceExhausted,
-               "the answers of all requests take what memory there is for them, and hidden states "
-               "take {} bytes more: ask for fewer layers or tokens, stream the answer, or try again "
-               "later",
-               num_floats * sizeof(float));
+  return error(
+      StatusCode::kResourceExhausted,
+      "the answers of all requests take what memory there is for them, and hidden states "
+      "take {} bytes more: ask for fewer layers or tokens, stream the answer, or try again "
+      "later",
+      num_floats * sizeof(float));
 }
 
 }  // namespace espalier::server
