@@ -92,6 +92,18 @@ Status read_pictures(const Json& value, std::string_view where, NativeBody& body
   return {};
 }
 
+// Layers may be negative, which token ids may not.
+Status read_layers(const Json& value, std::string_view where, NativeBody& body) {
+  if (!value.is_array())
+    return invalid_argument("{} must be a list of integers, but it is {}", where, describe(value));
+  for (size_t i = 0; i < value.get_array().size(); ++i) {
+    int32_t& layer = body.hidden_states_layers.emplace_back();
+    ESP_RETURN_IF_ERROR(
+        server::read_value(value.get_array()[i], fmt::format("{}[{}]", where, i), layer));
+  }
+  return {};
+}
+
 void append_hidden_fields(Fields<NativeBody>& fields) {
   using B = NativeBody;
   for (const Field<B>& each :
@@ -99,10 +111,10 @@ void append_hidden_fields(Fields<NativeBody>& fields) {
                  "hidden states of all tokens but the last in meta_info, with "
                  "--enable-return-hidden-states",
                  &B::return_hidden_states),
-        field<B>("hidden_states_layers",
-                 "which of them: 0 is the embeddings, i what layer i leaves, -1 (the default) what "
-                 "the final norm leaves",
-                 &B::hidden_states_layers),
+        custom<B>("hidden_states_layers", R"({"type":"array","items":{"type":"integer"}})",
+                  "which of them: 0 is the embeddings, i what layer i leaves, -1 (the default) "
+                  "what the final norm leaves",
+                  read_layers),
         field<B>("hidden_states_format",
                  "list (the default), or float32 or bfloat16: base64 of little-endian numbers",
                  &B::hidden_states_format)})
