@@ -1,10 +1,11 @@
 // Attention of encoders: contract in bidirectional.h; the kernel for Hopper is
 // bidirectional_sm90.cu.
-// bfloat16: one block for each tile of 128 rows of one head and sequence, eight warps of 16 rows,
-// the online softmax of FlashAttention 2 (Dao 2023) over 64 keys at a time, keys and values in two
-// stages by cp.async; heads are widened with zeros to 32, 64, 80, 96 or 128 elements.
-// float32, and heads that are no multiple of 8: a warp for each row and head, a key a lane; slow.
-// Roof: tensor cores, 4 x head_dim x rows x rows x heads operations a sequence.
+// bfloat16: one block for each tile of 128 rows of one head and sequence, eight warps of 16 rows
+// (four where no sequence has more than 64 rows: windows), the online softmax of FlashAttention 2
+// (Dao 2023) over 64 keys at a time, keys and values in two stages by cp.async; heads are widened
+// with zeros to 32, 64, 80, 96 or 128 elements. float32, and heads that are no multiple of 8: a
+// warp for each row and head, a key a lane; slow. Roof: tensor cores, 4 x head_dim x rows x rows x
+// heads operations a sequence.
 #include "kernels/attention/attention_device.cuh"
 #include "kernels/attention/bidirectional.h"
 #include "kernels/cuda/launch.h"
@@ -13,48 +14,57 @@
 namespace espalier::kernels::cuda {
 namespace {
 
-constexpr int kWarps = 8, kThreads = kWarps * 32, kKeys = 64;
-static_assert(kTileRows == kWarps * 16);
+constexpr int kKeys = 64;
+constexpr int kFewRows = 64;  // of a sequence: four warps
 
-template <int DIM>
+template <int DIM, int WARPS>
 struct Shared {
   struct Stage {
     bf16 k[kKeys][kPitch<DIM>];
     bf16 v[kKeys][kPitch<DIM>];
   };
-  bf16 q[kTileRows][kPitch<DIM>];
+  bf16 q[WARPS * 16][kPitch<DIM>];
   Stage stages[2];
 };
 
 // The block's tile, and where its head and sequence begin.
 struct Tile {
-  int row;  // its first
-  int64_t begin, out_begin;
+  int row;                          // its first
+  int rows;                         // of the sequence
+  int64_t first, begin, out_begin;  // the sequence's first row; in elements with the head
 };
-__device__ Tile tile_of_block(const BidirectionalArgs& args) {
+__device__ Tile tile_of_block(const BidirectionalArgs& args, int tile_rows) {
   const auto head = static_cast<int64_t>(blockIdx.y) * args.head_dim;
-  const int64_t row = int64_t{blockIdx.z} * args.rows;
-  return {.row = static_cast<int>(blockIdx.x) * kTileRows,
-          .begin = row * args.stride + head,
-          .out_begin = row * args.out_stride + head};
+  int64_t first = int64_t{blockIdx.z} * args.rows;
+  int rows = args.rows;
+  if (args.begins != nullptr) {
+    first = args.begins[blockIdx.z];
+    rows = args.begins[blockIdx.z + 1] - static_cast<int>(first);
+  }
+  return {.row = static_cast<int>(blockIdx.x) * tile_rows,
+          .rows = rows,
+          .first = first,
+          .begin = first * args.stride + head,
+          .out_begin = first * args.out_stride + head};
 }
 
 // Rows [first, first + count) of an array to shared memory; zeros beyond the sequence and the head.
-template <int DIM>
-__device__ void fetch_rows(const BidirectionalArgs& args, const void* array, int64_t begin,
+template <int DIM, int WARPS>
+__device__ void fetch_rows(const BidirectionalArgs& args, const void* array, const Tile& tile,
                            int first, int count, bf16 (*to)[kPitch<DIM>]) {
   constexpr int kVectors = DIM / 8;
-  const bf16* base = static_cast<const bf16*>(array) + begin;
-  for (int i = static_cast<int>(threadIdx.x); i < count * kVectors; i += kThreads) {
+  const bf16* base = static_cast<const bf16*>(array) + tile.begin;
+  for (int i = static_cast<int>(threadIdx.x); i < count * kVectors; i += WARPS * 32) {
     const int row = i / kVectors, at = i % kVectors * 8;
-    const bool known = first + row < args.rows && at < args.head_dim;
+    const bool known = first + row < tile.rows && at < args.head_dim;
     copy_async(&to[row][at], known ? base + (first + row) * args.stride + at : base, known);
   }
 }
 
 // A warp's 16 rows over all keys of the sequence.
-template <int DIM>
+template <int DIM, int WARPS>
 struct WarpRows {
+  using Memory = Shared<DIM, WARPS>;
   float out[DIM / 8][4] = {};
   float scores[kKeys / 8][4];
   uint32_t weights[kKeys / 16][4];
@@ -63,7 +73,7 @@ struct WarpRows {
   __device__ static int warp() { return static_cast<int>(threadIdx.x) / 32; }
   __device__ static int lane() { return static_cast<int>(threadIdx.x) % 32; }
 
-  __device__ void score(const Shared<DIM>& shared, const typename Shared<DIM>::Stage& stage) {
+  __device__ void score(const Memory& shared, const typename Memory::Stage& stage) {
 #pragma unroll
     for (auto& of_eight : scores)
 #pragma unroll
@@ -116,7 +126,7 @@ struct WarpRows {
     }
   }
 
-  __device__ void add_values(const typename Shared<DIM>::Stage& stage) {
+  __device__ void add_values(const typename Memory::Stage& stage) {
 #pragma unroll
     for (int k = 0; k < kKeys; k += 16)
 #pragma unroll
@@ -133,7 +143,7 @@ struct WarpRows {
     for (int half = 0; half < 2; ++half) {
       const int row = tile.row + warp() * 16 + half * 8 + lane() / 4;
       const float factor = 1.0f / quad_sum(sum[half]);
-      if (row >= args.rows) continue;
+      if (row >= tile.rows) continue;
       bf16* to =
           static_cast<bf16*>(args.out) + tile.out_begin + row * args.out_stride + lane() % 4 * 2;
 #pragma unroll
@@ -145,32 +155,33 @@ struct WarpRows {
   }
 };
 
-template <int DIM>
-__global__ void __launch_bounds__(kThreads) bidirectional_kernel(const BidirectionalArgs args) {
+template <int DIM, int WARPS>
+__global__ void __launch_bounds__(WARPS * 32) bidirectional_kernel(const BidirectionalArgs args) {
   extern __shared__ __align__(16) char raw[];
-  auto& shared = *reinterpret_cast<Shared<DIM>*>(raw);
+  auto& shared = *reinterpret_cast<Shared<DIM, WARPS>*>(raw);
   release_next();
   wait_for_previous();
-  const Tile tile = tile_of_block(args);
-  const int blocks = (args.rows + kKeys - 1) / kKeys;
+  const Tile tile = tile_of_block(args, WARPS * 16);
+  if (tile.row >= tile.rows) return;
+  const int blocks = (tile.rows + kKeys - 1) / kKeys;
   const auto fetch = [&](int block) {
     if (block < blocks) {
       auto& stage = shared.stages[block % 2];
-      fetch_rows<DIM>(args, args.k, tile.begin, block * kKeys, kKeys, stage.k);
-      fetch_rows<DIM>(args, args.v, tile.begin, block * kKeys, kKeys, stage.v);
+      fetch_rows<DIM, WARPS>(args, args.k, tile, block * kKeys, kKeys, stage.k);
+      fetch_rows<DIM, WARPS>(args, args.v, tile, block * kKeys, kKeys, stage.v);
     }
     copy_commit();
   };
-  fetch_rows<DIM>(args, args.q, tile.begin, tile.row, kTileRows, shared.q);
+  fetch_rows<DIM, WARPS>(args, args.q, tile, tile.row, WARPS * 16, shared.q);
   fetch(0);
-  WarpRows<DIM> rows;
+  WarpRows<DIM, WARPS> rows;
   for (int block = 0; block < blocks; ++block) {
     copy_wait<0>();
     __syncthreads();
     fetch(block + 1);
     const auto& stage = shared.stages[block % 2];
     rows.score(shared, stage);
-    rows.softmax(args.scale, args.rows - block * kKeys);
+    rows.softmax(args.scale, tile.rows - block * kKeys);
     rows.add_values(stage);
   }
   rows.write(args, tile);
@@ -186,19 +197,19 @@ __global__ void __launch_bounds__(kAnyWarps * 32)
   release_next();
   wait_for_previous();
   const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
-  const int row = static_cast<int>(blockIdx.x) * kAnyWarps + warp;
-  if (row >= args.rows) return;
-  const int64_t head = int64_t{blockIdx.y} * args.head_dim;
-  const int64_t first = int64_t{blockIdx.z} * args.rows;
+  const Tile tile = tile_of_block(args, kAnyWarps);
+  const int row = tile.row + warp;
+  if (row >= tile.rows) return;
+  const int64_t head = int64_t{blockIdx.y} * args.head_dim, first = tile.first;
   const auto at = [&](const void* array, int64_t of_row) {
     return static_cast<const T*>(array) + (first + of_row) * args.stride + head;
   };
   for (int i = lane; i < args.head_dim; i += 32) queries[warp][i] = to_float(at(args.q, row)[i]);
   __syncwarp();
   float largest = kMasked, sum = 0, out[kLaneDims] = {};
-  for (int begin = 0; begin < args.rows; begin += 32) {
+  for (int begin = 0; begin < tile.rows; begin += 32) {
     float score = kMasked;
-    if (begin + lane < args.rows) {
+    if (begin + lane < tile.rows) {
       const T* key = at(args.k, begin + lane);
       float dot = 0;
       for (int i = 0; i < args.head_dim; ++i) dot = fmaf(queries[warp][i], to_float(key[i]), dot);
@@ -212,7 +223,7 @@ __global__ void __launch_bounds__(kAnyWarps * 32)
     sum = sum * keep + warp_sum(weight);
 #pragma unroll
     for (float& value : out) value *= keep;
-    for (int i = 0; i < min(32, args.rows - begin); ++i) {
+    for (int i = 0; i < min(32, tile.rows - begin); ++i) {
       const T* value = at(args.v, begin + i);
       const float factor = __shfl_sync(~0u, weight, i);
 #pragma unroll
@@ -232,12 +243,19 @@ dim3 grid_of(const BidirectionalArgs& args, int tile_rows) {
               static_cast<unsigned>(args.num_heads), static_cast<unsigned>(args.sequences));
 }
 
+template <int DIM, int WARPS>
+Status start_warps(const BidirectionalArgs& args, const LaunchOptions& launch) {
+  constexpr size_t kBytes = sizeof(Shared<DIM, WARPS>);
+  const auto kernel = bidirectional_kernel<DIM, WARPS>;
+  ESP_RETURN_IF_ERROR(allow_shared("attention of encoders", kernel, kBytes));
+  return launch_kernel("attention of encoders", kernel, grid_of(args, WARPS * 16), WARPS * 32,
+                       kBytes, launch, args);
+}
+
 template <int DIM>
 Status start(const BidirectionalArgs& args, const LaunchOptions& launch) {
-  constexpr size_t kBytes = sizeof(Shared<DIM>);
-  ESP_RETURN_IF_ERROR(allow_shared("attention of encoders", bidirectional_kernel<DIM>, kBytes));
-  return launch_kernel("attention of encoders", bidirectional_kernel<DIM>, grid_of(args, kTileRows),
-                       kThreads, kBytes, launch, args);
+  return args.rows <= kFewRows ? start_warps<DIM, 4>(args, launch)
+                               : start_warps<DIM, 8>(args, launch);
 }
 
 Status check(const BidirectionalArgs& args) {
@@ -271,7 +289,7 @@ Status bidirectional_attention(const BidirectionalArgs& args, const LaunchOption
                          grid_of(args, kAnyWarps), kAnyWarps * 32, 0, launch, args);
   ESP_ASSIGN_OR_RETURN(const DeviceTraits traits, device_traits());
   const int dim = args.head_dim;
-  if (traits.compute_capability == 90 && (dim == 64 || dim == 128) &&
+  if (traits.compute_capability == 90 && (dim == 64 || dim >= 80) && args.begins == nullptr &&
       tensor_map_encoder() != nullptr)
     return bidirectional_sm90(args, traits.num_multiprocessors, launch);
   if (dim <= 32) return start<32>(args, launch);

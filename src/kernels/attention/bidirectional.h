@@ -1,5 +1,5 @@
-// Attention of encoders on the GPU: sequences of one length in which every row sees every row of
-// its sequence, read from rows without pages.
+// Attention of encoders on the GPU: sequences in which every row sees every row of its sequence,
+// read from rows without pages.
 //
 // Thread-safe; pointers are borrowed device memory; requirements of streams as
 // kernels/cuda/stream.h.
@@ -15,9 +15,12 @@ struct BidirectionalArgs {
   DType type = DType::kBFloat16;  // of all: kBFloat16 or kFloat32
   int32_t num_heads = 0;          // of queries, keys and values alike
   int32_t head_dim = 0;   // at most kBidirectionalHeadDimMax; multiples of 8 are fast, on Hopper 64
-                          // and 128 the fastest
+                          // and from 80 on the fastest where lengths are equal
   int32_t sequences = 0;  // 0 does nothing
   int32_t rows = 0;       // of a sequence; its rows are adjacent, and sequences too
+  // Where sequences have lengths of their own, [sequences + 1], rising: the first row of each, and
+  // the end of the last; `rows` then is the most that one has. Null: all have `rows`.
+  const int32_t* begins = nullptr;
   // [sequences * rows, num_heads, head_dim], heads adjacent, rows `stride` apart; 16-byte aligned.
   const void* q = nullptr;
   const void* k = nullptr;

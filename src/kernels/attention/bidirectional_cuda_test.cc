@@ -1,5 +1,7 @@
 // Attention of encoders against sums in double precision, and rows that must not depend on others.
+#include <algorithm>
 #include <cmath>
+#include <type_traits>
 
 #include "kernels/attention/bidirectional.h"
 #include "kernels/cuda/test_device.h"
@@ -119,6 +121,68 @@ TEST_F(CudaBidirectional, SequencesDoNotMeet) {
       const std::vector<float> alone = test::to_floats(run(one, DType::kBFloat16, middle, 0.1f));
       for (size_t i = 0; i < alone.size(); ++i)
         ASSERT_EQ(beside[alone.size() + i], alone[i]) << dim << " " << rows << " " << i;
+    }
+}
+
+// Of sequences of several lengths each has the bits that it has alone: windows of few rows, and
+// lengths on both sides of a tile's and a block's.
+TEST_F(CudaBidirectional, SequencesHaveLengthsOfTheirOwn) {
+  const std::vector<int32_t> short_ones = {1, 64, 16, 5, 48}, mixed = {70, 1, 128, 129, 64, 300};
+  for (const int dim : {12, 64, 72, 80, 128})
+    for (const std::vector<int32_t>& lengths : {short_ones, mixed}) {
+      std::vector<int32_t> begins = {0};
+      for (const int32_t length : lengths) begins.push_back(begins.back() + length);
+      const Sequences all{2, dim, 1, begins.back()};
+      const int64_t width = int64_t{all.heads} * dim;
+      for (const DType type : {DType::kFloat32, DType::kBFloat16}) {
+        const std::vector<float> floats = draw(all);
+        const auto check = [&](auto element) {
+          using T = decltype(element);
+          std::vector<T> values;
+          if constexpr (std::is_same_v<T, float>)
+            values = floats;
+          else
+            values = test::to_bfloat16s(floats);
+          const DeviceArray<T> in(values);
+          const DeviceArray<T> out(static_cast<size_t>(begins.back() * width));
+          const DeviceArray<int32_t> device_begins(begins);
+          const Status status = cuda::bidirectional_attention(
+              {.type = type,
+               .num_heads = all.heads,
+               .head_dim = dim,
+               .sequences = static_cast<int32_t>(lengths.size()),
+               .rows = *std::max_element(lengths.begin(), lengths.end()),
+               .begins = device_begins.get(),
+               .q = in.get(),
+               .k = in.get() + width,
+               .v = in.get() + 2 * width,
+               .stride = 3 * width,
+               .out = out.get(),
+               .out_stride = width,
+               .scale = 0.2f},
+              {});
+          ASSERT_TRUE(status.ok()) << status.to_string();
+          const std::vector<T> got = out.read();
+          for (size_t i = 0; i < lengths.size(); ++i) {
+            const Sequences one{all.heads, dim, 1, lengths[i]};
+            const auto from = values.begin() + begins[i] * 3 * width;
+            const std::vector<T> own(from, from + lengths[i] * 3 * width);
+            const auto at = got.begin() + begins[i] * width;
+            std::vector<float> made, halves;
+            if constexpr (std::is_same_v<T, float>) {
+              made.assign(at, at + lengths[i] * width);
+              halves = own;
+            } else {
+              made = test::to_floats(std::vector<T>(at, at + lengths[i] * width));
+              halves = test::to_floats(own);
+            }
+            const double error = test::relative_error(made, attended(one, halves, 0.2f));
+            EXPECT_LT(error, type == DType::kFloat32 ? 1e-5 : 6e-3)
+                << dim << ", sequence " << i << " of " << lengths[i];
+          }
+        };
+        type == DType::kFloat32 ? check(float{}) : check(BFloat16{});
+      }
     }
 }
 

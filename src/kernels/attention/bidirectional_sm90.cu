@@ -1,10 +1,10 @@
-// Attention of encoders on Hopper: contract in bidirectional.h. bfloat16, heads of 64 and 128.
-// Parallel: as latent_prefill_sm90.cu, without counters, since all tiles have the same work: a
-// persistent block takes every gridDim-th tile of 128 rows of one head and sequence.
-// Pipeline: one thread issues all copies by TMA, three stages each of keys and values. The tensor
-// maps have sequences as a dimension, so rows behind a sequence's end arrive as zeros.
-// Roof: tensor cores, 1,024 cycles for 128 rows by 128 keys of 64 elements; tiles and blocks of a
-// sequence are whole, so of 577 rows 81 % of the work counts.
+// Attention of encoders on Hopper: contract in bidirectional.h. bfloat16, heads of 64, and of 80 to
+// 128 that arrive widened with zeros to 128. Parallel: as latent_prefill_sm90.cu, without counters,
+// since all tiles have the same work: a persistent block takes every gridDim-th tile of 128 rows of
+// one head and sequence. Pipeline: one thread issues all copies by TMA, three stages each of keys
+// and values. The tensor maps have sequences as a dimension, so rows behind a sequence's end arrive
+// as zeros. Roof: tensor cores, 1,024 cycles for 128 rows by 128 keys of 64 elements; tiles and
+// blocks of a sequence are whole, so of 577 rows 81 % of the work counts.
 #include <algorithm>
 
 #include "kernels/attention/bidirectional.h"
@@ -123,11 +123,12 @@ __device__ void write(const BidirectionalArgs& args, const Tile& tile,
     if (row >= args.rows) continue;
     bf16* to = static_cast<bf16*>(args.out) +
                (int64_t{tile.sequence} * args.rows + row) * args.out_stride +
-               int64_t{tile.head} * DIM + lane % 4 * 2;
+               int64_t{tile.head} * args.head_dim + lane % 4 * 2;
 #pragma unroll
     for (int i = 0; i < DIM / 8; ++i)
-      *reinterpret_cast<uint32_t*>(to + i * 8) =
-          pack_bf16(rows.out[i * 4 + half * 2] * factor, rows.out[i * 4 + half * 2 + 1] * factor);
+      if (i * 8 < args.head_dim)
+        *reinterpret_cast<uint32_t*>(to + i * 8) =
+            pack_bf16(rows.out[i * 4 + half * 2] * factor, rows.out[i * 4 + half * 2 + 1] * factor);
   }
 }
 

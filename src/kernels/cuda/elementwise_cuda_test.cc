@@ -407,6 +407,71 @@ TEST_F(CudaElementwise, QkRopeAppendRoundsToE4m3) {
     }
 }
 
+// Equal components are one position, bit for bit, in the kernel of whole rows (heads of 64 and 128)
+// and in the one of any; others are those of three calls, each of which turns a section's pairs.
+TEST_F(CudaElementwise, PositionsOfThreeComponents) {
+  constexpr int kHeads = 3, kTokens = 9;
+  for (const DType type : {DType::kFloat32, DType::kBFloat16})
+    for (const int dim : {16, 64, 80, 128}) {
+      const int half = dim / 2, ends[2] = {half / 4, half / 2 + 1};
+      const size_t count = static_cast<size_t>(kTokens * kHeads * dim), size = dtype_size(type);
+      const Values from = Values::random(rng_, type, count);
+      std::vector<float> frequencies;
+      for (int i = 0; i < half; ++i)
+        frequencies.push_back(
+            std::pow(100.0f, -2.0f * static_cast<float>(i) / static_cast<float>(dim)));
+      const DeviceArray<float> device_frequencies(frequencies);
+      const std::vector<uint8_t> original = from.device.read();
+      const auto rotate = [&](const std::vector<int32_t>& positions,
+                              const std::vector<int32_t>& places) {
+        const DeviceArray<uint8_t> q(original), page(count * 4);
+        const DeviceArray<int32_t> device_positions(positions), device_places(places);
+        const Status status = cuda::qk_rope_append(
+            {.type = type,
+             .q = q.get(),
+             .q_stride = kHeads * dim,
+             .k = from.device.get(),
+             .k_stride = kHeads * dim,
+             .v = from.device.get(),
+             .v_stride = kHeads * dim,
+             .tokens = kTokens,
+             .num_heads = kHeads,
+             .positions = device_positions.get(),
+             .places = places.empty() ? nullptr : device_places.get(),
+             .section_ends = {ends[0], ends[1]},
+             .frequencies = device_frequencies.get(),
+             .rotary_dim = dim,
+             .kv = {.type = type == DType::kFloat32 ? KvType::kFloat32 : KvType::kBFloat16,
+                    .k = page.get(),
+                    .v = page.get(),
+                    .page_size = 1,
+                    .num_kv_heads = kHeads,
+                    .head_dim = dim,
+                    .page_stride = kHeads * dim,
+                    .token_stride = kHeads * dim,
+                    .head_stride = dim}},
+            {});
+        EXPECT_TRUE(status.ok()) << status.to_string();
+        return q.read();
+      };
+      std::vector<int32_t> of[3], equal, places;
+      for (int t = 0; t < kTokens; ++t)
+        for (auto& component : of) component.push_back(static_cast<int32_t>(rng_.between(0, 500)));
+      for (size_t t = 0; t < kTokens; ++t)
+        for (const auto& component : of) equal.push_back(of[0][t]), places.push_back(component[t]);
+      const std::vector<uint8_t> single[] = {rotate(of[0], {}), rotate(of[1], {}),
+                                             rotate(of[2], {})};
+      EXPECT_EQ(rotate(of[1], equal), single[0]) << dim;
+      const std::vector<uint8_t> got = rotate(of[1], places);
+      for (size_t i = 0; i < count; ++i) {
+        const int pair = static_cast<int>(i) % dim % half;
+        const int component = (pair >= ends[0]) + (pair >= ends[1]);
+        for (size_t byte = i * size; byte < (i + 1) * size; ++byte)
+          ASSERT_EQ(got[byte], single[component][byte]) << dim << " " << i;
+      }
+    }
+}
+
 TEST_F(CudaElementwise, TokenRowsFollowTheEntries) {
   // Entries of 3, 0, 1 and 2 tokens, and two entries without tokens behind them.
   const DeviceArray<int32_t> begin({0, 3, 3, 4, 6, 6, 6}), prefix({5, 9, 0, 31, 7, 7});

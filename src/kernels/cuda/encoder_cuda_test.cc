@@ -6,6 +6,7 @@
 #include "kernels/activation/gelu.h"
 #include "kernels/cuda/test_device.h"
 #include "kernels/embedding/cuda.h"
+#include "kernels/rope/cuda.h"
 
 namespace espalier::kernels {
 namespace {
@@ -89,7 +90,113 @@ class CudaEncoderKernels : public test::OnDevice {
       ASSERT_NEAR(value(got[static_cast<size_t>(i)]), want, kTolerance<T> * std::abs(want)) << i;
     }
   }
+
+  // Pairs turn by the place's component of their section.
+  template <typename T>
+  void check_rope(int32_t heads, int32_t dim) {
+    const auto rows = static_cast<int32_t>(rng_.between(1, 30));
+    const int32_t half = dim / 2, stride = 3 * heads * dim;
+    const int32_t ends[2] = {half / 4, half / 2 + 1};
+    std::vector<T> x = elements<T>(test::random_floats(rng_, int64_t{rows} * stride, 1.0));
+    std::vector<int32_t> places;
+    for (int32_t i = 0; i < 3 * rows; ++i)
+      places.push_back(static_cast<int32_t>(rng_.between(0, 90)));
+    const std::vector<float> frequencies = test::random_floats(rng_, half, 0.5);
+    const DeviceArray<T> in(x);
+    const DeviceArray<int32_t> device_places(places);
+    const DeviceArray<float> device_frequencies(frequencies);
+    const Status status = cuda::placed_rope({.type = kType<T>,
+                                             .x = in.get(),
+                                             .x_stride = stride,
+                                             .rows = rows,
+                                             .heads = heads,
+                                             .head_dim = dim,
+                                             .rotary_dim = dim,
+                                             .places = device_places.get(),
+                                             .section_ends = {ends[0], ends[1]},
+                                             .frequencies = device_frequencies.get()},
+                                            {});
+    ASSERT_TRUE(status.ok()) << status.to_string();
+    const std::vector<T> got = in.read();
+    for (int32_t i = 0; i < static_cast<int32_t>(got.size()); ++i) {
+      const int32_t row = i / stride, column = i % stride, at = column % dim, pair = at % half;
+      const auto here = static_cast<size_t>(i);
+      if (column >= heads * dim) {  // what is behind the heads stays
+        ASSERT_EQ(value(got[here]), value(x[here]));
+        continue;
+      }
+      const int component = (pair >= ends[0]) + (pair >= ends[1]);
+      const float angle = static_cast<float>(places[static_cast<size_t>(3 * row + component)]) *
+                          frequencies[static_cast<size_t>(pair)];
+      const double c = std::cos(double{angle}), s = std::sin(double{angle});
+      const double other =
+          value(x[at < half ? here + static_cast<size_t>(half) : here - static_cast<size_t>(half)]);
+      const double want = value(x[here]) * c + (at < half ? -other : other) * s;
+      ASSERT_NEAR(value(got[here]), want, kTolerance<T> * std::max(1.0, std::abs(want))) << i;
+    }
+  }
+
+  template <typename T>
+  void check_mixed(int32_t dim) {
+    constexpr int32_t kFrom = 12;
+    const std::vector<T> x = elements<T>(test::random_floats(rng_, int64_t{kFrom} * dim, 1.0));
+    const std::vector<T> apart = elements<T>(test::random_floats(rng_, dim, 1.0));
+    std::vector<MixedRow> rows = {MixedRow::of(3), MixedRow{}, MixedRow::of(0)};
+    for (int i = 0; i < 20; ++i) {
+      MixedRow& row = rows.emplace_back();
+      for (int32_t& corner : row.corners) corner = static_cast<int32_t>(rng_.below(kFrom));
+      row.across = static_cast<float>(rng_.below(5)) / 5;
+      row.down = static_cast<float>(rng_.below(5)) / 5;
+    }
+    const DeviceArray<T> in(x), device_apart(apart);
+    const DeviceArray<MixedRow> device_rows(rows);
+    const DeviceArray<T> out(rows.size() * static_cast<size_t>(dim));
+    const Status status = cuda::mix_rows({.type = kType<T>,
+                                          .x = in.get(),
+                                          .apart = device_apart.get(),
+                                          .rows = device_rows.get(),
+                                          .count = static_cast<int32_t>(rows.size()),
+                                          .dim = dim,
+                                          .out = out.get()},
+                                         {});
+    ASSERT_TRUE(status.ok()) << status.to_string();
+    const std::vector<T> got = out.read();
+    for (size_t i = 0; i < got.size(); ++i) {
+      const MixedRow& row = rows[i / static_cast<size_t>(dim)];
+      const size_t column = i % static_cast<size_t>(dim);
+      const auto corner = [&](int at) {
+        return double{value(row.corners[0] < 0
+                                ? apart[column]
+                                : x[static_cast<size_t>(row.corners[at] * dim) + column])};
+      };
+      const double upper = corner(0) + row.across * (corner(1) - corner(0));
+      const double lower = corner(2) + row.across * (corner(3) - corner(2));
+      const double want = upper + row.down * (lower - upper);
+      ASSERT_NEAR(value(got[i]), want, kTolerance<T> * std::max(1.0, std::abs(want))) << i;
+      if (row.across == 0 && row.down == 0) {
+        ASSERT_EQ(double{value(got[i])}, corner(0)) << i;
+      }
+    }
+  }
 };
+
+TEST_F(CudaEncoderKernels, RopeByPlaces) {
+  for (const int32_t dim : {12, 64, 80, 128})
+    for (const int32_t heads : {1, 7, 32}) {
+      check_rope<float>(heads, dim);
+      check_rope<BFloat16>(heads, dim);
+    }
+  EXPECT_EQ(cuda::placed_rope({.rows = 1, .heads = 1, .head_dim = 8, .rotary_dim = 16}, {}).code(),
+            StatusCode::kInvalidArgument);
+}
+
+TEST_F(CudaEncoderKernels, MixedRows) {
+  for (const int32_t dim : {8, 32, 4096}) {
+    check_mixed<float>(dim);
+    check_mixed<BFloat16>(dim);
+  }
+  EXPECT_EQ(cuda::mix_rows({.count = 1, .dim = 12}, {}).code(), StatusCode::kInvalidArgument);
+}
 
 TEST_F(CudaEncoderKernels, Gelu) {
   for (const Gelu kind : {Gelu::kErf, Gelu::kQuick})

@@ -5,6 +5,7 @@
 #pragma once
 
 #include "kernels/cuda/stream.h"
+#include "kernels/embedding/op.h"
 
 namespace espalier::kernels::cuda {
 
@@ -53,5 +54,18 @@ struct PlacePatchesArgs {
 };
 // out: each patch rounded to `type`.
 Status place_patches(const PlacePatchesArgs& args, const LaunchOptions& launch);
+
+// Rows of pictures' tiles as they stand in a prompt.
+struct MixRowsArgs {
+  DType type = DType::kBFloat16;   // of all: kBFloat16 or kFloat32
+  const void* x = nullptr;         // [num_rows, dim], without gaps
+  const void* apart = nullptr;     // [dim]: the row of corner -1
+  const MixedRow* rows = nullptr;  // [count]
+  int32_t count = 0;               // 0 does nothing
+  int32_t dim = 0;                 // a multiple of 8
+  void* out = nullptr;             // [count, dim], without gaps
+};
+// In float32, rounded once; exactly the row where weights are 0.
+Status mix_rows(const MixRowsArgs& args, const LaunchOptions& launch);
 
 }  // namespace espalier::kernels::cuda

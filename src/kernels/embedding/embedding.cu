@@ -42,6 +42,39 @@ __global__ void patches_kernel(PlacePatchesArgs args) {
     to[i] = from_float<T>(patch >= 0 && i < args.features ? from[i] : 0.0f);
 }
 
+constexpr int kMixThreads = 256;
+
+template <typename T>
+__global__ void __launch_bounds__(kMixThreads) mix_kernel(MixRowsArgs args) {
+  release_next();
+  wait_for_previous();
+  const MixedRow row = args.rows[blockIdx.x];
+  const T* x = static_cast<const T*>(args.x);
+  const T* corners[4];
+#pragma unroll
+  for (int i = 0; i < 4; ++i)
+    corners[i] = row.corners[0] < 0 ? static_cast<const T*>(args.apart)
+                                    : x + int64_t{row.corners[i]} * args.dim;
+  T* to = static_cast<T*>(args.out) + int64_t{blockIdx.x} * args.dim;
+  for (int at = static_cast<int>(threadIdx.x) * 8; at < args.dim; at += kMixThreads * 8) {
+    float v[8];
+    load8(corners[0] + at, v);
+    if (row.across != 0 || row.down != 0) {
+      float right[8], below[8], last[8];
+      load8(corners[1] + at, right);
+      load8(corners[2] + at, below);
+      load8(corners[3] + at, last);
+#pragma unroll
+      for (int i = 0; i < 8; ++i) {
+        const float upper = (1 - row.across) * v[i] + row.across * right[i];
+        const float lower = (1 - row.across) * below[i] + row.across * last[i];
+        v[i] = (1 - row.down) * upper + row.down * lower;
+      }
+    }
+    store8(to + at, v);
+  }
+}
+
 }  // namespace
 
 Status gather_rows(const GatherArgs& args, const LaunchOptions& launch) {
@@ -76,6 +109,19 @@ Status place_rows(const PlaceRowsArgs& args, const LaunchOptions& launch) {
       cudaMemcpy2DAsync(args.out, static_cast<size_t>(args.out_stride) * size, args.rows, width,
                         width, static_cast<size_t>(args.count), cudaMemcpyDefault, launch.stream),
       "place_rows");
+}
+
+Status mix_rows(const MixRowsArgs& args, const LaunchOptions& launch) {
+  if (args.type == DType::kFloat16)
+    return error(StatusCode::kUnimplemented, "mix_rows: F16 is not supported");
+  if (args.count < 0 || args.dim < 8 || args.dim % 8 != 0 || !aligned(args.x, 16) ||
+      !aligned(args.apart, 16) || !aligned(args.out, 16))
+    return invalid_argument("mix_rows: {} rows of {}, which must be whole vectors of 16 bytes",
+                            args.count, args.dim);
+  if (args.count == 0) return {};
+  return launch_kernel("mix_rows",
+                       args.type == DType::kBFloat16 ? mix_kernel<bf16> : mix_kernel<float>,
+                       dim3(static_cast<unsigned>(args.count)), kMixThreads, 0, launch, args);
 }
 
 Status place_patches(const PlacePatchesArgs& args, const LaunchOptions& launch) {

@@ -22,4 +22,13 @@ struct GatherArgs {
 // use gather_packed_rows of kernels/linear.
 void gather_rows(CpuBackend& backend, const GatherArgs& args);
 
+// A row between four rows of an array, as bilinear interpolation places it.
+struct MixedRow {
+  // Upper left and right, lower left and right; the first is -1: the row is one that stands apart.
+  int32_t corners[4] = {-1, -1, -1, -1};
+  float across = 0, down = 0;  // weights of the right and of the lower ones
+
+  static MixedRow of(int32_t row) { return {.corners = {row, row, row, row}}; }
+};
+
 }  // namespace espalier::kernels

@@ -29,6 +29,11 @@ struct QkRopeAppendArgs {
   float epsilon = 1e-6f;
 
   const int32_t* positions = nullptr;  // [tokens]
+  // Where positions have three components (M-RoPE), [tokens, 3], instead of `positions`: pairs
+  // below section_ends[0] turn by the first, those below section_ends[1] by the second, others by
+  // the third. Null: all turn by one position.
+  const int32_t* places = nullptr;
+  int32_t section_ends[2] = {};
   // Angle per position of each rotated pair, [rotary_dim / 2] float32 (models/rope_table.h); null:
   // no rotation. Cosine and sine are multiplied by attention_factor.
   const float* frequencies = nullptr;

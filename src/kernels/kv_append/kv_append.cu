@@ -19,6 +19,13 @@ constexpr int kRopeWarps = 8;
 constexpr int kRopeMaxDim = kMaxHeadDim;
 constexpr int kRowThreads = 384;  // 48 heads of 128 in one go
 
+// What a pair of a token's heads turns by.
+__device__ __forceinline__ int position_of(const QkRopeAppendArgs& args, int64_t token, int pair) {
+  if (args.places == nullptr) return args.positions[token];
+  const int component = (pair >= args.section_ends[0]) + (pair >= args.section_ends[1]);
+  return args.places[token * 3 + component];
+}
+
 template <typename T>
 struct HeadWork {
   const T* from = nullptr;
@@ -73,7 +80,7 @@ __global__ void __launch_bounds__(kRopeWarps * 32) qk_rope_append_kernel(QkRopeA
   const int dim = args.kv.head_dim;
   for (int i = static_cast<int>(threadIdx.x); i < half; i += kRopeWarps * 32) {
     // The angle is rounded to float32 first, as on the CPU.
-    const float angle = static_cast<float>(args.positions[token]) * args.frequencies[i];
+    const float angle = static_cast<float>(position_of(args, token, i)) * args.frequencies[i];
     float s, c;
     sincosf(angle, &s, &c);
     cosine[i] = c * args.attention_factor;
@@ -146,7 +153,8 @@ __global__ void __launch_bounds__(kRowThreads) qk_rope_append_rows(QkRopeAppendA
   wait_for_previous();
   const int64_t token = blockIdx.x;
   if (static_cast<int>(threadIdx.x) < DIM / 2) {
-    const float angle = static_cast<float>(args.positions[token]) * args.frequencies[threadIdx.x];
+    const int pair = static_cast<int>(threadIdx.x);
+    const float angle = static_cast<float>(position_of(args, token, pair)) * args.frequencies[pair];
     float s, c;
     sincosf(angle, &s, &c);
     cosine[threadIdx.x] = c * args.attention_factor;

@@ -18,7 +18,7 @@ struct InputRange {
   int32_t begin = 0;
   int32_t count = 0;
 };
-inline constexpr int kMaxInputRanges = 16;
+inline constexpr int kMaxInputRanges = 20;
 
 // `host`, `runs` and `pages` are pinned host memory, written before the launch and not again until
 // the kernel has ended; the kernel reads them over the bus.
