@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "base/check.h"
+#include "models/mixed_rows.h"
 
 namespace espalier {
 namespace {
@@ -59,36 +60,51 @@ int32_t num_rows_of(const TileGrid& grid, int32_t side) {
   return side * side + behind;
 }
 
-void arrange_tile_rows(const TileGrid& grid, std::span<const float> tiles,
-                       std::span<const float> line_end, std::span<float> rows) {
-  const size_t width = line_end.size();
-  const size_t tile = tiles.size() / static_cast<size_t>(1 + grid.num_tiles());
-  auto to = std::copy_n(tiles.begin(), tile, rows.begin());
-  if (grid.num_tiles() == 0) {
-    std::copy(line_end.begin(), line_end.end(), to);
-    return;
-  }
+std::vector<kernels::MixedRow> mixed_rows(const TileGrid& grid, int32_t side, int32_t begin) {
+  std::vector<kernels::MixedRow> out;
+  out.reserve(static_cast<size_t>(num_rows_of(grid, side)));
+  const int32_t tile = side * side;
+  for (int32_t row = 0; row < tile; ++row) out.push_back(kernels::MixedRow::of(begin + row));
+  if (grid.num_tiles() == 0) out.emplace_back();
   const auto at = [&](int32_t row, int32_t column) {
     row += grid.first_row;
     column += grid.first_column;
     const int32_t index = row / grid.side * grid.tile_columns + column / grid.side;
-    const int32_t inside = row % grid.side * grid.side + column % grid.side;
-    return tiles.data() + static_cast<size_t>(1 + index) * tile +
-           static_cast<size_t>(inside) * width;
+    return begin + (1 + index) * tile + row % grid.side * grid.side + column % grid.side;
   };
-  for (int32_t line = 0; line < grid.lines; ++line) {
+  for (int32_t line = 0; grid.num_tiles() > 0 && line < grid.lines; ++line) {
     const Sample down = sample(line, grid.num_rows, grid.lines);
     for (int32_t place = 0; place < grid.line_length; ++place) {
       const Sample across = sample(place, grid.num_columns, grid.line_length);
-      const float* corners[] = {at(down.first, across.first), at(down.first, across.second),
-                                at(down.second, across.first), at(down.second, across.second)};
-      for (size_t i = 0; i < width; ++i) {
-        const float upper = (1 - across.weight) * corners[0][i] + across.weight * corners[1][i];
-        const float lower = (1 - across.weight) * corners[2][i] + across.weight * corners[3][i];
-        *to++ = (1 - down.weight) * upper + down.weight * lower;
-      }
+      out.push_back({.corners = {at(down.first, across.first), at(down.first, across.second),
+                                 at(down.second, across.first), at(down.second, across.second)},
+                     .across = across.weight,
+                     .down = down.weight});
     }
-    to = std::copy(line_end.begin(), line_end.end(), to);
+    out.emplace_back();
+  }
+  return out;
+}
+
+void arrange_tile_rows(const TileGrid& grid, std::span<const float> tiles,
+                       std::span<const float> line_end, std::span<float> rows) {
+  const size_t width = line_end.size();
+  const size_t tile = tiles.size() / static_cast<size_t>(1 + grid.num_tiles()) / width;
+  const auto side = static_cast<int32_t>(std::lround(std::sqrt(static_cast<double>(tile))));
+  auto to = rows.begin();
+  for (const kernels::MixedRow& row : mixed_rows(grid, side)) {
+    if (row.corners[0] < 0) {
+      to = std::copy(line_end.begin(), line_end.end(), to);
+      continue;
+    }
+    const auto corner = [&](int32_t i) {
+      return tiles.data() + static_cast<size_t>(row.corners[i]) * width;
+    };
+    for (size_t i = 0; i < width; ++i) {
+      const float upper = (1 - row.across) * corner(0)[i] + row.across * corner(1)[i];
+      const float lower = (1 - row.across) * corner(2)[i] + row.across * corner(3)[i];
+      *to++ = (1 - row.down) * upper + row.down * lower;
+    }
   }
   ESP_CHECK(to == rows.end(), "{} numbers of rows", rows.size());
 }

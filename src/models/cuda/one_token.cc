@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "models/program/gpu_passes.h"
+#include "models/rotary_places.h"
 
 namespace espalier {
 namespace {
@@ -30,6 +31,8 @@ Result<std::unique_ptr<CudaOneToken>> CudaOneToken::create(const program::Progra
                                                            const CudaWeights& weights,
                                                            const CudaRopes& ropes) {
   std::unique_ptr<CudaOneToken> out;
+  // The kernel's rotary positions are those of the tokens.
+  if (has_sections(spec)) return out;
   if (weights.type() != DType::kBFloat16 || weights.has_codes()) return out;
   std::optional<program::Program> program = program::fuse_megakernel(lowered);
   if (!program) return out;

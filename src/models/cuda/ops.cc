@@ -202,6 +202,7 @@ Status run_matmul(CudaContext& c, const Op& op) {
 // Wanted rows are gathered by the step's list, or are all rows where they lie. Outputs are a run of
 // the wanted rows, which stay as they are because the section may run again.
 Status run_select_rows(CudaContext& c, const Op& op) {
+  if (std::holds_alternative<program::MergeRows>(op.attributes)) return run_merge_rows(c, op);
   for (size_t i = 0; i < op.inputs.size(); ++i) {
     const Operand &from = op.inputs[i], &to = op.outputs[i];
     if (c.plan().program().buffer(to).rows.count == RowCount::kOutputs) {
@@ -327,6 +328,8 @@ CudaOp cuda_op(OpKind kind) {
       return run_head_matmul;
     case OpKind::kHeadCopy:
       return run_head_copy;
+    case OpKind::kRope:
+      return run_rope;
     case OpKind::kQkRopeAppend:
       return run_qk_rope_append;
     case OpKind::kAttention:

@@ -36,7 +36,11 @@ Status run_latent_prefill(CudaContext& context, const program::Op& op);
 // ops_encoder.cc
 Status run_patches(CudaContext& context, const program::Op& op);
 Status run_class_embed(CudaContext& context, const program::Op& op);
-// Attention in which each row sees all rows of its entry.
+// By the places of a picture's rows.
+Status run_rope(CudaContext& context, const program::Op& op);
+// The step's rows, each several of the input's.
+Status run_merge_rows(CudaContext& context, const program::Op& op);
+// Attention in which each row sees all rows of its picture, or of its window.
 Status run_bidirectional(CudaContext& context, const program::Op& op);
 
 // ops_moe.cc

@@ -28,6 +28,10 @@ void add_rope(const CudaContext& c, const program::Rope& rope, kc::QkRopeAppendA
   args.rotary_dim = spec.rotary_dim;
   args.attention_factor = static_cast<float>(spec.attention_factor);
   args.interleaved = spec.pairing == RopeSpec::Pairing::kInterleaved;
+  if (spec.sections.empty() || c.step().places == nullptr) return;
+  args.places = c.step().places;
+  args.section_ends[0] = spec.sections[0];
+  args.section_ends[1] = spec.sections[0] + spec.sections[1];
 }
 
 void add_norms(const CudaContext& c, const program::QkRopeAppend& fused,

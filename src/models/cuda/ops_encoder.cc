@@ -1,7 +1,9 @@
-// Operations that encoders of pictures alone have; entries are pictures of one size.
+// Operations that encoders of pictures alone have. Pictures, or their tiles, are the step's
+// sequences.
 #include "kernels/activation/cuda.h"
 #include "kernels/attention/bidirectional.h"
 #include "kernels/embedding/cuda.h"
+#include "kernels/rope/cuda.h"
 #include "models/cuda/ops.h"
 
 namespace espalier {
@@ -12,15 +14,18 @@ using program::Operand;
 
 Status run_patches(CudaContext& c, const Op& op) {
   const PatchesSpec& patches = *c.spec().patches;
-  return kc::place_patches({.type = c.type(),
-                            .patches = c.scratch().patches,
-                            .pictures = c.step().entries.num_entries,
-                            .patches_each = patches.num_patches,
-                            .features = patches.features(),
-                            .class_row = patches.class_token,
-                            .out = c.write(op.outputs[0]),
-                            .columns = op.outputs[0].columns},
-                           c.launch(op));
+  // Patches of any number of pictures are rows one behind the other where none has a class row.
+  const bool any_size = patches.num_patches == 0;
+  return kc::place_patches(
+      {.type = c.type(),
+       .patches = c.scratch().patches,
+       .pictures = any_size ? 1 : c.step().pictures.count,
+       .patches_each = any_size ? c.num_rows(op.outputs[0]) : patches.num_patches,
+       .features = patches.features(),
+       .class_row = patches.class_token,
+       .out = c.write(op.outputs[0]),
+       .columns = op.outputs[0].columns},
+      c.launch(op));
 }
 
 // One vector for the first row of each picture.
@@ -31,7 +36,7 @@ Status run_class_embed(CudaContext& c, const Op& op) {
                          .x_stride = 0,
                          .y = c.write(x),
                          .y_stride = c.spec().patches->num_rows() * c.stride(x),
-                         .rows = c.step().entries.num_entries,
+                         .rows = c.step().pictures.count,
                          .dim = x.columns},
                         c.launch(op));
 }
@@ -39,20 +44,56 @@ Status run_class_embed(CudaContext& c, const Op& op) {
 Status run_bidirectional(CudaContext& c, const Op& op) {
   const auto& a = op.as<program::Attention>();
   const Operand &q = op.inputs[0], &out = op.outputs[0];
-  const int32_t pictures = c.step().entries.num_entries;
-  return kc::bidirectional_attention({.type = c.type(),
-                                      .num_heads = a.num_heads,
-                                      .head_dim = a.head_dim,
-                                      .sequences = pictures,
-                                      .rows = c.num_rows(q) / pictures,
-                                      .q = c.read(q),
-                                      .k = c.read(op.inputs[1]),
-                                      .v = c.read(op.inputs[2]),
-                                      .stride = c.stride(q),
-                                      .out = c.write(out),
-                                      .out_stride = c.stride(out),
-                                      .scale = a.scale},
-                                     c.launch(op));
+  const StepSequences& sequences = a.windowed ? c.step().windows : c.step().pictures;
+  const bool equal = sequences.begins == nullptr;
+  return kc::bidirectional_attention(
+      {.type = c.type(),
+       .num_heads = a.num_heads,
+       .head_dim = a.head_dim,
+       .sequences = sequences.count,
+       .rows = equal ? c.num_rows(q) / sequences.count : sequences.rows_max,
+       .begins = sequences.begins,
+       .q = c.read(q),
+       .k = c.read(op.inputs[1]),
+       .v = c.read(op.inputs[2]),
+       .stride = c.stride(q),
+       .out = c.write(out),
+       .out_stride = c.stride(out),
+       .scale = a.scale},
+      c.launch(op));
+}
+
+// Of decoders the rotation is a part of kQkRopeAppend.
+Status run_rope(CudaContext& c, const Op& op) {
+  const auto& a = op.as<program::Rope>();
+  const RopeSpec& rope = c.spec().ropes[static_cast<size_t>(a.rope)];
+  const Operand& x = op.outputs[0];
+  return kc::placed_rope({.type = c.type(),
+                          .x = c.write(x),
+                          .x_stride = c.stride(x),
+                          .rows = c.num_rows(x),
+                          .heads = a.heads,
+                          .head_dim = a.head_dim,
+                          .rotary_dim = rope.rotary_dim,
+                          .places = c.step().places,
+                          .section_ends = {rope.sections[0], rope.sections[0] + rope.sections[1]},
+                          .frequencies = c.scratch().ropes[static_cast<size_t>(a.rope)]},
+                         c.launch(op));
+}
+
+// Rows side by side, which are one row of so many times the width.
+Status run_merge_rows(CudaContext& c, const Op& op) {
+  const Operand &from = op.inputs[0], &to = op.outputs[0];
+  const int32_t count = op.as<program::MergeRows>().count;
+  return kc::gather_rows({.type = c.type(),
+                          .table = c.read(from),
+                          .num_rows = c.num_rows(from) / count,
+                          .dim = to.columns,
+                          .ids = c.step().rows + c.buffers().first_output(),
+                          .out = c.write(to),
+                          .out_stride = c.stride(to),
+                          .tokens = c.num_rows(to)},
+                         c.launch(op));
 }
 
 }  // namespace espalier

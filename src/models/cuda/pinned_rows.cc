@@ -3,42 +3,44 @@
 #include <algorithm>
 #include <utility>
 
+#include "base/memory_reserve.h"
+
 namespace espalier {
 namespace {
 
-// Pinning holds up what other threads launch, so a large picture has a slab of its own.
-constexpr int64_t kSlabBytes = int64_t{4} << 20;
+constexpr int64_t kUnit = cuda::Arena::kAlignment;
 
 }  // namespace
 
-PinnedRows::PinnedRows(int64_t block_bytes)
-    : block_bytes_((block_bytes + cuda::Arena::kAlignment - 1) / cuda::Arena::kAlignment *
-                   cuda::Arena::kAlignment),
-      slab_blocks_(std::max<int64_t>(1, kSlabBytes / block_bytes_)) {}
-
-Status PinnedRows::grow() {
-  ESP_ASSIGN_OR_RETURN(
-      cuda::PinnedBuffer slab,
-      cuda::PinnedBuffer::allocate(slab_blocks_ * block_bytes_, "rows of pictures"));
-  free_.reserve((slabs_.size() + 1) * static_cast<size_t>(slab_blocks_));
-  for (int64_t i = 0; i < slab_blocks_; ++i) free_.push_back(slab.data() + i * block_bytes_);
-  slabs_.push_back(std::move(slab));
-  return Status();
+// Slabs without a block are too small for this one, and are let go before another is pinned:
+// otherwise pictures that become larger and larger would leave pinned memory behind.
+Result<PinnedRows::Range> PinnedRows::take_range(int64_t units) {
+  for (Slab& slab : slabs_) {
+    if (const auto begin = slab.free.take(units)) return Range{&slab, *begin, units};
+  }
+  slabs_.remove_if([](const Slab& slab) { return slab.unused(); });
+  const int64_t most = std::max(units, slab_bytes_ / kUnit);
+  ESP_ASSIGN_OR_RETURN(cuda::PinnedBuffer memory,
+                       cuda::PinnedBuffer::allocate(most * kUnit, "rows of pictures"));
+  Slab& slab = slabs_.emplace_back(Slab{std::move(memory), FreeRanges(most)});
+  return Range{&slab, slab.free.take(units).value(), units};
 }
 
-Result<std::shared_ptr<std::byte>> PinnedRows::take() {
-  std::unique_lock lock(mutex_);
-  if (free_.empty()) ESP_RETURN_IF_ERROR(grow());
-  std::byte* const block = free_.back();
-  free_.pop_back();
-  lock.unlock();
+Result<std::shared_ptr<std::byte>> PinnedRows::take(int64_t bytes) {
+  Range range;
+  {
+    std::lock_guard lock(mutex_);
+    ESP_ASSIGN_OR_RETURN(range, take_range((bytes + kUnit - 1) / kUnit));
+  }
   return std::shared_ptr<std::byte>(
-      block, [pool = shared_from_this()](std::byte* of_pool) { pool->give_back(of_pool); });
+      range.slab->memory.data() + range.begin * kUnit,
+      [pool = shared_from_this(), range](std::byte*) { pool->give_back(range); });
 }
 
-void PinnedRows::give_back(std::byte* block) {
+void PinnedRows::give_back(const Range& range) {
+  const MemoryReserveScope reserve;  // a range between two that are taken needs a node
   std::lock_guard lock(mutex_);
-  free_.push_back(block);
+  range.slab->free.give_back(range.begin, range.units);
 }
 
 }  // namespace espalier

@@ -6,32 +6,41 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <list>
 #include <memory>
 #include <mutex>
-#include <vector>
 
 #include "base/status.h"
+#include "models/cuda/free_ranges.h"
 #include "tensor/cuda/memory.h"
 
 namespace espalier {
 
 class PinnedRows : public std::enable_shared_from_this<PinnedRows> {
  public:
-  // block_bytes: of a picture's rows.
-  explicit PinnedRows(int64_t block_bytes);
+  // slab_bytes: what is pinned at once, at least.
+  explicit PinnedRows(int64_t slab_bytes) : slab_bytes_(slab_bytes) {}
 
-  // A block, not initialised; it comes back when its last owner lets go of it.
-  // kResourceExhausted: the host gives no more memory.
-  Result<std::shared_ptr<std::byte>> take();
+  // A block, not initialised; it comes back when its last owner lets go of it. REQUIRES: bytes
+  // above 0. kResourceExhausted: the host gives no more memory.
+  Result<std::shared_ptr<std::byte>> take(int64_t bytes);
 
  private:
-  Status grow();
-  void give_back(std::byte* block);
+  struct Slab {
+    cuda::PinnedBuffer memory;
+    FreeRanges free;  // in units
+    bool unused() const { return free.num_free() == free.size(); }
+  };
+  struct Range {
+    Slab* slab = nullptr;
+    int64_t begin = 0, units = 0;
+  };
+  Result<Range> take_range(int64_t units);
+  void give_back(const Range& range);
 
-  const int64_t block_bytes_, slab_blocks_;
+  const int64_t slab_bytes_;
   std::mutex mutex_;
-  std::vector<cuda::PinnedBuffer> slabs_;
-  std::vector<std::byte*> free_;  // has room for all blocks
+  std::list<Slab> slabs_;  // whose addresses stay
 };
 
 }  // namespace espalier

@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "models/cuda/decoder.h"
+#include "models/cuda/encoder_batch.h"
 #include "models/cuda/recording_kernels.h"
 #include "models/cuda/support.h"
 #include "models/families/family.h"
@@ -325,7 +326,8 @@ std::optional<DecoderSpec> encoder_spec(const std::string& name) {
 
 // Nothing of an encoder goes to pages, and its GEMMs read rows of multiples of 8.
 TEST(CudaEncoderPlan, ReadsKeysAndValuesFromRows) {
-  for (const char* name : {"llava_clip", "llava_siglip"}) {
+  for (const char* name :
+       {"llava_clip", "llava_siglip", "llava_next", "llava_onevision", "qwen2_vl", "qwen2_5_vl"}) {
     const std::optional<DecoderSpec> spec = encoder_spec(name);
     ASSERT_TRUE(spec) << name;
     EXPECT_TRUE(check_cuda_encoder(*spec).ok()) << name;
@@ -344,8 +346,8 @@ TEST(CudaEncoderPlan, ReadsKeysAndValuesFromRows) {
       EXPECT_EQ(bound.op.inputs[0].columns, bound.op.as<program::Matmul>().in_features);
     }
     EXPECT_EQ(layers, spec->layers.size());
-    const DecoderLimits limits{.max_tokens = 4 * spec->patches->num_rows(),
-                               .max_outputs = 4 * spec->patches->num_patches};
+    const EncoderSizes sizes = EncoderSizes::most(*spec, 16, 4);
+    const DecoderLimits limits{.max_tokens = sizes.rows, .max_outputs = sizes.outputs};
     EXPECT_GT(plan->place(limits, DType::kBFloat16).total_bytes, 0);
   }
 }
@@ -360,6 +362,13 @@ TEST(CudaEncoderPlan, WhatTheGpuDoesNotDoIsRefusedByName) {
   };
   EXPECT_NE(refusal([](auto& s) { s.layers[1].attention.rope = 0; }).find("rotary positions"),
             std::string::npos);
+  EXPECT_NE(refusal([](auto& s) { s.layers[1].attention.windowed = true; }).find("windows"),
+            std::string::npos);
+  EXPECT_NE(refusal([](auto& s) { s.projector->merge = 4; }).find("merged"), std::string::npos);
+  EXPECT_NE(refusal([](auto& s) {
+              s.ropes = {{.sections = {1, 1}}};
+            }).find("2 components"),
+            std::string::npos);
   EXPECT_NE(refusal([](auto& s) { s.layers[0].attention.sliding_window = 4; }).find("attention"),
             std::string::npos);
   EXPECT_NE(refusal([](auto& s) { s.layers[0].attention.num_kv_heads = 1; }).find("share keys"),
@@ -367,26 +376,45 @@ TEST(CudaEncoderPlan, WhatTheGpuDoesNotDoIsRefusedByName) {
   EXPECT_NE(refusal([](auto& s) { s.projector.reset(); }).find("projector"), std::string::npos);
 }
 
-// Models whose pictures have any size: their encoders, and decoders with M-RoPE.
-TEST(CudaEncoderPlan, PicturesOfAnySizeAreRefusedByName) {
-  for (const auto& [name, what] :
-       {std::pair("llava_next", "read in tiles"), std::pair("llava_onevision", "read in tiles"),
-        std::pair("qwen2_vl", "pictures of any size"),
-        std::pair("qwen2_5_vl", "pictures of any size")}) {
-    const std::optional<DecoderSpec> spec = encoder_spec(name);
-    ASSERT_TRUE(spec) << name;
-    const Status status = check_cuda_encoder(*spec);
-    EXPECT_EQ(status.code(), StatusCode::kUnimplemented) << name;
-    EXPECT_NE(status.message().find(what), std::string::npos) << status.message();
-  }
-  for (const char* name : {"qwen2_vl", "qwen2_5_vl"}) {
+// Both parts of models whose pictures have any size or are read in tiles.
+TEST(CudaEncoderPlan, PicturesOfAnySizeAreTaken) {
+  for (const char* name : {"llava_next", "llava_onevision", "qwen2_vl", "qwen2_5_vl"}) {
     const auto config = read_model_config(std::string("tests/golden/images/") + name);
     ASSERT_TRUE(config) << name;
     const auto decoder = make_decoder_spec(*config);
     ASSERT_TRUE(decoder) << name;
     const Status status = check_cuda_support(*decoder);
-    EXPECT_EQ(status.code(), StatusCode::kUnimplemented) << name;
-    EXPECT_NE(status.message().find("M-RoPE"), std::string::npos) << status.message();
+    EXPECT_TRUE(status.ok()) << status.message();
+  }
+}
+
+// An MLP of 3,420 has 3,424 rows in each half, and the matrix behind it reads as many.
+TEST(CudaEncoderPlan, WidensMlps) {
+  for (const char* name : {"qwen2_5_vl", "qwen2_vl"}) {
+    std::optional<DecoderSpec> spec = encoder_spec(name);
+    ASSERT_TRUE(spec) << name;
+    for (LayerSpec& layer : spec->layers) layer.mlp.intermediate_size = 3420;
+    EXPECT_TRUE(check_cuda_encoder(*spec).ok());
+    const auto plan = CudaPlan::create(program::encoder_passes(program::lower(*spec)));
+    ASSERT_TRUE(plan) << plan.error().message();
+    const bool gated = spec->layers[0].mlp.gated;
+    int32_t found = 0;
+    for (const CudaPlan::BoundOp& bound : plan->ops()) {
+      if (bound.op.kind == program::OpKind::kActivation && bound.op.layer >= 0) {
+        EXPECT_EQ(bound.op.as<program::Activation>().dim, 3424);
+      }
+      if (bound.op.kind != program::OpKind::kMatmul) continue;
+      const auto& matmul = bound.op.as<program::Matmul>();
+      if (matmul.weight.kind == WeightKind::kGateUp) {
+        EXPECT_EQ(matmul.out_features, (gated ? 2 : 1) * 3424);
+        ++found;
+      }
+      if (matmul.weight.kind == WeightKind::kDown) {
+        EXPECT_EQ(matmul.in_features, 3424);
+        ++found;
+      }
+    }
+    EXPECT_EQ(found, 2 * std::ssize(spec->layers));
   }
 }
 

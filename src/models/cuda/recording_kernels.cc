@@ -21,6 +21,7 @@
 #include "kernels/norm/cuda.h"
 #include "kernels/random/cuda.h"
 #include "kernels/relayout/cuda.h"
+#include "kernels/rope/cuda.h"
 #include "kernels/router/cuda.h"
 #include "models/cuda/tensor_loader.h"
 #include "tensor/cuda/device.h"
@@ -441,6 +442,20 @@ Status place_rows(const PlaceRowsArgs& args, const LaunchOptions& launch) {
   Launch("place_rows", launch)
       .add("rows", args.count)
       .write(area(args.out, args.count, args.dim, args.out_stride, args.type));
+  return Status();
+}
+
+Status mix_rows(const MixRowsArgs& args, const LaunchOptions& launch) {
+  Launch("mix_rows", launch)
+      .add("rows", args.count)
+      .write(area(args.out, args.count, args.dim, args.dim, args.type));
+  return Status();
+}
+
+Status placed_rope(const PlacedRopeArgs& args, const LaunchOptions& launch) {
+  const recording::Area x =
+      area(args.x, args.rows, int64_t{args.heads} * args.head_dim, args.x_stride, args.type);
+  Launch("placed_rope", launch).read("x", x).add("rows", args.rows).write(x);
   return Status();
 }
 

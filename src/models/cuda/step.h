@@ -39,6 +39,13 @@ struct StepSpan {
   const void* rows = nullptr;
 };
 
+// Of an encoder: sequences of rows that see each other. Without `begins` all have the same length.
+struct StepSequences {
+  int32_t count = 0;
+  int32_t rows_max = 0;             // of one, where there are `begins`
+  const int32_t* begins = nullptr;  // [count + 1], on the device
+};
+
 // One step, in device memory.
 struct CudaStep {
   const int32_t* ids = nullptr;          // [entries.num_tokens], or -1: slot_tokens of token_slots
@@ -61,6 +68,10 @@ struct CudaStep {
   int32_t decode_tokens = 1;
   std::span<const StepSpan> spans;  // in the host's memory; read by forward(), never in a graph
   ExpandedRows expanded;            // what latent attention may expand
+  // Components of rotary positions, [entries.num_tokens, 3], where a rope of the model has
+  // sections; null: each token's position is all three.
+  const int32_t* places = nullptr;
+  StepSequences pictures, windows;  // of an encoder; its entries state num_tokens alone
   StepAdapters adapters;            // REQUIRES, where there are some: the model takes adapters
 };
 

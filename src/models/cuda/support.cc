@@ -36,21 +36,14 @@ Status check_latent(const DecoderSpec& spec, const LatentSpec& latent) {
                spec.architecture, queries, rank, nope, rope, value);
 }
 
-// What pictures of any size need: of the decoder three components of positions, of the encoder
-// more.
-Status check_pictures(const DecoderSpec& spec) {
-  const auto refuse = [&](const char* what) {
-    return error(StatusCode::kUnimplemented, "{}: {} not run on the GPU yet; use --device cpu",
-                 spec.architecture, what);
-  };
-  if (spec.tiles) return refuse("pictures that are read in tiles do");
-  const auto& patches = spec.patches;
-  if (patches && (patches->num_patches == 0 || patches->merge > 1 || patches->window > 0 ||
-                  patches->frames > 1)) {
-    return refuse("encoders of pictures of any size do");
-  }
+// Positions of a decoder and places of an encoder's rows have three components, or one.
+Status check_ropes(const DecoderSpec& spec) {
   for (const RopeSpec& rope : spec.ropes) {
-    if (!rope.sections.empty()) return refuse("positions of three components (M-RoPE) do");
+    if (rope.sections.empty() || rope.sections.size() == 3) continue;
+    return error(StatusCode::kUnimplemented,
+                 "{}: rotary positions of {} components do not run on the GPU yet; use --device "
+                 "cpu",
+                 spec.architecture, rope.sections.size());
   }
   return Status();
 }
@@ -58,7 +51,7 @@ Status check_pictures(const DecoderSpec& spec) {
 }  // namespace
 
 Status check_cuda_support(const DecoderSpec& spec) {
-  ESP_RETURN_IF_ERROR(check_pictures(spec));
+  ESP_RETURN_IF_ERROR(check_ropes(spec));
   if (spec.pooling) {
     return error(StatusCode::kUnimplemented,
                  "{}: vectors of texts (embeddings, classes, rewards) do not run on the GPU yet; "
@@ -81,7 +74,7 @@ Status check_cuda_support(const DecoderSpec& spec) {
 }
 
 Status check_cuda_encoder(const DecoderSpec& spec) {
-  ESP_RETURN_IF_ERROR(check_pictures(spec));
+  ESP_RETURN_IF_ERROR(check_ropes(spec));
   const auto refuse = [&](std::string_view what) {
     return error(StatusCode::kUnimplemented,
                  "{}: its encoder of pictures has {}, which does not run on the GPU yet; use "
@@ -90,13 +83,19 @@ Status check_cuda_encoder(const DecoderSpec& spec) {
   };
   if (!spec.patches || !spec.projector) return refuse("no patches or no projector");
   if (spec.hidden_size % 8 != 0) return refuse("a hidden size that is no multiple of 8");
+  const bool any_size = spec.patches->num_patches == 0;
+  if (any_size && (spec.patches->class_token || spec.learned_positions > 0 || spec.tiles))
+    return refuse("class rows, learned positions or tiles of any size");
+  if (!any_size && spec.projector->merge > 1)
+    return refuse("rows that are merged in pictures of one size");
   for (const LayerSpec& layer : spec.layers) {
-    if (layer.mlp.intermediate_size % 8 != 0)
-      return refuse("an MLP whose size is no multiple of 8");
     const AttentionSpec& a = layer.attention;
-    if (a.causal || a.windowed || a.latent || a.sliding_window > 0 || a.softcap > 0 || a.sinks)
+    if (a.causal || a.latent || a.sliding_window > 0 || a.softcap > 0 || a.sinks)
       return refuse("such attention");
-    if (a.rope) return refuse("rotary positions");
+    if (a.rope.has_value() != any_size || (a.windowed && !any_size))
+      return refuse("rotary positions or windows in pictures of one size, or neither in others");
+    if (a.rope && spec.ropes[static_cast<size_t>(*a.rope)].sections.empty())
+      return refuse("rotary positions of one component");
     if (a.num_heads != a.num_kv_heads) return refuse("heads that share keys and values");
     if (a.head_dim > kernels::cuda::kBidirectionalHeadDimMax) return refuse("heads that wide");
     if (layer.experts) return refuse("experts");

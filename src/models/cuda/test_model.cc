@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "base/check.h"
+#include "models/rotary_places.h"
 
 namespace espalier {
 namespace {
@@ -151,6 +152,11 @@ CudaStep CudaTestModel::upload(const ForwardBatch& batch, std::span<const TokenI
   step.adapters = upload_adapters(batch);
   find_spans(batch);
   step.spans = spans_;
+  if (has_sections(decoder_->placed_weights().spec)) {
+    std::vector<int32_t> places(3 * batch.positions.size());
+    write_rotary_places(batch, {.token = 3, .component = 1}, places.data());
+    step.places = put(places);
+  }
   step.rows = put(wanted);
   step.num_rows = static_cast<int32_t>(wanted.size());
   return step;

@@ -23,6 +23,7 @@ Status place_encoder(const WeightLayout& layout, WeightPlacer& placer, CudaWeigh
       placer.vector(layout.patch_embedding_bias, out.at({WeightKind::kPatchEmbeddingBias})));
   ESP_RETURN_IF_ERROR(placer.vector(layout.class_embedding, out.at({WeightKind::kClassEmbedding})));
   ESP_RETURN_IF_ERROR(placer.vector(layout.embedding_norm, out.at({WeightKind::kEmbeddingNorm})));
+  ESP_RETURN_IF_ERROR(placer.vector(layout.line_end, out.at({WeightKind::kLineEnd})));
   for (size_t i = 0; i < layout.projector.size(); ++i) {
     const auto index = static_cast<int32_t>(i);
     const PoolingLayout& projector = layout.projector[i];
@@ -30,6 +31,36 @@ Status place_encoder(const WeightLayout& layout, WeightPlacer& placer, CudaWeigh
     ESP_RETURN_IF_ERROR(placer.vector(projector.bias, out.at({WeightKind::kProjectorBias, index})));
   }
   return Status();
+}
+
+// As widen_mlp() of an encoder's program: zeros behind the rows of each half and behind the
+// columns of the matrix that reads them.
+Status place_widened_mlp(const DecoderSpec& spec, int32_t layer, const MlpLayout& layout,
+                         WeightPlacer& placer, CudaWeights& out) {
+  const MlpSpec& of = spec.layers[static_cast<size_t>(layer)].mlp;
+  const auto at = [&](WeightKind kind) -> CudaWeight& { return out.at({kind, layer}); };
+  const int64_t unit = program::kGemmColumns;
+  const int64_t half = (of.intermediate_size + unit - 1) / unit * unit;
+  const auto halves = std::ssize(layout.gate_up.blocks);
+  std::byte* rows = placer.stack(1, halves * half, spec.hidden_size, at(WeightKind::kGateUp));
+  std::byte* biases =
+      of.bias ? placer.stack(1, halves * half, 1, at(WeightKind::kGateUpBias)) : nullptr;
+  const auto behind = [&](std::byte* data, int64_t elements) {
+    return data == nullptr ? nullptr : data + elements * placer.element_bytes();
+  };
+  for (size_t i = 0; i < layout.gate_up.blocks.size(); ++i) {
+    MatrixLayout block = layout.gate_up;
+    block.blocks = {layout.gate_up.blocks[i]};
+    std::byte* to = behind(rows, static_cast<int64_t>(i) * half * spec.hidden_size);
+    ESP_RETURN_IF_ERROR(placer.blocks(block, to));
+    if (!of.bias) continue;
+    std::byte* bias_to = behind(biases, static_cast<int64_t>(i) * half);
+    ESP_RETURN_IF_ERROR(placer.blocks(VectorLayout{{layout.gate_up_bias.blocks[i]}, {}}, bias_to));
+  }
+  MatrixLayout down = layout.down;
+  down.stored_shape = {down.out_features(), down.in_features};
+  ESP_RETURN_IF_ERROR(placer.matrix(down, at(WeightKind::kDown), unit));
+  return placer.vector(layout.down_bias, at(WeightKind::kDownBias));
 }
 
 // Walks the layout of a model and places every weight in its table.
@@ -82,6 +113,9 @@ class ModelPlacer {
     ESP_RETURN_IF_ERROR(vector(layout.attention_output_norm, WeightKind::kAttentionOutputNorm));
     ESP_RETURN_IF_ERROR(vector(layout.post_attention_norm, WeightKind::kPostAttentionNorm));
     const bool e4m3 = of.experts && placer_.are_e4m3(layout.experts);
+    if (spec_.patches && of.mlp.intermediate_size % program::kGemmColumns != 0) {
+      return place_widened_mlp(spec_, layer_, layout.mlp, placer_, out_);
+    }
     ESP_RETURN_IF_ERROR(mlp_matrix(layout.mlp.gate_up, WeightKind::kGateUp, e4m3));
     ESP_RETURN_IF_ERROR(vector(layout.mlp.gate_up_bias, WeightKind::kGateUpBias));
     ESP_RETURN_IF_ERROR(mlp_matrix(layout.mlp.down, WeightKind::kDown, e4m3));

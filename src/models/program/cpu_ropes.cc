@@ -1,9 +1,9 @@
 #include "models/program/cpu_ropes.h"
 
-#include <algorithm>
 #include <numeric>
 
 #include "models/rope_table.h"
+#include "models/rotary_places.h"
 
 namespace espalier::program {
 
@@ -20,29 +20,16 @@ Status CpuRopes::reserve(int32_t max_tokens) {
                                                            floats * sizeof(float)));
   rows_.resize(static_cast<size_t>(max_tokens));
   std::iota(rows_.begin(), rows_.end(), 0);
-  const auto sections = [](const RopeSpec& rope) { return !rope.sections.empty(); };
-  if (std::ranges::any_of(spec_.ropes, sections) && !spec_.patches) {
+  if (has_sections(spec_) && !spec_.patches) {
     places_.reserve(3 * static_cast<size_t>(max_tokens));
   }
   return Status();
 }
 
 std::span<const int32_t> CpuRopes::places_of(const ForwardBatch& batch) {
-  const size_t tokens = batch.positions.size();
-  places_.clear();
-  for (int component = 0; component < 3; ++component) {
-    places_.insert(places_.end(), batch.positions.begin(), batch.positions.end());
-  }
-  for (const RotarySpan& span : batch.rotary_spans) {
-    for (int32_t i = 0; i < span.count; ++i) {
-      const int32_t row = span.first_row + i;
-      const bool text = span.columns == 0;
-      int32_t* const place = places_.data() + span.token_begin + i;
-      place[0] = span.position + (text ? i : 0);
-      place[tokens] = span.position + (text ? i : row / span.columns);
-      place[2 * tokens] = span.position + (text ? i : row % span.columns);
-    }
-  }
+  const auto tokens = std::ssize(batch.positions);
+  places_.resize(static_cast<size_t>(3 * tokens));
+  write_rotary_places(batch, {.token = 1, .component = tokens}, places_.data());
   return places_;
 }
 

@@ -119,6 +119,42 @@ Program widen_patches(Program program) {
   return program;
 }
 
+// Gate and up, or up alone: what the activation behind the matrix says.
+int32_t mlp_halves(const Program& program, const Op& gate_up) {
+  for (const Op& op : program.ops) {
+    if (op.kind == OpKind::kActivation && op.layer == gate_up.layer) {
+      return op.as<Activation>().gated ? 2 : 1;
+    }
+  }
+  return 1;
+}
+
+// Both halves of an MLP's matrix become whole numbers of kGemmColumns rows of zeros, and so do the
+// inputs of the matrix behind it.
+Program widen_mlp(Program program) {
+  const auto widened = [](int32_t columns) {
+    return (columns + kGemmColumns - 1) / kGemmColumns * kGemmColumns;
+  };
+  for (Op& op : program.ops) {
+    if (op.kind == OpKind::kActivation && op.layer >= 0) {
+      auto& activation = op.as<Activation>();
+      activation.dim = widened(activation.dim);
+      op.outputs[0].columns = activation.dim;
+      op.inputs[0].columns = (activation.gated ? 2 : 1) * activation.dim;
+      program.buffers[static_cast<size_t>(op.inputs[0].buffer)].columns = op.inputs[0].columns;
+    }
+    if (op.kind != OpKind::kMatmul) continue;
+    auto& matmul = op.as<Matmul>();
+    if (matmul.weight.kind == WeightKind::kGateUp) {
+      const int32_t halves = mlp_halves(program, op);
+      matmul.out_features = op.outputs[0].columns = halves * widened(matmul.out_features / halves);
+    } else if (matmul.weight.kind == WeightKind::kDown) {
+      matmul.in_features = op.inputs[0].columns = widened(matmul.in_features);
+    }
+  }
+  return program;
+}
+
 // Adapters of the GEMMs whose sizes the kernels take: not of the shared expert's gate.
 Program gain_wide_adapters(Program program) {
   program = gain_adapters(std::move(program));
@@ -287,8 +323,12 @@ std::vector<Alternative> find_alternatives(const Program& program) {
 }
 
 Program encoder_passes(Program program) {
-  program = fuse_residual(attend_rows(widen_patches(std::move(program))));
-  program = drop_unwanted_rows(std::move(program), Selection::kAfterAttention);
+  program = fuse_residual(attend_rows(widen_mlp(widen_patches(std::move(program)))));
+  const auto merges = [](const Op& op) { return std::holds_alternative<MergeRows>(op.attributes); };
+  // Where rows are merged all of them are wanted.
+  if (std::ranges::none_of(program.ops, merges)) {
+    program = drop_unwanted_rows(std::move(program), Selection::kAfterAttention);
+  }
   return remove_unused_buffers(std::move(program));
 }
 

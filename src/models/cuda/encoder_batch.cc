@@ -1,0 +1,167 @@
+#include "models/cuda/encoder_batch.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+#include "base/check.h"
+#include "models/mixed_rows.h"
+
+namespace espalier {
+namespace {
+
+// Of a picture of any size; what a unit's memory is multiplied by must stay countable.
+constexpr int32_t kPatchesMost = 1 << 18;
+
+bool any_size(const DecoderSpec& spec) { return spec.patches->num_patches == 0; }
+
+int32_t side_of(const PatchesSpec& patches) {
+  return static_cast<int32_t>(std::lround(std::sqrt(static_cast<double>(patches.num_patches))));
+}
+
+// Writes pictures one behind the other.
+class BatchWriter {
+ public:
+  BatchWriter(const DecoderSpec& spec, const EncoderArrays& host)
+      : spec_(spec), patches_(*spec.patches), host_(host) {}
+
+  EncoderBatch write(std::span<const EncoderTask> tasks) {
+    if (any_size(spec_)) host_.begins[0] = host_.windows[0] = 0;
+    for (const EncoderTask& task : tasks) {
+      batch_.result_begins.push_back(batch_.sizes.results);
+      add(*task.image);
+    }
+    batch_.result_begins.push_back(batch_.sizes.results);
+    return std::move(batch_);
+  }
+
+ private:
+  void add(const PreparedImage& image) {
+    const int64_t patches = int64_t{image.num_tiles} * image.grid.size();
+    ESP_CHECK(std::ssize(image.patches) == patches * patches_.features(),
+              "{} numbers of patches instead of {} x {}", image.patches.size(), patches,
+              patches_.features());
+    std::ranges::copy(image.patches, host_.patches + num_patches_ * patches_.features());
+    num_patches_ += patches;
+    if (any_size(spec_)) {
+      add_grid(image.grid);
+    } else {
+      add_tiles(image);
+    }
+    batch_.sizes.results += image.num_rows;
+  }
+
+  // Squares of patches in PatchOrder's order, which results leave again.
+  void add_grid(const PatchGrid& grid) {
+    EncoderSizes& sizes = batch_.sizes;
+    const PatchOrder order = order_patches(grid, patches_);
+    for (size_t i = 0; i < order.places.size(); ++i) {
+      int32_t* const place = host_.places + 3 * (static_cast<size_t>(sizes.rows) + i);
+      place[0] = 0;
+      place[1] = order.places[i].row;
+      place[2] = order.places[i].column;
+    }
+    int32_t begin = 0;
+    for (const int32_t end : order.window_ends) {
+      host_.windows[++sizes.windows] = sizes.rows + end;
+      batch_.window_rows_longest = std::max(batch_.window_rows_longest, end - begin);
+      begin = end;
+    }
+    const int32_t square = patches_.merge * patches_.merge;
+    for (const int32_t from : order.squares)
+      host_.wanted[sizes.outputs++] = sizes.rows / square + from;
+    sizes.rows += grid.size();
+    host_.begins[++sizes.sequences] = sizes.rows;
+    batch_.equal_rows &= sizes.sequences == 1 || grid.size() == batch_.rows_longest;
+    batch_.rows_longest = std::max(batch_.rows_longest, grid.size());
+  }
+
+  void add_tiles(const PreparedImage& image) {
+    EncoderSizes& sizes = batch_.sizes;
+    const int32_t each = patches_.num_rows();
+    if (spec_.tiles) {
+      const auto mixed = mixed_rows(image.tiles, side_of(patches_), sizes.outputs);
+      std::ranges::copy(mixed, host_.mixed + sizes.results);
+    }
+    for (int32_t row = 0; row < image.num_tiles * each; ++row) {
+      host_.positions[sizes.rows + row] = row % each;
+      const bool is_class = patches_.class_token && row % each == 0;
+      if (!is_class) host_.wanted[sizes.outputs++] = sizes.rows + row;
+    }
+    sizes.rows += image.num_tiles * each;
+    sizes.sequences += image.num_tiles;
+    batch_.rows_longest = each;
+  }
+
+  const DecoderSpec& spec_;
+  const PatchesSpec& patches_;
+  const EncoderArrays& host_;
+  EncoderBatch batch_;
+  int64_t num_patches_ = 0;
+};
+
+}  // namespace
+
+EncoderSizes EncoderSizes::most(const DecoderSpec& spec, int32_t units, int32_t pictures) {
+  const PatchesSpec& patches = *spec.patches;
+  if (any_size(spec)) {
+    const int32_t squares = units / (patches.merge * patches.merge);
+    return {.rows = units,
+            .outputs = squares,
+            .results = squares,
+            .sequences = pictures,
+            .windows = squares};
+  }
+  const int32_t outputs = units * patches.num_patches;
+  // A line of the tiles' grid has a row more, and a picture that is read whole alone has one.
+  const int32_t line_ends = spec.tiles ? units * (side_of(patches) + 1) : 0;
+  return {.rows = units * patches.num_rows(),
+          .outputs = outputs,
+          .results = outputs + line_ends,
+          .sequences = units,
+          .windows = 0};
+}
+
+int32_t units_of(const DecoderSpec& spec, const PreparedImage& image) {
+  return any_size(spec) ? image.grid.size() : image.num_tiles;
+}
+
+int32_t units_max(const DecoderSpec& spec, const ImageProcessorSpec& processor,
+                  int32_t patches_max) {
+  const PatchesSpec& patches = *spec.patches;
+  const int32_t most = patches_max > 0 ? patches_max : std::numeric_limits<int32_t>::max();
+  if (any_size(spec)) {
+    const int64_t side = patches.patch_size;
+    const int64_t made = processor.area ? processor.area->pixels_max / (side * side) : kPatchesMost;
+    const int32_t square = patches.merge * patches.merge;
+    return static_cast<int32_t>(std::min<int64_t>({made, most, kPatchesMost}) / square * square);
+  }
+  if (!spec.tiles) return 1;
+  int32_t tiles = 1;
+  const int32_t side = processor.size->width;
+  for (const ImageProcessorSpec::Size& room : processor.resolutions)
+    tiles = std::max(tiles, 1 + room.width / side * (room.height / side));
+  return std::min(tiles, most / patches.num_patches);
+}
+
+void EncoderArrays::lay_out(cuda::Arena& arena, const DecoderSpec& spec,
+                            const EncoderSizes& sizes) {
+  const PatchesSpec& patch = *spec.patches;
+  patches = arena.take<float>(int64_t{sizes.rows} * patch.features());
+  wanted = arena.take<int32_t>(sizes.outputs);
+  if (any_size(spec)) {
+    places = arena.take<int32_t>(int64_t{3} * sizes.rows);
+    begins = arena.take<int32_t>(sizes.sequences + 1);
+    windows = arena.take<int32_t>(sizes.windows + 1);
+  } else {
+    positions = arena.take<int32_t>(sizes.rows);
+  }
+  if (spec.tiles) mixed = arena.take<kernels::MixedRow>(sizes.results);
+}
+
+EncoderBatch write_batch(const DecoderSpec& spec, std::span<const EncoderTask> tasks,
+                         const EncoderArrays& host) {
+  return BatchWriter(spec, host).write(tasks);
+}
+
+}  // namespace espalier
