@@ -11,6 +11,7 @@
 #include <thread>
 
 #include "base/fatal_exit.h"
+#include "engine/testing/near_answers.h"
 #include "engine/testing/test_faults.h"
 #include "engine/testing/test_joins.h"
 #include "engine/testing/test_requests.h"
@@ -22,27 +23,6 @@ namespace {
 
 namespace fs = std::filesystem;
 using ::testing::HasSubstr;
-
-// Natural logarithms; GEMMs sum in another order than on the CPU.
-constexpr float kLogprobTolerance = 2e-3f;
-
-void expect_near(const std::vector<float>& got, const std::vector<float>& want,
-                 const std::string& how) {
-  ASSERT_EQ(got.size(), want.size()) << how;
-  for (size_t i = 0; i < want.size(); ++i)
-    EXPECT_NEAR(got[i], want[i], kLogprobTolerance) << how << ", " << i;
-}
-
-void expect_same(const std::vector<Answer>& got, const std::vector<Answer>& want,
-                 const std::string& how) {
-  ASSERT_EQ(got.size(), want.size());
-  for (size_t i = 0; i < want.size(); ++i) {
-    const std::string where = how + ", request " + std::to_string(i);
-    EXPECT_EQ(got[i].ids, want[i].ids) << where;
-    expect_near(got[i].logprobs, want[i].logprobs, where);
-    expect_near(got[i].input_logprobs, want[i].input_logprobs, where);
-  }
-}
 
 // In float32, where the best two logits are never so close that the order of a sum decides.
 class EngineCuda : public testing::TestWithParam<std::string> {
@@ -61,8 +41,8 @@ class EngineCuda : public testing::TestWithParam<std::string> {
     auto engine = load_golden(GetParam(), config);
     ASSERT_NE(engine, nullptr);
     EXPECT_EQ(engine->config().compute.device, "cuda");
-    expect_same(answers_alone(*engine), cpu_, how + ", alone");
-    expect_same(answers_in_a_crowd(*engine), cpu_, how + ", warm crowd");
+    expect_near_answers(answers_alone(*engine), cpu_, how + ", alone");
+    expect_near_answers(answers_in_a_crowd(*engine), cpu_, how + ", warm crowd");
     last_stats_ = engine->stats();
   }
 
@@ -111,9 +91,9 @@ TEST_P(EngineCuda, GivesThemWithDraftTokens) {
     config.speculation.measures_cost = false;
     auto engine = load_golden(GetParam(), config);
     ASSERT_NE(engine, nullptr);
-    expect_same(answers_alone(*engine), cpu_, "alone");
+    expect_near_answers(answers_alone(*engine), cpu_, "alone");
     expect_same_until_drafted(*engine, [&](const std::string& round) {
-      expect_same(answers_in_a_crowd(*engine), cpu_, round);
+      expect_near_answers(answers_in_a_crowd(*engine), cpu_, round);
     });
   };
   check_drafter("RADIX", {});

@@ -11,6 +11,7 @@
 #include <thread>
 
 #include "base/fatal_exit.h"
+#include "engine/testing/near_answers.h"
 #include "engine/testing/test_tiers.h"
 #include "kernels/random/cuda.h"
 #include "tensor/cuda/testing.h"
@@ -19,8 +20,6 @@ namespace espalier {
 namespace {
 
 using ::testing::HasSubstr;
-
-constexpr float kLogprobTolerance = 2e-3f;  // natural logarithms; sums in another order
 
 #define ESPALIER_REQUIRE_RANKS()                                       \
   do {                                                                 \
@@ -47,19 +46,7 @@ class EngineRanksCuda : public testing::TestWithParam<std::string> {
   }
 
   void expect_cpu(const std::vector<Answer>& got, const std::string& how) const {
-    ASSERT_EQ(got.size(), cpu_.size()) << how;
-    for (size_t i = 0; i < cpu_.size(); ++i) {
-      const std::string where = how + ", request " + std::to_string(i);
-      EXPECT_EQ(got[i].ids, cpu_[i].ids) << where;
-      expect_near(got[i].logprobs, cpu_[i].logprobs, where);
-      expect_near(got[i].input_logprobs, cpu_[i].input_logprobs, where);
-    }
-  }
-  static void expect_near(const std::vector<float>& got, const std::vector<float>& want,
-                          const std::string& how) {
-    ASSERT_EQ(got.size(), want.size()) << how;
-    for (size_t i = 0; i < want.size(); ++i)
-      EXPECT_NEAR(got[i], want[i], kLogprobTolerance) << how << ", " << i;
+    expect_near_answers(got, cpu_, how);
   }
   // Returns how many draft tokens were accepted.
   int64_t check(const std::string& how, EngineConfig config) const {

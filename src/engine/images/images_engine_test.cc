@@ -43,6 +43,15 @@ void expect_equal(const std::vector<Answer>& got, const std::vector<Answer>& wan
   }
 }
 
+// One after the other, with what is cached then, and all at once.
+void expect_equal_in_any_company(Engine& engine, const std::vector<Answer>& want,
+                                 const std::string& how) {
+  expect_equal(answers(engine), want, how + ", cold");
+  expect_equal(answers(engine), want, how + ", warm");
+  expect_equal(answers_together(engine), want, how + ", together");
+  EXPECT_GT(engine.stats().tokens.cached, 100) << how;
+}
+
 TEST(ImagesEngine, PromptLogprobsEqualTransformers) {
   auto engine = load_golden(kSeeing, {});
   ASSERT_NE(engine, nullptr);
@@ -72,10 +81,7 @@ TEST(ImagesEngine, BitsDoNotDependOnTheCompany) {
   const auto check = [&](const std::string& how, EngineConfig config) {
     auto engine = load_golden(kSeeing, config);
     ASSERT_NE(engine, nullptr);
-    expect_equal(answers(*engine), wanted, how + ", cold");
-    expect_equal(answers(*engine), wanted, how + ", warm");
-    expect_equal(answers_together(*engine), wanted, how + ", together");
-    EXPECT_GT(engine->stats().tokens.cached, 100) << how;
+    expect_equal_in_any_company(*engine, wanted, how);
   };
   check("defaults", {});
   for (const int32_t chunk : {1, 5, 16, 17})
@@ -284,10 +290,7 @@ TEST_P(AnySizeEngine, BitsDoNotDependOnTheCompany) {
   const auto check = [&](const std::string& how, const EngineConfig& config) {
     auto engine = load_golden(folder(), config);
     ASSERT_NE(engine, nullptr);
-    expect_equal(answers(*engine), wanted, how + ", cold");
-    expect_equal(answers(*engine), wanted, how + ", warm");
-    expect_equal(answers_together(*engine), wanted, how + ", together");
-    EXPECT_GT(engine->stats().tokens.cached, 100) << how;
+    expect_equal_in_any_company(*engine, wanted, how);
   };
   check("chunks of 7", {.compute = {.num_threads = 2},
                         .cache = {.page_size = 5},

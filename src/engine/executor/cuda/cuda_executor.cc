@@ -10,6 +10,7 @@
 #include "kernels/kv_layer.h"
 #include "kernels/page_copy/cuda.h"
 #include "kernels/sampling/cuda.h"
+#include "models/rotary_places.h"
 #include "tensor/cuda/device.h"
 #include "tensor/cuda/range.h"
 
@@ -28,8 +29,6 @@ constexpr int64_t kLaterBytes = int64_t{512} << 20;
 // Rows of pictures, of the decoder's type, by the order of the step's tokens.
 void find_spans(const ForwardBatch& batch, DType type, std::vector<StepSpan>& out) {
   out.clear();
-  ESP_CHECK(batch.rotary_spans.empty(), "{} spans of M-RoPE, which models of a GPU do not have",
-            batch.rotary_spans.size());
   for (const EmbeddingSpan& span : batch.embedding_spans) {
     const EncodedRows& rows = *span.rows;
     ESP_CHECK(rows.elements != nullptr && span.first_row + span.count <= rows.num_rows,
@@ -61,7 +60,8 @@ CudaExecutor::CudaExecutor(std::unique_ptr<CudaDecoder> model, const CudaExecuto
           .max_tokens = config.max_tokens,
           .max_table_pages = (config.context_length + config.page_size - 1) / config.page_size + 1,
           .window_pages = model_->info().sliding_window > 0,
-          .adapters = model_->adapted_matrices() != nullptr},
+          .adapters = model_->adapted_matrices() != nullptr,
+          .places = has_sections(model_->placed_weights().spec)},
       arrays_{.mask_words = (model_->info().vocab_size + 31) / 32} {}
 
 // What is in flight still writes to the buffers.

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <limits>
 
+#include "models/rotary_places.h"
+
 namespace espalier {
 namespace {
 
@@ -54,6 +56,7 @@ void StepArrays::lay_out(cuda::Arena& arena, const StepLimits& limits) {
   runs = arena.take<kernels::cuda::PageTableRun>((limits.window_pages ? 2 : 1) * entries);
   ids = arena.take<int32_t>(tokens);
   token_slots = arena.take<int32_t>(tokens);
+  if (limits.places) places = arena.take<int32_t>(3 * tokens);
   rows = arena.take<int32_t>(entries + tokens);
   targets = arena.take<int32_t>(tokens);
   pages = arena.take<int32_t>(limits.page_capacity());
@@ -111,6 +114,8 @@ Result<PackedStep> StepPacker::pack(const ForwardBatch& batch, const ForwardBatc
   }
   pack_entries(rows, host, packed);
   pack_rows(rows, host, packed);
+  // Decode steps too, so that their graphs serve texts and what follows pictures alike.
+  if (limits_.places) write_rotary_places(batch, {.token = 3, .component = 1}, host.places);
   if (packed.cascade) pack_cascade(host);
   if (adapters_ != nullptr) pack_adapters(rows, host, packed);
   if (packed.decode && pad_for_graphs) {
@@ -259,6 +264,7 @@ void StepPacker::pad(int32_t rows, const StepArrays& host, PackedStep& packed) c
   for (int32_t i = packed.num_tokens; i < rows; ++i) {
     host.ids[i] = 0;
     host.token_slots[i] = 0;
+    if (limits_.places) std::fill_n(host.places + 3 * i, 3, 0);
     host.row_slots[i] = -1;
     host.output_indices[i] = 0;
     host.has_mask[i] = 0;
@@ -292,6 +298,7 @@ Status StepPacker::bring(const StepArrays& host, const PackedStep* packed) const
     take(host.has_mask, samples);
     take(host.ids, packed->num_tokens);
     take(host.token_slots, packed->num_tokens);
+    if (limits_.places) take(host.places, int64_t{3} * packed->num_tokens);
     if (!packed->decode) take(host.rows, samples + packed->num_input_rows);
     if (packed->num_input_rows > 0) take(host.targets, packed->num_input_rows);
     if (!packed->adapters.empty()) take(host.adapter_tiles, packed->adapters.size);
@@ -341,6 +348,7 @@ CudaStep StepPacker::step(const PackedStep& packed, const int32_t* slot_tokens) 
                 .fresh_positions = packed.fresh_positions,
                 .decode_tokens = packed.decode_tokens,
                 .expanded = packed.expanded,
+                .places = device_.places,
                 .adapters = step_adapters(packed)};
   if (window_pages_) {
     step.window_entries = step.entries;
