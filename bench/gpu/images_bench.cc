@@ -29,36 +29,53 @@ double seconds_from(SteadyTime start) {
   return std::chrono::duration<double>(read_clock() - start).count();
 }
 
-// Work of a picture: GEMMs, and attention of all rows with all rows.
+// Of a picture, in pixels: what a tile shows, or where any size will do a photograph's.
+int32_t side_of(const ImageProcessorSpec& processor) {
+  constexpr int32_t kPhotograph = 1024, kTile = 336;
+  return processor.area ? kPhotograph : kTile;
+}
+
+// Work of a picture: GEMMs, and attention of all rows with all rows, or with those of their window.
 struct EncoderWork {
   double gemm = 0, attention = 0;
 };
-EncoderWork work_of(const DecoderSpec& spec) {
-  const double rows = spec.patches->num_rows(), patches = spec.patches->num_patches;
-  const double hidden = spec.hidden_size;
-  EncoderWork out{.gemm = 2 * patches * spec.patches->features() * hidden};
+EncoderWork work_of(const DecoderSpec& spec, const PreparedImage& image) {
+  const PatchesSpec& of = *spec.patches;
+  const double tiles = image.num_tiles, patches = image.grid.size();
+  const double rows = patches + (of.class_token ? 1 : 0), hidden = spec.hidden_size;
+  double windows = 0;  // pairs of rows that see each other there
+  int32_t begin = 0;
+  for (const int32_t end : order_patches(image.grid, of).window_ends) {
+    windows += double(end - begin) * (end - begin);
+    begin = end;
+  }
+  EncoderWork out{.gemm = 2 * patches * of.features() * hidden};
   for (const LayerSpec& layer : spec.layers) {
     const double width = layer.attention.q_dim();
-    out.gemm += 2 * rows * (4 * hidden * width + 2 * hidden * layer.mlp.intermediate_size);
-    out.attention += 4 * rows * rows * width;
+    const double matrices = layer.mlp.gated ? 3 : 2;
+    out.gemm += 2 * rows * (4 * hidden * width + matrices * hidden * layer.mlp.intermediate_size);
+    out.attention += 4 * (layer.attention.windowed ? windows : rows * rows) * width;
   }
-  double inputs = hidden;
+  const double outputs = patches / spec.projector->merge;
+  double inputs = hidden * spec.projector->merge;
   for (const auto& layer : spec.projector->layers) {
-    out.gemm += 2 * patches * inputs * layer.outputs;
+    out.gemm += 2 * outputs * inputs * layer.outputs;
     inputs = layer.outputs;
   }
-  return out;
+  return {.gemm = tiles * out.gemm, .attention = tiles * out.attention};
 }
 
-// Operations a second of the layers' GEMMs alone, with so many pictures: the rate of the shapes.
-Result<double> gemm_rate(const DecoderSpec& spec, int32_t pictures) {
-  const int32_t rows = pictures * spec.patches->num_rows();
-  const int32_t hidden = spec.hidden_size, inner = spec.layers[0].mlp.intermediate_size;
-  const int32_t shapes[][2] = {
-      {hidden, 3 * hidden}, {hidden, hidden}, {hidden, inner}, {inner, hidden}};
+// Operations a second of the layers' GEMMs alone, with so many rows: the rate of the shapes.
+Result<double> gemm_rate(const DecoderSpec& spec, int32_t rows) {
+  const MlpSpec& mlp = spec.layers[0].mlp;
+  const int32_t hidden = spec.hidden_size, inner = (mlp.intermediate_size + 7) / 8 * 8;
+  const int32_t shapes[][2] = {{hidden, 3 * hidden},
+                               {hidden, hidden},
+                               {hidden, (mlp.gated ? 2 : 1) * inner},
+                               {inner, hidden}};
   ESP_ASSIGN_OR_RETURN(const cuda::Stream stream, cuda::Stream::create());
   ESP_ASSIGN_OR_RETURN(auto linear, kc::Linear::create({.cache_folder = {}}));
-  const int64_t widest = std::max(3 * hidden, inner);
+  const int64_t widest = std::max(3 * hidden, 2 * inner);
   std::vector<kc::LinearArgs> gemms;
   for (const auto& [in, out] : shapes) {
     gemms.push_back(
@@ -134,17 +151,19 @@ Status run_encoder(const ImagesBench& options, const ReportImagesRow& report) {
                               .dtype = options.dtype};
   ESP_ASSIGN_OR_RETURN(const auto plan, plan_image_encoder(load));
   if (!plan) return invalid_argument("{} reads text alone", options.config);
-  const EncoderWork work = work_of(plan->spec);
   ESP_ASSIGN_OR_RETURN(const auto encoder, CudaEncoder::load(load, {}));
   const PatchesSpec& of = *plan->spec.patches;
+  const int32_t side = side_of(plan->processor);
+  ESP_ASSIGN_OR_RETURN(PreparedImage image, encoder->plan({side, side}));
+  const EncoderWork work = work_of(plan->spec, image);
+  const int32_t rows = image.num_tiles * (image.grid.size() + (of.class_token ? 1 : 0));
   Rng rng(3);
-  PreparedImage image;
-  image.num_rows = of.num_patches;
-  image.patches.resize(static_cast<size_t>(of.num_patches) * static_cast<size_t>(of.features()));
+  image.patches.resize(static_cast<size_t>(image.num_tiles * image.grid.size()) *
+                       static_cast<size_t>(of.features()));
   for (float& value : image.patches) value = static_cast<float>(rng.uniform() - 0.5);
   for (const int32_t pictures : {16, 8, 4, 2, 1}) {
     if (pictures > encoder->batch_max()) continue;
-    ESP_ASSIGN_OR_RETURN(const double roof, gemm_rate(plan->spec, pictures));
+    ESP_ASSIGN_OR_RETURN(const double roof, gemm_rate(plan->spec, pictures * rows));
     for (const int threads : {1, 2}) {
       ESP_ASSIGN_OR_RETURN(const double rate, encoder_rate(*encoder, image, pictures, threads,
                                                            options.quick ? 10 : 40));
@@ -178,9 +197,8 @@ std::string picture_file(uint64_t number, int32_t side) {
   return file;
 }
 
-ImageInput picture(uint64_t number) {
-  constexpr int32_t kSide = 336;
-  const auto file = std::make_shared<const std::string>(picture_file(number, kSide));
+ImageInput picture(uint64_t number, int32_t side) {
+  const auto file = std::make_shared<const std::string>(picture_file(number, side));
   return {.read = [file]() -> Result<std::string> { return *file; },
           .source_bytes = static_cast<int64_t>(file->size())};
 }
@@ -200,17 +218,23 @@ class Requests {
     const auto info = engine_->model_info();
     if (!info.images) return invalid_argument("{} reads text alone", options_.config);
     images_ = *info.images;
+    ESP_ASSIGN_OR_RETURN(const auto plan, plan_image_encoder({.path = options_.config,
+                                                              .format = LoadFormat::kDummy,
+                                                              .dtype = options_.dtype}));
+    side_ = side_of(plan->processor);
+    ESP_ASSIGN_OR_RETURN(const GenerateResult one, engine_->generate(request(true, 1, 1, 0)));
+    rows_ = one.stats.prompt_tokens - 1;
     return Status();
   }
   Engine& engine() { return *engine_; }
-  int32_t rows() const { return images_.num_rows; }
+  int32_t rows() const { return rows_; }  // of a picture
 
   // A prompt of `text` drawn tokens, behind a picture where there is one.
   GenerateRequest request(bool seen, int32_t text, int32_t outputs, uint64_t number) {
     GenerateRequest out;
     if (seen) {
       out.input_ids = {images_.placeholder};
-      out.images = {picture(number)};
+      out.images = {picture(number, side_)};
     }
     Rng rng(number + 1000);
     for (int32_t i = 0; i < text; ++i)
@@ -243,6 +267,7 @@ class Requests {
   const int32_t running_;
   std::unique_ptr<Engine> engine_;
   ImagesInfo images_;
+  int32_t side_ = 0, rows_ = 0;
 };
 
 Status run_requests(const ImagesBench& options, const ReportImagesRow& report) {
