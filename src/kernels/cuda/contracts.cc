@@ -4,6 +4,7 @@
 
 #include "kernels/activation/cuda.h"
 #include "kernels/attention/cuda.h"
+#include "kernels/draft/cuda.h"
 #include "kernels/embedding/cuda.h"
 #include "kernels/kv_append/cuda.h"
 #include "kernels/linear/cuda.h"
@@ -17,6 +18,7 @@ namespace espalier::kernels::cuda {
 
 static_assert(std::is_trivially_copyable_v<SlotSampling> && alignof(SlotSampling) == 8);
 static_assert(std::is_trivially_copyable_v<LoraTile> && std::is_trivially_copyable_v<LoraPart>);
+static_assert(std::is_trivially_copyable_v<ChainStart>);
 static_assert(std::is_trivially_copyable_v<EntryArrays> && std::is_trivially_copyable_v<KvPlanes>);
 
 }  // namespace espalier::kernels::cuda
