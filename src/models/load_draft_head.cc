@@ -8,12 +8,46 @@
 #include "models/weight_source.h"
 
 namespace espalier {
+namespace {
+
+Status check_draft_target(const DecoderSpec& spec, const ModelLoadOptions& options) {
+  if (options.tp_size != 1) {
+    return error(StatusCode::kUnimplemented,
+                 "draft heads are not divided among ranks: leave --speculative-draft-model-path or "
+                 "--tp-size out");
+  }
+  if (spec.layers[0].attention.latent) {
+    return error(
+        StatusCode::kUnimplemented,
+        "{} keeps latents, and draft heads are for models that keep keys and values: leave "
+        "--speculative-draft-model-path out",
+        spec.architecture);
+  }
+  if (spec.pooling || spec.images) {
+    return error(StatusCode::kUnimplemented,
+                 "{} {}, and draft heads are for models of text that generate: leave "
+                 "--speculative-draft-model-path out",
+                 spec.architecture, spec.pooling ? "makes vectors" : "reads pictures");
+  }
+  return Status();
+}
+
+}  // namespace
 
 Result<DecoderSpec> read_draft_spec(const std::filesystem::path& folder,
                                     const DecoderSpec& target) {
   auto config = read_model_config(folder);
   if (!config) return fail(config.error().with_context("the draft head"));
   return make_draft_spec(*config, target);
+}
+
+Result<std::optional<DecoderSpec>> plan_draft_head(const ModelLoadOptions& options,
+                                                   DecoderSpec& target) {
+  if (options.draft_path.empty()) return std::optional<DecoderSpec>();
+  ESP_RETURN_IF_ERROR(check_draft_target(target, options));
+  ESP_ASSIGN_OR_RETURN(DecoderSpec head, read_draft_spec(options.draft_path, target));
+  target.kept_states = head.draft->target_layers;
+  return std::optional(std::move(head));
 }
 
 Result<std::vector<TokenId>> read_draft_ids(const Checkpoint& checkpoint, const DecoderSpec& spec) {

@@ -3,11 +3,13 @@
 
 #include <filesystem>
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "base/status.h"
 #include "checkpoint/checkpoint.h"
 #include "models/decoder_spec.h"
+#include "models/model.h"
 #include "models/program/cpu_draft_head.h"
 #include "models/storage_format.h"
 #include "tensor/work_pool.h"
@@ -16,6 +18,12 @@ namespace espalier {
 
 // config.json's spec; `target` is the model's own.
 Result<DecoderSpec> read_draft_spec(const std::filesystem::path& folder, const DecoderSpec& target);
+
+// The spec of the head that options.draft_path names, for whose sake `target` keeps states from
+// here on; nothing where it names none. kUnimplemented says which models and options a head does
+// not go with.
+Result<std::optional<DecoderSpec>> plan_draft_head(const ModelLoadOptions& options,
+                                                   DecoderSpec& target);
 
 // The target's ids of the tokens that a head predicts among: d2t holds for each what its id exceeds
 // its index by. Without d2t they are all ids. Fails by name for another type or shape, and for an

@@ -144,40 +144,11 @@ Status check_cpu_types(const DecoderSpec& spec, const WeightTypes& types) {
       "weights of 8 bits as fp8 need a GPU; on the CPU take q8_0, which has the same size");
 }
 
-Status check_draft_target(const DecoderSpec& spec, const ModelLoadOptions& options) {
-  if (options.pp_size != 1) {
-    return error(StatusCode::kUnimplemented,
-                 "draft heads are not divided into stages: leave --speculative-draft-model-path or "
-                 "--pp-size out");
-  }
-  if (options.tp_size != 1) {
-    return error(StatusCode::kUnimplemented,
-                 "draft heads are not divided among ranks: leave --speculative-draft-model-path or "
-                 "--tp-size out");
-  }
-  if (spec.layers[0].attention.latent) {
-    return error(
-        StatusCode::kUnimplemented,
-        "{} keeps latents, and draft heads are for models that keep keys and values: leave "
-        "--speculative-draft-model-path out",
-        spec.architecture);
-  }
-  if (spec.pooling || spec.images) {
-    return error(StatusCode::kUnimplemented,
-                 "{} {}, and draft heads are for models of text that generate: leave "
-                 "--speculative-draft-model-path out",
-                 spec.architecture, spec.pooling ? "makes vectors" : "reads pictures");
-  }
-  return Status();
-}
-
 // A model with the draft head of another folder beside it.
 Result<std::unique_ptr<Model>> create_with_draft_head(DecoderSpec spec, const WeightTypes& types,
                                                       const ModelLoadOptions& options,
                                                       WorkPool& pool, const OpenWeights& open) {
-  ESP_RETURN_IF_ERROR(check_draft_target(spec, options));
-  ESP_ASSIGN_OR_RETURN(const DecoderSpec head_spec, read_draft_spec(options.draft_path, spec));
-  spec.kept_states = head_spec.draft->target_layers;
+  ESP_ASSIGN_OR_RETURN(const auto head_spec, plan_draft_head(options, spec));
   const auto source = open({}, pool);
   ESP_ASSIGN_OR_RETURN(auto model,
                        program::CpuModel::create(spec, types, *source, pool,
@@ -185,7 +156,7 @@ Result<std::unique_ptr<Model>> create_with_draft_head(DecoderSpec spec, const We
                                                   .expert_counts = options.expert_counts,
                                                   .hidden_states = options.return_hidden_states}));
   ESP_ASSIGN_OR_RETURN(auto head,
-                       load_draft_head(options.draft_path, head_spec, types, pool, *model));
+                       load_draft_head(options.draft_path, *head_spec, types, pool, *model));
   ESP_RETURN_IF_ERROR(model->add_draft_head(std::move(head)));
   return std::unique_ptr<Model>(std::move(model));
 }

@@ -9,6 +9,7 @@
 #include "models/cuda/ops.h"
 #include "models/cuda/support.h"
 #include "models/program/gpu_passes.h"
+#include "models/program/lower.h"
 #include "models/program/partition.h"
 #include "tensor/cuda/device.h"
 
@@ -33,6 +34,20 @@ WeightTypes device_types(const ModelPlan& plan) {
   types.mxfp4 = plan.weights.mxfp4;
   types.keep_blocks = plan.weights.keep_blocks;
   return types;
+}
+
+Result<PendingCudaWeights> load_rank_weights(const ModelPlan& plan, const ModelLoadOptions& options,
+                                             const CudaRank& rank) {
+  ModelLoadOptions own = options;
+  if (rank.ranks().rank > 0) own.progress = [](int64_t, int64_t) {};  // rank 0 reports
+  return load_cuda_weights(program::local_spec(plan.spec, rank.ranks()),
+                           program::partition_weights(plan.spec, rank.ranks()), device_types(plan),
+                           own);
+}
+
+// Of a deterministic decoder rows without an adapter have one plan, whatever is beside them.
+bool runs_adapted(const CudaStep& step, const CudaAdaptedLayers* adapted, bool deterministic) {
+  return step.adapters.any() || (adapted != nullptr && deterministic);
 }
 
 bool is_output(const CudaPlan& plan, const Op& op) {
@@ -99,7 +114,7 @@ Result<std::unique_ptr<CudaDecoder>> CudaDecoder::begin_load(ModelPlan plan,
   program::Program lowered = program::partition(plan.spec, ranks, program::RankPages::kOwn);
   if (rewrite) lowered = rewrite(std::move(lowered));
   ESP_ASSIGN_OR_RETURN(CudaPlan cuda_plan, CudaPlan::create(program::gpu_passes(lowered)));
-  ESP_ASSIGN_OR_RETURN(PendingCudaWeights weights, load_weights(plan, options, rank));
+  ESP_ASSIGN_OR_RETURN(PendingCudaWeights weights, load_rank_weights(plan, options, rank));
   ESP_ASSIGN_OR_RETURN(auto linear,
                        kc::Linear::create({.cache_folder = kc::default_linear_cache()}));
   std::unique_ptr<CudaDecoder> model(
@@ -123,20 +138,16 @@ Result<std::unique_ptr<CudaDecoder>> CudaDecoder::begin_load(ModelPlan plan,
   }
   // The kernel of one token's layers has no sums over ranks, and begins with the embedding.
   if (!ranks.single() || !plan.spec.stage.whole()) return model;
+  if (!plan.spec.kept_states.empty()) {
+    // That kernel runs the steps whose states nothing reads.
+    plan.spec.kept_states.clear();
+    lowered = program::partition(plan.spec, ranks, program::RankPages::kOwn);
+    if (rewrite) lowered = rewrite(std::move(lowered));
+  }
   ESP_ASSIGN_OR_RETURN(model->one_token_,
-                       CudaOneToken::create(lowered, model->plan_.program(), model->spec_,
+                       CudaOneToken::create(lowered, program::gpu_passes(lowered), model->spec_,
                                             model->weights_, model->ropes_));
   return model;
-}
-
-Result<PendingCudaWeights> CudaDecoder::load_weights(const ModelPlan& plan,
-                                                     const ModelLoadOptions& options,
-                                                     const CudaRank& rank) {
-  ModelLoadOptions own = options;
-  if (rank.ranks().rank > 0) own.progress = [](int64_t, int64_t) {};  // rank 0 reports
-  return load_cuda_weights(program::local_spec(plan.spec, rank.ranks()),
-                           program::partition_weights(plan.spec, rank.ranks()), device_types(plan),
-                           own);
 }
 
 PlacedWeights CudaDecoder::placed_weights() const {
@@ -349,8 +360,7 @@ Status CudaDecoder::forward(const CudaStep& step, const KvView& kv, const cuda::
     return one_token_->run(step, kv, stream);
   }
   ESP_CHECK(adapted_ || !step.adapters.any(), "the model was loaded without adapters");
-  // Of a deterministic decoder rows without an adapter have one plan, whatever is beside them.
-  const bool adapts = step.adapters.any() || (adapted_ && limits_.deterministic_context > 0);
+  const bool adapts = runs_adapted(step, adapted_.get(), limits_.deterministic_context > 0);
   CudaContext& context = adapts ? adapted_->context() : context_;
   last_context_ = &context;
   CudaStep own = step;
@@ -360,6 +370,13 @@ Status CudaDecoder::forward(const CudaStep& step, const KvView& kv, const cuda::
   context.begin(own, kv, stream);
   const CudaPlan& plan = context.plan();
   return context.run(0, step.num_rows == 0 ? plan.append_end() : plan.output_begin());
+}
+
+// Not of the last context that was run, for a step may have been replayed from a graph.
+const void* CudaDecoder::kept_states(const CudaStep& step) const {
+  const bool adapts = runs_adapted(step, adapted_.get(), limits_.deterministic_context > 0);
+  const CudaContext& context = adapts ? adapted_->context() : context_;
+  return context.read(program::find_buffer(context.plan().program(), program::kKeptStates));
 }
 
 Status CudaDecoder::logits(int32_t first, int32_t count, float* out, const cuda::Stream& stream) {

@@ -125,6 +125,10 @@ class CudaDecoder {
 
   // Embedding to last layer; keys and values are written to the pages that the entries name.
   Status forward(const CudaStep& step, const KvView& kv, const cuda::Stream& stream);
+  // Where a step with CudaStep::keeps_states leaves what it has made in front of the layers that a
+  // draft head reads: [tokens, layers * hidden_size], until the next step. REQUIRES that the spec
+  // keeps some (DecoderSpec::kept_states).
+  const void* kept_states(const CudaStep& step) const;
   // Logits of rows [first, first + count) of the step before, float32 to out,
   // [count, logits_stride()]. count: at most max_entries. out: null on a rank that does not need
   // them.
@@ -133,9 +137,6 @@ class CudaDecoder {
  private:
   CudaDecoder(const ModelPlan& whole, const CudaRank& rank, PendingCudaWeights weights,
               std::unique_ptr<kernels::cuda::Linear> linear, CudaPlan plan);
-  static Result<PendingCudaWeights> load_weights(const ModelPlan& plan,
-                                                 const ModelLoadOptions& options,
-                                                 const CudaRank& rank);
   Status lay_out(cuda::Arena& arena, int64_t linear_bytes, int64_t megakernel_bytes);
   int64_t linear_workspace_bytes() const;
   std::vector<kernels::cuda::LinearArgs> gemm_shapes() const;

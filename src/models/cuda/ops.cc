@@ -63,6 +63,26 @@ Status run_embed(CudaContext& c, const Op& op) {
   return part.first == 0 ? place_spans(c, op) : Status();
 }
 
+// Rows that a draft head is given: states where they lie, for which the buffer stands from here on,
+// and embeddings from the target's table. As run_embed()'s, the gather waits for all work before
+// it, so keys that earlier passes wrote may be prefetched behind it.
+Status run_input(CudaContext& c, const Op& op) {
+  const Operand& out = op.outputs[0];
+  if (op.as<program::Input>().kind == program::Input::Kind::kStates) {
+    c.buffers().alias(out, c.step().states);
+    return Status();
+  }
+  return kc::gather_rows({.type = c.type(),
+                          .table = c.scratch().embedding,
+                          .num_rows = c.spec().draft->target_vocab_size,
+                          .dim = out.columns,
+                          .ids = c.step().ids,
+                          .out = c.write(out),
+                          .out_stride = c.stride(out),
+                          .tokens = c.num_rows(out)},
+                         {.stream = c.launch(op).stream});
+}
+
 Status run_embed_position(CudaContext& c, const Op& op) {
   return kc::gather_rows({.type = c.type(),
                           .table = c.weights().data(op.table),
@@ -91,6 +111,7 @@ Status run_scale(CudaContext& c, const Op& op) {
                                         .rows = rows,
                                         .heads = 1},
                                        c.launch(op)));
+    if (op.as<program::Scale>().factor == 1.0f) return Status();
   }
   return kc::scale({.type = type_of(c, y),
                     .x = c.write(y),
@@ -312,6 +333,8 @@ CudaOp cuda_op(OpKind kind) {
       return run_embed;
     case OpKind::kEmbedPosition:
       return run_embed_position;
+    case OpKind::kInput:
+      return run_input;
     case OpKind::kPatches:
       return run_patches;
     case OpKind::kClassEmbed:

@@ -53,7 +53,8 @@ struct CudaScratch {
   const int32_t* positions = nullptr;       // [max_tokens], of the step
   const int32_t* kv_rows = nullptr;         // [max_tokens]: the row of each new token in its page
   const int32_t* window_kv_rows = nullptr;  // the same of layers with a window; null: none has one
-  const float* patches = nullptr;  // of an encoder: the step's, [pictures, num_patches, features]
+  const void* embedding = nullptr;  // of a draft head: the target's, [target_vocab_size, hidden]
+  const float* patches = nullptr;   // of an encoder: the step's, [pictures, num_patches, features]
   std::span<std::byte> gemm_workspace;
   const CudaMegakernel* megakernel = nullptr;             // null: the plan does not have it
   kernels::cuda::DeviceCollective* collective = nullptr;  // null: one rank has all of the model

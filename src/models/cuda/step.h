@@ -73,6 +73,10 @@ struct CudaStep {
   const int32_t* places = nullptr;
   StepSequences pictures, windows;  // of an encoder; its entries state num_tokens alone
   StepAdapters adapters;            // REQUIRES, where there are some: the model takes adapters
+  // A draft head reads the states of this step, which the kernel of one token's layers keeps none
+  // of.
+  bool keeps_states = false;
+  const void* states = nullptr;  // of a draft head's step: [entries.num_tokens, width of the input]
 };
 
 }  // namespace espalier

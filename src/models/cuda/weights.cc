@@ -13,7 +13,7 @@ namespace {
 
 namespace kc = kernels::cuda;
 
-constexpr size_t kNumKinds = static_cast<size_t>(WeightKind::kLineEnd) + 1;
+constexpr size_t kNumKinds = static_cast<size_t>(WeightKind::kHiddenNorm) + 1;
 
 // What an encoder of pictures has besides layers; a decoder's layout has none of it.
 Status place_encoder(const WeightLayout& layout, WeightPlacer& placer, CudaWeights& out) {
@@ -76,6 +76,7 @@ class ModelPlacer {
     embedding = head;
     ESP_RETURN_IF_ERROR(placer_.matrix(layout_.embedding, embedding));
     ESP_RETURN_IF_ERROR(place_encoder(layout_, placer_, out_));
+    ESP_RETURN_IF_ERROR(placer_.matrix(layout_.draft_input, out_.at({WeightKind::kDraftInput})));
     ESP_RETURN_IF_ERROR(
         placer_.matrix(layout_.position_embedding, out_.at({WeightKind::kPositionEmbedding})));
     for (size_t i = 0; i < layout_.layers.size(); ++i) {
@@ -102,6 +103,7 @@ class ModelPlacer {
 
   Status layer(const LayerSpec& of, const LayerLayout& layout) {
     ESP_RETURN_IF_ERROR(vector(layout.input_norm, WeightKind::kInputNorm));
+    ESP_RETURN_IF_ERROR(vector(layout.hidden_norm, WeightKind::kHiddenNorm));
     ESP_RETURN_IF_ERROR(matrix(layout.qkv, WeightKind::kQkv));
     ESP_RETURN_IF_ERROR(vector(layout.qkv_bias, WeightKind::kQkvBias));
     ESP_RETURN_IF_ERROR(vector(layout.q_norm, WeightKind::kQNorm));

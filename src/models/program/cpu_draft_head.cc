@@ -21,13 +21,6 @@ DecoderSpec with_own_states(DecoderSpec spec, bool own) {
 
 Program lower_head(const DecoderSpec& spec) { return cpu_passes(lower(spec)); }
 
-Operand find_buffer(const Program& program, std::string_view name) {
-  const auto found =
-      std::ranges::find_if(program.buffers, [&](const Buffer& b) { return b.name == name; });
-  ESP_CHECK(found != program.buffers.end(), "{} has no buffer {}", program.name, name);
-  return {static_cast<BufferId>(found - program.buffers.begin()), 0, found->columns};
-}
-
 }  // namespace
 
 CpuDraftHead::Pass::Pass(const DecoderSpec& of, const Program& lowered,

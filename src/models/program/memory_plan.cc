@@ -6,6 +6,8 @@
 #include <optional>
 #include <utility>
 
+#include "models/program/lower.h"
+
 namespace espalier::program {
 namespace {
 
@@ -59,6 +61,15 @@ class Liveness {
     }
   }
 
+  // A draft head reads them when the program has run.
+  void keep_states() {
+    for (size_t i = 0; i < program_.buffers.size(); ++i) {
+      if (program_.buffers[i].name != kKeptStates) continue;
+      std::vector<bool>& live = live_[static_cast<size_t>(program_.buffers[i].storage)];
+      std::fill(std::ranges::find(live, true), live.end(), true);
+    }
+  }
+
   void keep_sources() {
     for (const Op& op : program_.ops) {
       if (op.kind != OpKind::kSelectRows) continue;
@@ -94,6 +105,11 @@ class Liveness {
   const Program& program_;
   std::vector<std::vector<bool>> live_;  // [storages][operations]
 };
+
+// Whether it is a draft head's program, which is given the states.
+bool reads_states(const Program& program) {
+  return std::ranges::any_of(program.ops, [](const Op& op) { return op.kind == OpKind::kInput; });
+}
 
 struct Placed {
   size_t storage = 0;
@@ -183,6 +199,7 @@ MemoryPlan place_storages(const Program& program, std::span<const int64_t> stora
   Liveness liveness(program);
   for (const Alternative& alternative : alternatives) liveness.join(alternative);
   liveness.keep_outputs();
+  if (!reads_states(program)) liveness.keep_states();
   for (int i = 0; i < 2; ++i) liveness.keep_sources();  // of the outputs, then of wanted rows
   std::vector<int64_t> bytes;
   std::vector<size_t> order;

@@ -26,7 +26,8 @@ inline constexpr int64_t kStorageAlignment = 256;
 // writes the whole of it up to the last that reads it. The operations that an alternative stands
 // for need all their storages together. What a selection selects from is needed as long as its
 // result, so that an interpreter may let the result be the memory of the source where all rows are
-// selected. The output section may run again, so what it reads is needed to the end.
+// selected. The output section may run again, so what it reads is needed to the end, as are the
+// states that a draft head reads when the program has run (kKeptStates).
 MemoryPlan place_storages(const Program& program, std::span<const int64_t> storage_bytes,
                           std::span<const Alternative> alternatives);
 

@@ -173,5 +173,32 @@ TEST(MemoryPlan, OfEveryGoldenSharesMemory) {
   }
 }
 
+// A draft head reads them when the program has run.
+TEST(MemoryPlan, KeptStatesAreNotWrittenOver) {
+  DecoderSpec spec = golden::read("llama_tied_llama3").spec;
+  const auto end_of_others = [&] {
+    const Program program = gpu_passes(lower(spec));
+    std::vector<int64_t> bytes(static_cast<size_t>(program.num_storages), 4096);
+    const MemoryPlan plan = place_storages(program, bytes, find_alternatives(program));
+    const auto kept = std::ranges::find(program.buffers, kKeptStates, &Buffer::name);
+    if (kept == program.buffers.end()) return plan.total_bytes;
+    const auto id = static_cast<BufferId>(kept - program.buffers.begin());
+    const int64_t at = plan.offsets[static_cast<size_t>(kept->storage)];
+    const size_t first = lifetime(program, id).first;
+    for (size_t i = first; i < program.ops.size(); ++i) {
+      for (const Operand& out : program.ops[i].outputs) {
+        const Buffer& buffer = program.buffer(out);
+        if (out.buffer == id || buffer.type != ElementType::kActivation) continue;
+        EXPECT_FALSE(overlap(plan.offsets[static_cast<size_t>(buffer.storage)], 4096, at, 4096))
+            << buffer.name << " in operation " << i;
+      }
+    }
+    return plan.total_bytes;
+  };
+  const int64_t without = end_of_others();
+  spec.kept_states = {0, 1, 2};
+  EXPECT_GT(end_of_others(), without);
+}
+
 }  // namespace
 }  // namespace espalier::program

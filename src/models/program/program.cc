@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <iterator>
 
+#include "base/check.h"
+
 namespace espalier {
 
 std::string_view weight_name(WeightKind kind) {
@@ -142,6 +144,12 @@ Operand find_or_add_buffer(Program& program, const std::string& name, int32_t co
   if (storage < 0) storage = program.num_storages++;
   program.buffers.push_back({unique, rows, columns, type, storage});
   return {static_cast<BufferId>(program.buffers.size() - 1), 0, columns};
+}
+
+Operand find_buffer(const Program& program, std::string_view name) {
+  const auto found = std::ranges::find(program.buffers, name, &Buffer::name);
+  ESP_CHECK(found != program.buffers.end(), "{} has no buffer {}", program.name, name);
+  return {static_cast<BufferId>(found - program.buffers.begin()), 0, found->columns};
 }
 
 Rows rows_of(const Program& program, const Op& op) {

@@ -14,6 +14,7 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <variant>
 #include <vector>
 
@@ -322,6 +323,9 @@ struct Program {
 // name and several shapes (layers differ) share a storage and end in ".COLUMNS".
 Operand find_or_add_buffer(Program& program, const std::string& name, int32_t columns,
                            Rows rows = {}, ElementType type = ElementType::kActivation);
+
+// The whole of the buffer of this name. REQUIRES: there is one.
+Operand find_buffer(const Program& program, std::string_view name);
 
 // Rows that the operation computes: those of its first output, or of its first input where it has
 // no output.
