@@ -325,7 +325,7 @@ void add_grammar_rows(SettingTable& table, EngineConfig& engine) {
                "draft tokens for requests without a grammar, verified by the model's own samples: "
                "NGRAM takes them from the request's text and from recent answers, RADIX from what "
                "other requests said behind the same prefix, COMBINED from whichever was right of "
-               "late, EAGLE3 from a draft head (on CPUs); where that is measured to pay; changes "
+               "late, EAGLE3 from a draft head; where that is measured to pay; changes "
                "no answer");
   table.path("speculative-draft-model-path", engine.speculation.speculative_draft_model_path,
              "folder of the draft head that EAGLE3 runs; empty: `draft` in the model's folder");

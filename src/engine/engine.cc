@@ -150,15 +150,10 @@ Result<EngineDevice> device_of(const std::string& name, int32_t base_gpu_id,
 
 // What runs on CPUs alone.
 Status check_device(const EngineConfig& config, const EngineDevice& device) {
-  if (device.cuda && config.compute.enable_return_hidden_states)
-    return error(StatusCode::kUnimplemented,
-                 "hidden states are returned on CPUs, and the device is {}: start with --device "
-                 "cpu, or leave --enable-return-hidden-states out",
-                 device.name);
-  if (!device.cuda || config.speculation.speculative_algorithm != "EAGLE3") return {};
+  if (!device.cuda || !config.compute.enable_return_hidden_states) return {};
   return error(StatusCode::kUnimplemented,
-               "speculative_algorithm EAGLE3 runs on CPUs, and the device is {}: set device to "
-               "cpu, or speculative_algorithm to COMBINED",
+               "hidden states are returned on CPUs, and the device is {}: start with --device "
+               "cpu, or leave --enable-return-hidden-states out",
                device.name);
 }
 

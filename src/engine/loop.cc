@@ -52,7 +52,7 @@ EngineLoop::EngineLoop(const EngineConfig& config, const ModelInfo& info, Execut
       cache_(cache),
       watch_(clock_, requests_),
       masks_(tokenizer, requests_.samples(), info.vocab_size, config.grammar.grammar_mask_threads),
-      proposer_(config, requests_, masks_, *cache.cache),
+      proposer_(config, requests_, masks_, *cache.cache, executor.draft_samples_max()),
       events_({.requests = requests_,
                .registry = registry,
                .sessions = sessions,

@@ -7,14 +7,16 @@
 namespace espalier {
 
 RequestProposer::RequestProposer(const EngineConfig& config, const RequestTable& requests,
-                                 StepMasks& masks, const PrefixCache& cache)
+                                 StepMasks& masks, const PrefixCache& cache,
+                                 int32_t draft_samples_max)
     : requests_(requests), grammars_(config, requests, masks) {
   const SpeculationSettings& settings = config.speculation;
   if (settings.speculative_algorithm == "none") return;
   if (settings.speculative_algorithm == "EAGLE3") {
-    head_ = std::make_unique<HeadDrafter>(
-        HeadDrafter::Config{.chain_max = std::min(settings.speculative_num_steps,
-                                                  settings.speculative_num_draft_tokens)});
+    head_ = std::make_unique<HeadDrafter>(HeadDrafter::Config{
+        .chain_max =
+            std::min(settings.speculative_num_steps, settings.speculative_num_draft_tokens),
+        .samples_max = draft_samples_max});
     return;
   }
   speculator_ = std::make_unique<Speculator>(Speculator::Config{
@@ -98,7 +100,15 @@ void RequestProposer::observe_chains(const ForwardBatch& batch, double seconds,
   if (head_) head_->observe_step(batch, seconds, draft_seconds);
 }
 
+// Chains are as long as their entries wanted, and come with the step in flight: all requests wait
+// for them, or those without would have a step of their own.
 bool RequestProposer::plan_draft_tokens(const DraftStep& step) {
+  if (head_) {
+    return std::ranges::any_of(step.sites, [&](const DraftSite& site) {
+      const SampleState& sample = requests_.sample(site.id);
+      return sample.speculates && sample.head->awaits_chain();
+    });
+  }
   speculator_->begin_plan(step.num_entries, step.samples_max);
   for (const DraftSite& site : step.sites)
     if (SampleState& sample = requests_.sample(site.id); sample.speculates)

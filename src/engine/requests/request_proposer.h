@@ -21,7 +21,7 @@ namespace espalier {
 class RequestProposer final : public TokenProposer {
  public:
   RequestProposer(const EngineConfig& config, const RequestTable& requests, StepMasks& masks,
-                  const PrefixCache& cache);
+                  const PrefixCache& cache, int32_t draft_samples_max);
 
   GrammarProposer& grammars() { return grammars_; }
 
@@ -38,7 +38,7 @@ class RequestProposer final : public TokenProposer {
   int32_t chain_length(SequenceId id, bool samples) override;
   void take_chain(SequenceId id, std::span<const TokenId> chain) override;
   void observe_chains(const ForwardBatch& batch, double seconds, double draft_seconds) override;
-  bool plans_draft_tokens() const override { return speculator_ != nullptr; }
+  bool plans_draft_tokens() const override { return speculator_ || head_; }
   bool plan_draft_tokens(const DraftStep& step) override;
   void observe_step(const ForwardBatch& batch, const StepSeconds& seconds) override;
 

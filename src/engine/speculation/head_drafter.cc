@@ -105,6 +105,7 @@ void HeadDrafter::propose(HeadText& text, DraftTokens& draft) {
     draft.tokens.push_back(token);
   }
   draft.drafter = Drafter::kHead;
+  draft.is_planned = true;
 }
 
 void HeadDrafter::observe_step(const ForwardBatch& batch, double seconds, double draft_seconds) {

@@ -11,6 +11,7 @@
 #include "engine/executor/cuda/cuda_ranks.h"
 #include "models/cuda/cuda_model_weights.h"
 #include "models/cuda/encoder.h"
+#include "models/load_draft_head.h"
 #include "models/model_plan.h"
 #include "tensor/cuda/device.h"
 
@@ -47,6 +48,7 @@ CudaExecutorConfig executor_config(const EngineConfig& sizes, int64_t encoder_by
       std::min(sizes.schedule.chunked_prefill_size, sizes.schedule.max_prefill_tokens);
   return {.max_slots = sizes.schedule.max_running_requests,
           .max_draft_samples = max_draft_samples(sizes),
+          .chain_max = sizes.speculation.speculative_num_steps,
           .max_tokens = chunk + sizes.schedule.max_running_requests,
           .context_length = sizes.model.context_length,
           .page_size = sizes.cache.page_size,
@@ -81,6 +83,12 @@ Status fill_memory(AnyExecutor& executor, const EngineConfig& config, const Engi
   ESP_ASSIGN_OR_RETURN(const int64_t budget, executor.kv_budget_bytes());
   SystemInfo left = system;
   left.available_bytes = budget + local.weight_bytes;
+  if (local.draft_kv) {
+    const int32_t pages =
+        CudaDraftChains::num_pages(sizes.schedule.max_running_requests,
+                                   sizes.speculation.speculative_num_steps, sizes.cache.page_size);
+    left.available_bytes -= int64_t{pages} * sizes.cache.page_size * local.kv_bytes_per_token(type);
+  }
   EngineConfig user = config;
   user.sampling.random_seed = sizes.sampling.random_seed;
   user.schedule.max_running_requests = sizes.schedule.max_running_requests;
@@ -105,16 +113,23 @@ Result<StartedExecutor> start_one(const EngineConfig& user, const SystemInfo& sy
   StartedExecutor out{.expert_counts = make_expert_counts(config)};
   options.expert_counts = out.expert_counts.get();
   ESP_ASSIGN_OR_RETURN(ModelPlan plan, plan_model(options));
+  ESP_ASSIGN_OR_RETURN(const auto head_spec, plan_draft_head(options, plan.spec));
   ESP_ASSIGN_OR_RETURN(auto model, CudaDecoder::begin_load(std::move(plan), options));
   out.info = model->info();
   ESP_ASSIGN_OR_RETURN(const KvType type, resolve_kv_type(config, out.info));
   ESP_RETURN_IF_ERROR(model->set_kv_type(type));
+  std::unique_ptr<CudaDraftHead> head;
+  if (head_spec) {
+    ESP_ASSIGN_OR_RETURN(head, CudaDraftHead::load(*head_spec, options, *model));
+    out.info.draft_kv = head->kv_info();
+  }
   // What does not depend on memory; the KV cache's size follows from what is then left.
   ESP_ASSIGN_OR_RETURN(const EngineConfig sizes, resolve(config, out.info, system));
   const CudaDecoder& decoder = *model;
   ESP_ASSIGN_OR_RETURN(const int64_t encoder_bytes, load_encoder(options, config, out));
-  ESP_ASSIGN_OR_RETURN(
-      auto executor, CudaExecutor::create(std::move(model), executor_config(sizes, encoder_bytes)));
+  ESP_ASSIGN_OR_RETURN(auto executor,
+                       CudaExecutor::create(std::move(model), executor_config(sizes, encoder_bytes),
+                                            std::move(head)));
   ESP_RETURN_IF_ERROR(fill_memory(*executor, config, sizes, system, out.info, type, out));
   ESP_ASSIGN_OR_RETURN(out.weights, make_cuda_model_weights({&decoder}, options));
   out.executor = std::move(executor);
@@ -162,6 +177,12 @@ Result<StartedExecutor> start_cuda_executor(const EngineConfig& config, const Sy
                       "--pp-size is {}, and stages of a pipeline run on the CPU alone; use "
                       "--device cpu, or --tp-size for several GPUs",
                       config.compute.pp_size));
+  }
+  if (config.speculation.speculative_algorithm == "EAGLE3" && config.compute.tp_size > 1) {
+    return fail(error(StatusCode::kUnimplemented,
+                      "--tp-size is {}, and draft heads are not divided among GPUs; set "
+                      "--speculative-algorithm to COMBINED, or use --dp-size for several GPUs",
+                      config.compute.tp_size));
   }
   return config.compute.tp_size > 1 ? start_ranks(config, system) : start_one(config, system);
 }

@@ -41,6 +41,18 @@ void find_spans(const ForwardBatch& batch, DType type, std::vector<StepSpan>& ou
   }
 }
 
+// Rows of draft tokens that one entry of decode attention takes, of the model and of its draft head
+// alike.
+Result<int32_t> rows_together(const kc::AttentionShape& shape, const CudaDraftHead* head,
+                              int32_t page_size) {
+  const int32_t rows = draft_rows_of(shape.num_heads, shape.num_kv_heads);
+  if (head == nullptr) return rows;
+  ESP_ASSIGN_OR_RETURN(const bool shares, head->shares_attention(page_size));
+  if (!shares) return 1;
+  const kc::AttentionShape own = head->attention_shape(page_size);
+  return std::min(rows, draft_rows_of(own.num_heads, own.num_kv_heads));
+}
+
 int64_t num_graph_sizes(int32_t max_entries) {
   int64_t count = 0;
   for (int32_t entries = 1; entries <= max_entries; ++count)
@@ -68,13 +80,15 @@ CudaExecutor::CudaExecutor(std::unique_ptr<CudaDecoder> model, const CudaExecuto
 CudaExecutor::~CudaExecutor() { static_cast<void>(stream_.synchronize()); }
 
 Result<std::unique_ptr<CudaExecutor>> CudaExecutor::create(std::unique_ptr<CudaDecoder> model,
-                                                           const CudaExecutorConfig& config) {
+                                                           const CudaExecutorConfig& config,
+                                                           std::unique_ptr<CudaDraftHead> head) {
+  ESP_CHECK(head == nullptr || config.collective == nullptr, "draft heads are not divided");
   std::unique_ptr<CudaExecutor> executor(new CudaExecutor(std::move(model), config));
-  ESP_RETURN_IF_ERROR(executor->allocate());
+  ESP_RETURN_IF_ERROR(executor->allocate(std::move(head)));
   return executor;
 }
 
-Status CudaExecutor::allocate() {
+Status CudaExecutor::allocate(std::unique_ptr<CudaDraftHead> head) {
   model_->set_pdl(config_.allow_pdl);
   model_->set_megakernel(config_.megakernel);
   if (config_.deterministic) model_->set_deterministic(config_.context_length);
@@ -83,7 +97,9 @@ Status CudaExecutor::allocate() {
   ESP_ASSIGN_OR_RETURN(const std::optional<kc::AttentionShape> shared,
                        model_->shared_attention(config_.page_size));
   SharedReads reads;
-  if (shared) reads.draft_rows = draft_rows_of(shared->num_heads, shared->num_kv_heads);
+  if (shared) {
+    ESP_ASSIGN_OR_RETURN(reads.draft_rows, rows_together(*shared, head.get(), config_.page_size));
+  }
   if (shared && config_.cascade)
     reads.cascade = CascadeCosts::of(shared->num_heads, shared->num_kv_heads, shared->head_dim);
   ESP_ASSIGN_OR_RETURN(StepPacker packer, StepPacker::create(limits_, reads, stream_));
@@ -108,15 +124,30 @@ Status CudaExecutor::allocate() {
   arrays_.lay_out(arena, limits_, logits_stride);
   if (!samples_) arrays_.logits = nullptr;
   ESP_RETURN_IF_ERROR(model_->tune(arrays_.logits, stream_));
-  for (Place& place : places_)
+  if (head != nullptr) {
+    ESP_ASSIGN_OR_RETURN(
+        chains_, CudaDraftChains::create(
+                     std::move(head),
+                     {.limits = limits_,
+                      .chain_max = config_.chain_max,
+                      .page_size = config_.page_size,
+                      .deterministic_context = config_.deterministic ? config_.context_length : 0,
+                      .graphs = config_.graphs},
+                     stream_));
+  }
+  for (Place& place : places_) {
     ESP_RETURN_IF_ERROR(place.allocate(limits_, packer_->block_bytes(), arrays_.mask_words));
+    if (chains_) ESP_RETURN_IF_ERROR(chains_->allocate(place.chains));
+  }
   ESP_RETURN_IF_ERROR(stream_.synchronize());
   memory_.weights = model_->info().weight_bytes;
   memory_.encoder = config_.encoder_bytes;
   memory_.adapters = adapters_ ? adapters_->size_bytes() : 0;
-  memory_.scratch = model_->scratch_bytes();
+  memory_.scratch = model_->scratch_bytes() + (chains_ ? chains_->device_bytes() : 0);
   memory_.steps = packer_->device_bytes() + slots_->device_bytes() + block_.size_bytes();
   int64_t num_sizes = num_graph_sizes(config_.max_slots);
+  // A head's graphs are small, and as many.
+  if (chains_) num_sizes += num_graph_sizes(config_.max_slots);
   // With draft tokens twice: with few fresh positions and with any number of them.
   if (config_.max_draft_samples > 0) num_sizes += 2 * num_graph_sizes(limits_.max_entries);
   memory_.graphs = config_.graphs
@@ -149,7 +180,13 @@ Result<int64_t> CudaExecutor::kv_budget_bytes() const {
   return std::max<int64_t>(0, memory.free_bytes - memory_.graphs - kLaterBytes);
 }
 
-Status CudaExecutor::allocate_kv(const KvPoolConfig& config) {
+Status CudaExecutor::allocate_kv(const KvPoolConfig& cache) {
+  KvPoolConfig config = cache;
+  if (chains_) {
+    chains_->set_first_page(cache.num_pages);
+    config.num_pages +=
+        CudaDraftChains::num_pages(config_.max_slots, config_.chain_max, config_.page_size);
+  }
   const auto allocate = [&](int64_t bytes) -> Result<std::unique_ptr<KvPlanes>> {
     ESP_ASSIGN_OR_RETURN(auto planes, allocate_device_planes(bytes));
     ESP_RETURN_IF_ERROR(cuda::fill_bytes(planes->data(), 0, bytes, stream_));
@@ -180,7 +217,9 @@ Status CudaExecutor::warm_up() {
     batch.entries.push_back({.slot = 0,
                              .num_query_tokens = tokens,
                              .num_pages = (tokens + config_.page_size - 1) / config_.page_size,
-                             .sample = true});
+                             .sample = true,
+                             .chain_length = chain_max() > 0 && step < 5 ? std::min(2, chain_max())
+                                                                         : BatchEntry::kNoChain});
     batch.token_ids.assign(static_cast<size_t>(tokens), 0);
     for (int32_t i = 0; i < tokens; ++i) batch.positions.push_back(i);
     for (int32_t i = 0; i < batch.entries[0].num_pages; ++i) batch.page_tables.push_back(i);
@@ -215,6 +254,11 @@ Status CudaExecutor::enqueue(Place& p) {
   p.num_samples = 0;
   for (const BatchEntry& entry : p.rows->entries) p.num_samples += entry.sample ? 1 : 0;
   ESP_ASSIGN_OR_RETURN(p.packed, packer_->pack(*p.batch, *p.rows, p.host, config_.graphs));
+  if (chains_) {
+    chains_->pack(*p.batch, *p.rows, p.packed, p.chains);
+    p.packed.keeps_states = p.chains.reads;
+  }
+  p.results_on_device = p.logprobs.sampled || p.packed.keeps_states;
   find_spans(*p.batch, model_->type(), p.spans);
   if (p.logprobs.num_wanted > 0) {
     ESP_RETURN_IF_ERROR(cuda::copy_to_device(arrays_.wanted_begin, p.logprobs.wanted_begin.data(),
@@ -241,7 +285,8 @@ Status CudaExecutor::run_decode(const PackedStep& packed) {
   if (packed.cascade) ++counts_.cascades;
   if (!config_.graphs) return run();
   const bool long_entry =
-      packed.num_tokens == 1 && packed.max_prefix_len >= model_->megakernel_context_max();
+      packed.num_tokens == 1 &&
+      (packed.keeps_states || packed.max_prefix_len >= model_->megakernel_context_max());
   DecodeGraph& known = graphs_[{packed.num_tokens, packed.cascade, !packed.adapters.empty(),
                                 long_entry, packed.fresh_positions}];
   if (++known.num_uses == 1) return run();
@@ -300,13 +345,24 @@ Status CudaExecutor::enqueue_logprobs(Place& p, int32_t first_row, kc::LogprobAr
 Status CudaExecutor::enqueue_sampling(Place& p) {
   const cuda::Range range("sample");
   if (samples_) ESP_RETURN_IF_ERROR(enqueue_samples(p));
+  if (chains_)
+    ESP_RETURN_IF_ERROR(chains_->run(p.chains, p.packed, packer_->step(p.packed, slots_->tokens()),
+                                     arrays_.results.tokens, kv_->view()));
   if (config_.collective != nullptr) {
     ESP_RETURN_IF_ERROR(config_.collective->share_tokens({.row_slots = packer_->device().row_slots,
                                                           .rows = p.num_samples,
                                                           .slot_tokens = slots_->tokens()},
                                                          {.stream = stream_.get()}));
   }
-  if (samples_) ESP_RETURN_IF_ERROR(copy_results(p));
+  if (samples_) {
+    const int64_t inputs = p.packed.num_input_rows;
+    ESP_RETURN_IF_ERROR(copy_results(arrays_.results, p.results,
+                                     {.num_samples = p.results_on_device ? p.num_samples : 0,
+                                      .num_inputs = inputs,
+                                      .num_top = (p.num_samples + inputs) * p.logprobs.max_top,
+                                      .num_wanted = p.logprobs.num_wanted},
+                                     stream_));
+  }
   return p.done.record(stream_);
 }
 
@@ -315,7 +371,7 @@ Status CudaExecutor::enqueue_samples(Place& p) {
     const StepArrays& device = packer_->device();
     const bool masked = p.packed.num_masked > 0;
     // Where nothing on the device reads them they go straight to the host.
-    const ResultArrays& results = p.logprobs.sampled ? arrays_.results : p.results;
+    const ResultArrays& results = p.results_on_device ? arrays_.results : p.results;
     const kc::SampleArgs sample{.logits = arrays_.logits,
                                 .logits_stride = model_->logits_stride(),
                                 .rows = p.num_samples,
@@ -341,26 +397,6 @@ Status CudaExecutor::enqueue_samples(Place& p) {
     }
   }
   return Status();
-}
-
-Status CudaExecutor::copy_results(Place& p) {
-  const auto copy = [&](auto* host, const auto* device, int64_t count) {
-    return cuda::copy_to_host(host, device, count * static_cast<int64_t>(sizeof(*host)), stream_);
-  };
-  // Tokens, statuses and log-probabilities lie one behind the other.
-  const int64_t heads = reinterpret_cast<std::byte*>(arrays_.results.input_logprobs) -
-                        reinterpret_cast<std::byte*>(arrays_.results.tokens);
-  if (p.num_samples > 0 && p.logprobs.sampled) {
-    ESP_RETURN_IF_ERROR(
-        cuda::copy_to_host(p.results.tokens, arrays_.results.tokens, heads, stream_));
-  }
-  const int64_t inputs = p.packed.num_input_rows;
-  ESP_RETURN_IF_ERROR(copy(p.results.input_logprobs, arrays_.results.input_logprobs, inputs));
-  ESP_RETURN_IF_ERROR(copy(p.results.input_statuses, arrays_.results.input_statuses, inputs));
-  const int64_t top = (p.num_samples + inputs) * p.logprobs.max_top;
-  ESP_RETURN_IF_ERROR(copy(p.results.top_ids, arrays_.results.top_ids, top));
-  ESP_RETURN_IF_ERROR(copy(p.results.top_logprobs, arrays_.results.top_logprobs, top));
-  return copy(p.results.wanted, arrays_.results.wanted, p.logprobs.num_wanted);
 }
 
 void CudaExecutor::provide_masks(uint64_t step, const MaskView& masks) {
@@ -404,6 +440,7 @@ const StepResult& CudaExecutor::wait(uint64_t step) {
   read_results(*p.rows, *slots_, p.logprobs, p.results, p.refused,
                expanded ? p.draft_rows.results() : p.result);
   if (expanded) p.draft_rows.fold(*p.batch, p.result);
+  if (chains_) chains_->read(*p.batch, p.chains, p.done, p.result);
   return p.result;
 }
 

@@ -15,6 +15,7 @@
 
 #include "base/status.h"
 #include "cache/kv_pool.h"
+#include "engine/executor/cuda/cuda_draft_chains.h"
 #include "engine/executor/cuda/cuda_page_copier.h"
 #include "engine/executor/cuda/draft_rows.h"
 #include "engine/executor/cuda/sampling_arrays.h"
@@ -34,6 +35,7 @@ namespace espalier {
 struct CudaExecutorConfig {
   int32_t max_slots = 0;          // entries of a step, and slots
   int32_t max_draft_samples = 0;  // of a step; each has a row of logits. 0: no draft tokens
+  int32_t chain_max = 5;          // draft tokens in a row, of a draft head
   int32_t max_tokens = 0;         // of a step
   int32_t context_length = 0;     // of a sequence
   int32_t page_size = 1;
@@ -64,13 +66,16 @@ struct CudaExecutorConfig {
 class CudaExecutor final : public Executor {
  public:
   // Takes all device memory but the KV pool's.
+  // head: beside a model that keeps states for it; null: none.
   static Result<std::unique_ptr<CudaExecutor>> create(std::unique_ptr<CudaDecoder> model,
-                                                      const CudaExecutorConfig& config);
+                                                      const CudaExecutorConfig& config,
+                                                      std::unique_ptr<CudaDraftHead> head = {});
   ~CudaExecutor() override;
 
   // What is left for keys and values, without what graphs will take. Measured.
   Result<int64_t> kv_budget_bytes() const;
-  // REQUIRED once, before the first launch. Fails where the memory is not there after all.
+  // REQUIRED once, before the first launch; a draft head's pages come on top
+  // (CudaDraftChains::num_pages()). Fails where the memory is not there after all.
   Status allocate_kv(const KvPoolConfig& config);
   // Runs a few made-up steps, so that the first request does not wait for kernels to be loaded and
   // the first graph to be made. After allocate_kv, before the first launch; what the steps write to
@@ -85,6 +90,7 @@ class CudaExecutor final : public Executor {
   void provide_masks(uint64_t step, const MaskView& masks) override;
   const StepResult& wait(uint64_t step) override;
   int32_t draft_samples_max() const override { return config_.max_draft_samples; }
+  int32_t chain_max() const override { return chains_ ? chains_->chain_max() : 0; }
   // Whether wait() would return at once, or what failed.
   Result<bool> is_done(uint64_t step);
   Status copy_pages(std::span<const PageId> from, std::span<const PageId> to) override;
@@ -118,6 +124,8 @@ class CudaExecutor final : public Executor {
     std::vector<StepSpan> spans;
     int32_t num_samples = 0;  // without padding
     LogprobPlan logprobs;
+    bool results_on_device = false;  // what was sampled is read there, and copied behind it
+    CudaDraftChains::Step chains;
     std::vector<Status> refused;
     Status status;
     StepResult result;
@@ -131,7 +139,7 @@ class CudaExecutor final : public Executor {
   };
 
   CudaExecutor(std::unique_ptr<CudaDecoder> model, const CudaExecutorConfig& config);
-  Status allocate();
+  Status allocate(std::unique_ptr<CudaDraftHead> head);
   Place& place(uint64_t step) { return places_[step % kPlaces]; }
 
   Status enqueue(Place& place);
@@ -141,7 +149,6 @@ class CudaExecutor final : public Executor {
   Status enqueue_sampling(Place& place);
   Status enqueue_samples(Place& place);
   Status enqueue_logprobs(Place& place, int32_t first_row, kernels::cuda::LogprobArgs args);
-  Status copy_results(Place& place);
   Status lose_device(const Status& status);
 
   const CudaExecutorConfig config_;
@@ -154,12 +161,14 @@ class CudaExecutor final : public Executor {
   std::unique_ptr<CudaAdapterStore> adapters_;  // null: entries have none
   std::unique_ptr<KvPool> kv_;
 
+  std::unique_ptr<CudaDraftChains> chains_;  // null: the model has no draft head
+
   cuda::DeviceBuffer block_;  // of arrays_
   SamplingArrays arrays_;
 
   std::array<Place, kPlaces> places_;
-  // By rows with padding, cascade, adapters, whether it is one entry too long for the layers' one
-  // kernel, and fresh positions.
+  // By rows with padding, cascade, adapters, whether it is one entry that the layers' one kernel
+  // does not take, and fresh positions.
   std::map<std::tuple<int32_t, bool, bool, bool, int32_t>, DecodeGraph> graphs_;
   MemoryPlan memory_;
   Status lost_;

@@ -74,6 +74,7 @@ struct PackedStep {
   bool cascade = false;  // some entries' shared prefixes are read once for all of them
   // One token a row, all sampled, no input log-probabilities, no pictures' rows: has graphs.
   bool decode = false;
+  bool keeps_states = false;  // CudaStep's
 };
 
 // How attention reads the keys of entries that have some in common.

@@ -71,6 +71,23 @@ void ResultArrays::lay_out(cuda::Arena& arena, const StepLimits& limits) {
   wanted = arena.take<float>(kWantedCapacity);
 }
 
+Status copy_results(const ResultArrays& device, const ResultArrays& host,
+                    const ResultCounts& counts, const cuda::Stream& stream) {
+  const auto copy = [&](auto* to, const auto* from, int64_t count) {
+    return cuda::copy_to_host(to, from, count * static_cast<int64_t>(sizeof(*to)), stream);
+  };
+  // Tokens, statuses and log-probabilities lie one behind the other.
+  const int64_t heads = reinterpret_cast<const std::byte*>(device.input_logprobs) -
+                        reinterpret_cast<const std::byte*>(device.tokens);
+  if (counts.num_samples > 0)
+    ESP_RETURN_IF_ERROR(cuda::copy_to_host(host.tokens, device.tokens, heads, stream));
+  ESP_RETURN_IF_ERROR(copy(host.input_logprobs, device.input_logprobs, counts.num_inputs));
+  ESP_RETURN_IF_ERROR(copy(host.input_statuses, device.input_statuses, counts.num_inputs));
+  ESP_RETURN_IF_ERROR(copy(host.top_ids, device.top_ids, counts.num_top));
+  ESP_RETURN_IF_ERROR(copy(host.top_logprobs, device.top_logprobs, counts.num_top));
+  return copy(host.wanted, device.wanted, counts.num_wanted);
+}
+
 MaskedRows pack_masks(const ForwardBatch& batch, const MaskView& masks, int32_t mask_words,
                       uint32_t* to) {
   const auto given = static_cast<size_t>(masks.words_per_mask);

@@ -31,6 +31,15 @@ struct ResultArrays {
   static constexpr int64_t kWantedCapacity = 1 << 18;
 };
 
+// How much of them a step has filled.
+struct ResultCounts {
+  int64_t num_samples = 0;  // whose arrays are on the device; 0: the host has them
+  int64_t num_inputs = 0;
+  int64_t num_top = 0, num_wanted = 0;
+};
+Status copy_results(const ResultArrays& device, const ResultArrays& host,
+                    const ResultCounts& counts, const cuda::Stream& stream);
+
 // What log-probabilities a step gives back.
 struct LogprobPlan {
   bool sampled = false;  // some sampled entry wants its token's
