@@ -5,6 +5,7 @@
 #include <CLI/CLI.hpp>
 #include <boost/json.hpp>
 #include <cstdio>
+#include <filesystem>
 #include <fstream>
 #include <string>
 #include <vector>
@@ -129,8 +130,11 @@ Status prefill_part(const Options& options, json::array& out) {
   return Status();
 }
 
-// Draft tokens against decode steps without them, two of which are in flight.
+// Draft tokens against decode steps without them, two of which are in flight; of the part
+// "draft_head" a head of the configuration's `draft` folder computes as many in each step.
 Status speculation_part(const Options& options, json::array& out) {
+  ModelLoadOptions model = dummy_model(options);
+  if (options.part == "draft_head") model.draft_path = model.path / "draft";
   const auto or_these = [](const std::vector<int32_t>& given, std::vector<int32_t> these) {
     return given.empty() ? these : given;
   };
@@ -140,9 +144,10 @@ Status speculation_part(const Options& options, json::array& out) {
   const int steps = options.steps > 0 ? options.steps : options.quick ? 20 : 40;
   StepBench::Limits most = limits(options);
   most.max_draft_samples = 1024;
-  ESP_ASSIGN_OR_RETURN(auto bench, StepBench::create(dummy_model(options), most));
-  std::printf("%8s %8s %7s %7s %10s %12s %10s %10s %9s\n", "requests", "context", "drafts", "right",
-              "tokens", "step ms", "of plain", "tokens/s", "of off");
+  ESP_ASSIGN_OR_RETURN(auto bench, StepBench::create(model, most));
+  std::printf("%8s %8s %7s %7s %10s %12s %10s %10s %9s %10s %10s\n", "requests", "context",
+              "drafts", "right", "tokens", "step ms", "of plain", "tokens/s", "of off", "verify",
+              "a draft");
   for (const int32_t context : contexts) {
     for (const int32_t count : entries) {
       const std::vector<int32_t> all(static_cast<size_t>(count), context);
@@ -156,9 +161,11 @@ Status speculation_part(const Options& options, json::array& out) {
           ESP_ASSIGN_OR_RETURN(const SpeculationTimes t,
                                bench->speculate(all, draft, acceptance, steps));
           const double of_plain = t.device_seconds / plain.device_seconds;
-          std::printf("%8d %8d %7d %7.2f %10.2f %12.3f %10.3f %10.0f %9.2f\n", count, context,
-                      draft, acceptance, t.tokens_per_entry, t.device_seconds * 1e3, of_plain,
-                      t.tokens_per_second, t.tokens_per_second / off);
+          const double verify = (t.device_seconds - t.head_seconds) / plain.device_seconds;
+          const double drafting = t.head_seconds / draft / plain.device_seconds;
+          std::printf("%8d %8d %7d %7.2f %10.2f %12.3f %10.3f %10.0f %9.2f %10.3f %10.3f\n", count,
+                      context, draft, acceptance, t.tokens_per_entry, t.device_seconds * 1e3,
+                      of_plain, t.tokens_per_second, t.tokens_per_second / off, verify, drafting);
           std::fflush(stdout);
           out.push_back(json::object{{"entries", count},
                                      {"context", context},
@@ -166,6 +173,7 @@ Status speculation_part(const Options& options, json::array& out) {
                                      {"acceptance", acceptance},
                                      {"tokens_per_entry", t.tokens_per_entry},
                                      {"device_seconds", t.device_seconds},
+                                     {"head_seconds", t.head_seconds},
                                      {"step_seconds", t.step_seconds},
                                      {"plain_device_seconds", plain.device_seconds},
                                      {"tokens_per_second", t.tokens_per_second},
@@ -194,8 +202,10 @@ Status ranks_part(const Options& options, json::array& out) {
 }
 
 Status offline_part(const Options& options, json::array& out) {
+  const bool has_head = std::filesystem::exists(std::filesystem::path(options.config) / "draft");
   for (const OfflineWorkload& workload : offline_workloads(options.part, options.quick)) {
     if (workload.name.find(options.only) == std::string::npos) continue;
+    if (workload.speculative_algorithm == "EAGLE3" && !has_head) continue;
     ESP_ASSIGN_OR_RETURN(const OfflineResult r,
                          run_offline(workload, options.config, options.dtype,
                                      options.kv_cache_dtype, options.tokenizer, kSeed));
@@ -277,7 +287,7 @@ Status run(const Options& options) {
     ESP_RETURN_IF_ERROR(decode_part(options, rows));
   } else if (options.part == "prefill") {
     ESP_RETURN_IF_ERROR(prefill_part(options, rows));
-  } else if (options.part == "speculation") {
+  } else if (options.part == "speculation" || options.part == "draft_head") {
     ESP_RETURN_IF_ERROR(speculation_part(options, rows));
   } else if (options.part == "ranks") {
     ESP_RETURN_IF_ERROR(ranks_part(options, rows));
@@ -311,8 +321,9 @@ int main(int argc, char** argv) {
   app.add_option("--kv-cache-dtype", options.kv_cache_dtype, "of keys and values")
       ->check(CLI::IsMember({"auto", "fp8_e4m3"}));
   app.add_option("--part", options.part, "what to measure")
-      ->check(CLI::IsMember({"decode", "prefill", "speculation", "lora", "ranks", "tiers", "images",
-                             "offline", "lengths", "shared", "grammars", "drafters"}));
+      ->check(
+          CLI::IsMember({"decode", "prefill", "speculation", "draft_head", "lora", "ranks", "tiers",
+                         "images", "offline", "lengths", "shared", "grammars", "drafters"}));
   app.add_option("--tokenizer", options.tokenizer, "folder or file, of grammars' workloads");
   app.add_option("--json", options.json_path, "write the rows there");
   app.add_option("--tp", options.tp,

@@ -72,8 +72,8 @@ void add_drafters(std::vector<OfflineWorkload>& out, bool quick) {
   for (const int32_t batch :
        quick ? std::vector<int32_t>{1, 64} : std::vector<int32_t>{1, 16, 64, 256})
     for (const Text& text : kTexts)
-      for (const char* algorithm : {"none", "COMBINED"})
-        if (batch > 1 || !text.alternates)
+      for (const std::string algorithm : {"none", "COMBINED", "EAGLE3"})
+        if ((batch > 1 || !text.alternates) && (algorithm != "EAGLE3" || text.temperature > 0))
           out.push_back({.name = std::string(text.name) + ", batch " + std::to_string(batch) +
                                  ", " + algorithm,
                          .num_requests = batch,

@@ -35,7 +35,8 @@ struct OfflineResult {
 // part: "offline" (1000 in, 1000 out at several batches), "lengths" (other lengths), "shared",
 // "grammars" (the same work without a schema, with one, and with jump-forward and draft tokens) or
 // "drafters" (answers that repeat themselves, for they are greedy and the weights are drawn,
-// answers that do not, and half of each, without draft tokens and with them).
+// answers that do not, and half of each, without draft tokens and with them; a draft head, whose
+// weights are drawn too, is never right).
 std::vector<OfflineWorkload> offline_workloads(const std::string& part, bool quick);
 
 // `config`: a folder with config.json; weights are drawn from the seed, prompts from fixed ones.

@@ -8,6 +8,8 @@
 #include "engine/executor/slot_lengths.h"
 #include "kernels/kv_append/cuda.h"
 #include "kernels/random/cuda.h"
+#include "models/load_draft_head.h"
+#include "models/model_plan.h"
 
 namespace espalier::bench {
 namespace {
@@ -24,7 +26,8 @@ double median(std::vector<double> values) {
 }
 
 constexpr TokenId kRightToken = 17;  // of answers that draft tokens are compared with
-constexpr int kWarmSteps = 6;        // the second of a size captures its graph
+constexpr int32_t kChainMost = 16;
+constexpr int kWarmSteps = 6;  // the second of a size captures its graph
 
 // Keys and values of e4m3 as a step writes them, 8,192 rows at a time. REQUIRES: planes without
 // gaps.
@@ -68,6 +71,7 @@ Status fill_e4m3(const KvView& kv, const cuda::Stream& stream) {
 CudaExecutorConfig executor_config(const StepBench::Limits& limits) {
   return {.max_slots = limits.max_entries,
           .max_draft_samples = limits.max_draft_samples,
+          .chain_max = kChainMost,
           .max_tokens = limits.prefill_chunk + limits.max_entries + limits.max_draft_samples,
           .context_length = limits.context_length,
           .page_size = limits.page_size,
@@ -94,14 +98,22 @@ Result<std::unique_ptr<StepBench>> StepBench::create(const ModelLoadOptions& mod
 }
 
 Status StepBench::start_one(const ModelLoadOptions& model) {
-  ESP_ASSIGN_OR_RETURN(auto decoder, CudaDecoder::load(model));
+  ESP_ASSIGN_OR_RETURN(ModelPlan plan, plan_model(model));
+  ESP_ASSIGN_OR_RETURN(const auto head_spec, plan_draft_head(model, plan.spec));
+  ESP_ASSIGN_OR_RETURN(auto decoder, CudaDecoder::load(std::move(plan), model));
   info_ = decoder->info();
   if (limits_.kv_e4m3) ESP_RETURN_IF_ERROR(decoder->set_kv_type(KvType::kFloat8E4M3));
+  std::unique_ptr<CudaDraftHead> head;
+  if (head_spec) {
+    ESP_ASSIGN_OR_RETURN(head, CudaDraftHead::load(*head_spec, model, *decoder));
+    info_.draft_kv = head->kv_info();
+  }
   const KvType type = decoder->kv_type();
   if (decoder->adapted_matrices() != nullptr)
     modules_ = decoder->adapted_matrices()->modules().by_name();
-  ESP_ASSIGN_OR_RETURN(auto executor,
-                       CudaExecutor::create(std::move(decoder), executor_config(limits_)));
+  ESP_ASSIGN_OR_RETURN(
+      auto executor,
+      CudaExecutor::create(std::move(decoder), executor_config(limits_), std::move(head)));
   ESP_RETURN_IF_ERROR(allocate_kv(*executor, type));
   ESP_RETURN_IF_ERROR(fill_kv(executor->kv()));
   executor_ = std::move(executor);
@@ -131,13 +143,19 @@ template <typename AnyExecutor>
 Status StepBench::allocate_kv(AnyExecutor& executor, KvType type) {
   ESP_ASSIGN_OR_RETURN(const int64_t budget, executor.kv_budget_bytes());
   num_pages_ = budget / (info_.kv_bytes_per_token(type) * limits_.page_size);
-  return executor.allocate_kv({.num_layers = info_.num_layers,
-                               .num_kv_heads = info_.num_kv_heads,
-                               .head_dim = info_.head_dim,
-                               .type = type,
-                               .num_pages = static_cast<int32_t>(num_pages_),
-                               .page_size = limits_.page_size,
-                               .num_planes = info_.kv_planes});
+  KvPoolConfig pool{.num_layers = info_.num_layers,
+                    .num_kv_heads = info_.num_kv_heads,
+                    .head_dim = info_.head_dim,
+                    .type = type,
+                    .page_size = limits_.page_size,
+                    .num_planes = info_.kv_planes};
+  if (info_.draft_kv) {
+    num_pages_ -= CudaDraftChains::num_pages(limits_.max_entries, kChainMost, limits_.page_size);
+    pool.layer_shapes.assign(static_cast<size_t>(pool.num_layers++), pool.shape_of(0));
+    pool.layer_shapes.push_back({info_.draft_kv->num_kv_heads, info_.draft_kv->head_dim, type});
+  }
+  pool.num_pages = static_cast<int32_t>(num_pages_);
+  return executor.allocate_kv(pool);
 }
 
 Status StepBench::fill_kv(const KvView& kv) {
@@ -261,16 +279,18 @@ Result<ForwardBatch> StepBench::speculative_batch(const std::vector<int32_t>& co
   for (size_t i = 0; i < contexts.size(); ++i) {
     const auto slot = static_cast<SlotId>(i);
     batch.slot_inits.push_back({.slot = slot, .sampling = sampling});
-    batch.entries.push_back({.slot = slot,
-                             .num_query_tokens = 1 + num_draft_tokens,
-                             .prefix_len = contexts[i],
-                             .query_begin = slot * (1 + num_draft_tokens),
-                             .page_begin = static_cast<int32_t>(batch.page_tables.size()),
-                             .table_version = table_version_,
-                             .sample = true,
-                             .num_draft_tokens = num_draft_tokens,
-                             .draft_samples_begin = slot * num_draft_tokens,
-                             .num_draft_samples = num_draft_tokens});
+    batch.entries.push_back(
+        {.slot = slot,
+         .num_query_tokens = 1 + num_draft_tokens,
+         .prefix_len = contexts[i],
+         .query_begin = slot * (1 + num_draft_tokens),
+         .page_begin = static_cast<int32_t>(batch.page_tables.size()),
+         .table_version = table_version_,
+         .sample = true,
+         .num_draft_tokens = num_draft_tokens,
+         .draft_samples_begin = slot * num_draft_tokens,
+         .num_draft_samples = num_draft_tokens,
+         .chain_length = info_.draft_kv ? num_draft_tokens : BatchEntry::kNoChain});
     const int32_t pages = pages_for(contexts[i] + steps * (1 + num_draft_tokens));
     if (first_page + pages > num_pages_)
       return fail(
@@ -302,7 +322,7 @@ Result<SpeculationTimes> StepBench::speculate(const std::vector<int32_t>& contex
   ESP_ASSIGN_OR_RETURN(ForwardBatch batch,
                        speculative_batch(contexts, num_draft_tokens, steps + kWarmSteps));
   Rng rng(5);
-  std::vector<double> times, device;
+  std::vector<double> times, device, head;
   int64_t tokens = 0;
   double all = 0;
   for (int index = 0; index < steps + kWarmSteps; ++index) {
@@ -325,10 +345,12 @@ Result<SpeculationTimes> StepBench::speculate(const std::vector<int32_t>& contex
     times.push_back(seconds(Clock::now() - start));
     all += times.back();
     device.push_back(result.forward_seconds);
+    head.push_back(result.draft_seconds);
   }
   const auto entry_steps = static_cast<double>(contexts.size()) * steps;
   return SpeculationTimes{.step_seconds = median(times),
                           .device_seconds = median(device),
+                          .head_seconds = median(head),
                           .tokens_per_entry = static_cast<double>(tokens) / entry_steps,
                           .tokens_per_second = static_cast<double>(tokens) / all};
 }

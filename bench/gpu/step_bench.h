@@ -30,6 +30,7 @@ struct StepTimes {
 struct SpeculationTimes {
   double step_seconds = 0;    // median
   double device_seconds = 0;  // median
+  double head_seconds = 0;    // median of the draft head's part of it
   double tokens_per_entry = 0;
   double tokens_per_second = 0;  // of all entries
 };
@@ -58,7 +59,9 @@ class StepBench {
   Result<StepTimes> decode(const std::vector<int32_t>& contexts, int steps,
                            const std::vector<AdapterId>& adapters = {});
   // Entry i has contexts[i] tokens before it and `num_draft_tokens` draft tokens behind it, each of
-  // which is right with this probability: a bias on one token makes the answer known.
+  // which is right with this probability: a bias on one token makes the answer known. A model with
+  // a draft head runs it for as many tokens in each step, in whose place the next step gets those:
+  // the weights are drawn, so the head's own tokens would never be right.
   Result<SpeculationTimes> speculate(const std::vector<int32_t>& contexts, int32_t num_draft_tokens,
                                      double acceptance, int steps);
   // One prompt, in chunks; seconds from its first launch to its token, median of `repeats`.
