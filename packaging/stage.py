@@ -31,7 +31,8 @@ def stage_command(build, prefix, libraries):
     originals = add_libraries(prefix / libraries, [build / "espalier"], {f"$ORIGIN/../{libraries}": [command]})
     check_closed(prefix / libraries, [command])
     glibc_version([*sorted((prefix / libraries).glob("*")), command], GLIBC_MAX)
-    shutil.copytree(ROOT / "share/default_model", prefix / "share/espalier/default_model")
+    for model in ("default_model", "seeing_model"):
+        shutil.copytree(ROOT / "share" / model, prefix / "share/espalier" / model)
     return originals
 
 

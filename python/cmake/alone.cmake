@@ -52,7 +52,7 @@ else()
 endif()
 install(FILES "${library}" DESTINATION espalier/lib
   RENAME libespalier.so.${Espalier_VERSION_MAJOR})
-install(DIRECTORY "${root}/share/default_model" DESTINATION espalier/share/espalier OPTIONAL)
+install(DIRECTORY "${root}/share/default_model" "${root}/share/seeing_model" DESTINATION espalier/share/espalier OPTIONAL)
 foreach(command "${ESPALIER_BUILD}/espalier" "${Espalier_DIR}/../../../bin/espalier")
   if(EXISTS "${command}")
     install(PROGRAMS "${command}" DESTINATION espalier/bin)

@@ -24,13 +24,14 @@ fs::path own_file() {
 }  // namespace
 
 Result<fs::path> model_folder(const fs::path& given, const apps::HubSettings& hub) {
-  if (given.empty() && std::getenv("ESPALIER_SHARE") == nullptr) {
+  const std::optional<std::string> shipped = apps::shipped_model_folder(given);
+  if (shipped && std::getenv("ESPALIER_SHARE") == nullptr) {
     const fs::path folder = own_file().parent_path();
     for (const fs::path& share :
          {folder.parent_path() / "share/espalier", folder.parent_path().parent_path() / "share",
           folder.parent_path().parent_path() / "share/espalier"}) {
       std::error_code problem;
-      if (fs::exists(share / "default_model/config.json", problem)) return share / "default_model";
+      if (fs::exists(share / *shipped / "config.json", problem)) return share / *shipped;
     }
   }
   return apps::resolve_model_path(given, hub);

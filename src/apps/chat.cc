@@ -310,6 +310,7 @@ int run_chat(const std::vector<std::string>& args) {
                       "Talks with a model on the terminal.",
                       "Examples:\n"
                       "  espalier chat\n"
+                      "  espalier chat --model-path seeing --image shapes.png\n"
                       "  espalier chat --model-path llava-hf/llava-1.5-7b-hf --image sea.jpg\n"
                       "  echo 'What is the capital of France?' | espalier chat --temperature 0",
                       "",

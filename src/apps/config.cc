@@ -45,7 +45,8 @@ void add_path_rows(SettingTable& table, EngineConfig& engine, HubSettings& hub) 
   Setting& model =
       table.path("model-path", engine.model.model_path,
                  "folder with config.json, *.safetensors and tokenizer.json, a .gguf file, or "
-                 "org/name of a Hugging Face hub (org/name:Q4_K_M for one of its GGUF files)");
+                 "org/name of a Hugging Face hub (org/name:Q4_K_M for one of its GGUF files); "
+                 "seeing is the model that ships for questions about pictures");
   model.aliases = {"model"};
   shown_default(model, "the model that ships");
   shown_default(table.text("revision", hub.revision, "NAME",

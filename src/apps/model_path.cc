@@ -56,23 +56,28 @@ Result<fs::path> resolve_given(const fs::path& given, const HubSettings& hub) {
             given.string()));
 }
 
-Result<fs::path> find_default_model() {
+Result<fs::path> find_shipped_model(const fs::path& given, const std::string& folder) {
   std::error_code problem;
   std::vector<fs::path> places;
   if (const char* share = std::getenv("ESPALIER_SHARE"); share != nullptr && *share != '\0')
-    places.push_back(fs::path(share) / "default_model");
+    places.push_back(fs::path(share) / folder);
   const fs::path binary = fs::read_symlink("/proc/self/exe", problem);
   if (!problem) {
     const fs::path beside = binary.parent_path();
-    places.push_back(beside / "share/default_model");
-    places.push_back(beside.parent_path() / "share/espalier/default_model");
-    places.push_back(beside.parent_path().parent_path() / "share/default_model");  // build/PRESET
+    places.push_back(beside / "share" / folder);
+    places.push_back(beside.parent_path() / "share/espalier" / folder);
+    places.push_back(beside.parent_path().parent_path() / "share" / folder);  // build/PRESET
   }
   std::string looked;
   for (const fs::path& place : places) {
     if (fs::exists(place / "config.json", problem)) return place;
     looked += "\n  " + place.string();
   }
+  if (!given.empty())
+    return fail(error(StatusCode::kNotFound,
+                      "--model-path {}: the model that ships by this name is missing; give its "
+                      "folder, or set ESPALIER_SHARE. It was looked for in{}",
+                      given.string(), looked));
   return fail(
       error(StatusCode::kNotFound,
             "no model: give --model-path, or set ESPALIER_SHARE. The model that ships was looked "
@@ -82,8 +87,16 @@ Result<fs::path> find_default_model() {
 
 }  // namespace
 
+std::optional<std::string> shipped_model_folder(const fs::path& given) {
+  if (given.empty()) return "default_model";
+  std::error_code problem;
+  if (given == "seeing" && !fs::exists(given, problem)) return "seeing_model";
+  return std::nullopt;
+}
+
 Result<fs::path> resolve_model_path(const fs::path& given, const HubSettings& hub) {
-  return given.empty() ? find_default_model() : resolve_given(given, hub);
+  const std::optional<std::string> shipped = shipped_model_folder(given);
+  return shipped ? find_shipped_model(given, *shipped) : resolve_given(given, hub);
 }
 
 }  // namespace espalier::apps

@@ -116,6 +116,14 @@ void print_json(const std::vector<CachedSnapshot>& cached, const std::vector<Loc
   fmt::print("{}\n", out);
 }
 
+// Those that ship come first.
+void add_shipped_models(std::vector<LocalModel>& local) {
+  if (const auto seeing = resolve_model_path("seeing"))
+    local.insert(local.begin(), LocalModel{"seeing", *seeing, weight_bytes(*seeing)});
+  if (const auto ships = resolve_model_path({}))
+    local.insert(local.begin(), LocalModel{"(the model that ships)", *ships, weight_bytes(*ships)});
+}
+
 }  // namespace
 
 int run_models_list(const std::vector<std::string>& args) {
@@ -156,8 +164,7 @@ int run_models_list(const std::vector<std::string>& args) {
     });
   std::vector<LocalModel> local;
   if (!options.folder.empty()) local = find_models(options.folder);
-  if (const auto ships = resolve_model_path({}, {}); ships && command.words.empty())
-    local.insert(local.begin(), LocalModel{"(the model that ships)", *ships, weight_bytes(*ships)});
+  if (command.words.empty()) add_shipped_models(local);
   std::vector<std::vector<std::string>> problems;
   size_t num_problems = 0;
   if (options.verify)

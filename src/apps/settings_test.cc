@@ -446,6 +446,31 @@ TEST(ModelPathTest, AnUnknownPathAndAMissingDefaultSayWhatToDo) {
   EXPECT_THAT(unknown.error().message(), HasSubstr("org/name of a Hugging Face hub"));
 }
 
+TEST_F(SettingsTest, TheShippedModelThatSeesHasAName) {
+  EXPECT_EQ(shipped_model_folder(""), "default_model");
+  EXPECT_EQ(shipped_model_folder("seeing"), "seeing_model");
+  EXPECT_EQ(shipped_model_folder("org/seeing"), std::nullopt);
+  EXPECT_EQ(shipped_model_folder("/no/such/model"), std::nullopt);
+  const std::filesystem::path folder = folder_;
+  const auto make = [&](const char* name) {
+    std::filesystem::create_directories(folder / name);
+    std::ofstream(folder / name / "config.json") << "{}";
+    return folder / name;
+  };
+  const std::filesystem::path model = make("default_model");
+  setenv("ESPALIER_SHARE", folder.c_str(), 1);
+  EXPECT_EQ(resolve_model_path(""), model);
+  const std::filesystem::path seeing = make("seeing_model");
+  EXPECT_EQ(resolve_model_path("seeing"), seeing);
+  unsetenv("ESPALIER_SHARE");
+  // A file of the name is what the path means.
+  const std::filesystem::path before = std::filesystem::current_path();
+  std::filesystem::current_path(folder);
+  make("seeing");
+  EXPECT_EQ(resolve_model_path("seeing"), "seeing");
+  std::filesystem::current_path(before);
+}
+
 TEST(DocumentationTest, FlagsPageIsCurrent) {
   const std::string path = "docs/flags.md";
   if (std::getenv("ESPALIER_WRITE_DOCS") != nullptr) std::ofstream(path) << settings_markdown();

@@ -116,6 +116,7 @@ class Reader:
                                               "no_proxy": "127.0.0.1,localhost"})
         for name in ("MODEL", "my-folder", "my-model"):
             (folder / name).symlink_to(ROOT / "share/default_model")
+        (folder / "share").symlink_to(ROOT / "share")
         (folder / "schema.json").write_text('{"type": "object", "properties": {"a": {"type": "integer"}}}')
         (folder / "sql.gbnf").write_text('root ::= "SELECT " [a-z]+\n')
         (folder / "FILE").write_text("{% for m in messages %}{{ m.content }}{% endfor %}")

@@ -57,9 +57,9 @@ class Sbom(unittest.TestCase):
         self.assertEqual(libraries - names, set())
         self.assertLessEqual({"espalier", "boost", "CLI11", "tl-expected"}, names)
 
-    def test_names_the_model(self):
-        folder = pathlib.Path(ROOT, "share", "default_model")
-        shipped = {f"./share/default_model/{path.relative_to(folder).as_posix()}" for path in folder.rglob("*") if path.is_file()}
+    def test_names_the_models(self):
+        folder = pathlib.Path(ROOT, "share")
+        shipped = {f"./share/{path.relative_to(folder).as_posix()}" for path in folder.rglob("*") if path.is_file()}
         self.assertEqual({f["fileName"] for f in self.bill["files"]}, shipped)
 
 

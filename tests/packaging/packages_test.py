@@ -97,7 +97,8 @@ class Packages(Temporary):
         one, other = self.made("deb", "one", 0o022), self.made("deb", "other", 0o077)
         self.assertEqual(digest(one), digest(other))
         names = subprocess.run(["dpkg-deb", "-c", one], capture_output=True, text=True, check=True).stdout
-        for name in ("usr/bin/espalier", "usr/share/espalier/default_model/config.json", "usr/share/man/man1/espalier.1.gz",
+        for name in ("usr/bin/espalier", "usr/share/espalier/default_model/config.json", "usr/share/espalier/seeing_model/config.json",
+                     "usr/share/man/man1/espalier.1.gz",
                      "usr/share/bash-completion/completions/espalier", "usr/share/zsh/vendor-completions/_espalier",
                      "usr/lib/systemd/system/espalier.service", "usr/share/doc/espalier/copyright",
                      "usr/share/doc/espalier/changelog.gz", "etc/espalier/environment"):

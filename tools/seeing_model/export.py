@@ -38,8 +38,10 @@ def export(model, vocab_size, out):
     left = [name for name in missing if "post_layernorm" not in name and "lm_head" not in name]
     assert not left and not unexpected, (left, unexpected)
     theirs.tie_weights()
-    theirs.generation_config = transformers.GenerationConfig(bos_token_id=0, eos_token_id=[1], pad_token_id=2, do_sample=False)
+    # The likeliest token, in transformers and in servers that sample unless a request says otherwise.
+    theirs.generation_config = transformers.GenerationConfig(bos_token_id=0, eos_token_id=[1], pad_token_id=2, do_sample=True, top_k=1)
     theirs.save_pretrained(out)
+    (out / "model.safetensors").chmod(0o644)
     for name, content in (("preprocessor_config.json", PREPROCESSOR), ("processor_config.json", PROCESSOR)):
         (out / name).write_text(json.dumps(content, indent=2) + "\n")
 
