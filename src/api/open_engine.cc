@@ -5,6 +5,7 @@
 #include <cstdlib>
 
 #include "apps/config.h"
+#include "apps/model_path.h"
 #include "base/log.h"
 
 namespace espalier::api {

@@ -36,14 +36,10 @@ void add_tls_rows(SettingTable& table, net::TlsFiles& tls);
 // Flags that contradict each other; the error names what set each of them.
 Status check_contradictions(const SettingTable& table, const AppConfig& config);
 
-// The folder in share/ of the model that ships by a name: default_model for "", seeing_model for
-// "seeing" where no file has that name. Nothing for what is a path or a hub's name.
-std::optional<std::string> shipped_model_folder(const std::filesystem::path& given);
-
 // The model that a command runs: --model-path (a path, else a model of the hub, which is fetched
-// into its cache), or a model that ships (shipped_model_folder): its folder in ESPALIER_SHARE, in
-// share/ beside the binary, in ../share/espalier (an installation) or in share/ of the source tree
-// that the binary was built in. kNotFound says where it looked.
+// into its cache), else `default_model` in ESPALIER_SHARE, in share/ beside the binary, in
+// ../share/espalier (an installation) or in share/ of the source tree that the binary was built in.
+// kNotFound says where it looked.
 Result<std::filesystem::path> resolve_model_path(const std::filesystem::path& given,
                                                  const HubSettings& hub = {});
 

@@ -1,4 +1,6 @@
 // Finds the model that a command runs.
+#include "apps/model_path.h"
+
 #include <unistd.h>
 
 #include <cstdlib>

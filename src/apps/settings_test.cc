@@ -10,6 +10,7 @@
 
 #include "apps/command_line.h"
 #include "apps/config.h"
+#include "apps/model_path.h"
 #include "apps/route_settings.h"
 
 namespace espalier::apps {

@@ -1,6 +1,7 @@
 """The model that sees and ships, at the built binary: questions about drawn pictures get their true answers as PNG and as
 JPEG, in every dialect, in conversations and in the chat on the terminal; without a picture it says that there is none."""
 import base64
+import json
 import os
 import random
 import sys
@@ -56,8 +57,8 @@ ASKED = [
     (THREE, "Is the star left of the circle?", "No, it is right of the circle."),
     (THREE, "What do you see?", "I see a red circle, a blue star and a green 7."),
     (scene_of(("4", "black", "left"), ("2", "black", "middle"), ground="yellow"), "What number is in the picture?", "The number is 42."),
-    (scene_of(*[("heart", "pink", place) for place in ("top", "left", "middle", "right")], ground="black"),
-     "How many hearts are there?", "There are four hearts."),
+    (scene_of(*[("square", "red", place) for place in ("top left", "left", "bottom right")], ("ring", "blue", "top")),
+     "How many squares are there?", "There are three squares."),
     (scene_of(("square", "orange", "right"), ground="blue", width=300, height=240), "What colour is the background?", "The background is blue."),
 ]
 
@@ -76,7 +77,7 @@ def check_answers(server):
 def check_dialects(server):
     picture, question, expected = png(draw(THREE)), "What colour is the star?", "The star is blue."
     encoded = base64.b64encode(picture).decode()
-    native = server.post("/generate", {"text": f"<|bos|><|user|><image>{question}<|eos|><|assistant|>", "image_data": encoded,
+    native = server.post("/generate", {"text": f"<|user|><image>{question}<|eos|><|assistant|>", "image_data": encoded,
                                        "sampling_params": {"max_new_tokens": 48, "temperature": 0}})
     assert native["text"] == expected, native
     block = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": encoded}}
@@ -111,8 +112,35 @@ def check_conversation(server):
     assert blind["choices"][0]["message"]["content"] == "There is no picture.", blind
 
 
+def logprobs_of(server, golden, picture):
+    """Of the golden answer's tokens, about a picture."""
+    text = "<|user|><image>" + golden["question"] + "<|eos|><|assistant|>"
+    with open(os.path.join(PICTURES, picture), "rb") as file:
+        made = server.post("/generate", {"text": text, "image_data": data_url(file.read()), "return_logprob": True,
+                                         "sampling_params": {"max_new_tokens": 48, "temperature": 0}})
+    assert made["meta_info"]["prompt_tokens"] == golden["rows"] + len(golden["text"]), made["meta_info"]
+    return made["text"], [entry[0] for entry in made["meta_info"]["output_token_logprobs"]], [
+        entry[1] for entry in made["meta_info"]["output_token_logprobs"]]
+
+
+def check_golden():
+    """The answers' tokens and log-probabilities are transformers'; another picture has others."""
+    with open(os.path.join(ROOT, "tests", "golden", "seeing.json"), encoding="utf-8") as file:
+        goldens = json.load(file)
+    with Server("--model-path", "seeing", "--device", "cpu", "--dtype", "float32") as server:
+        for golden in goldens:
+            ids = server.post("/tokenize", {"prompt": golden["question"], "add_special_tokens": False})["tokens"]
+            assert [0, 4, *ids, 1, 5] == golden["text"], (ids, golden)
+            text, logprobs, tokens = logprobs_of(server, golden, golden["picture"])
+            assert text == golden["answer"] and tokens == golden["tokens"], (text, tokens, golden)
+            assert max(abs(a - b) for a, b in zip(logprobs, golden["logprobs"])) < 1e-3, (logprobs, golden)
+            other = "number.jpg" if golden["picture"] == "shapes.png" else "shapes.png"
+            text, logprobs, _ = logprobs_of(server, golden, other)
+            assert text != golden["answer"], (text, golden)
+
+
 def check_command(folder):
-    shipped = {"shapes.png": ("How many things are there?", "There are four things."),
+    shipped = {"shapes.png": ("How many things are there?", "There are three things."),
                "number.jpg": ("What number is in the picture?", "The number is 207.")}
     options = ("--model-path", "seeing", "--temperature", "0", "--quiet", "--history", "off")
     for name, (question, expected) in shipped.items():
@@ -133,6 +161,7 @@ def main():
         check_answers(server)
         check_dialects(server)
         check_conversation(server)
+    check_golden()
     with tempfile.TemporaryDirectory() as folder:
         check_command(folder)
     print("seeing: ok")

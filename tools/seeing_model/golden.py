@@ -11,7 +11,7 @@ import torch
 import transformers
 from PIL import Image
 
-QUESTIONS = [("shapes.png", "What do you see?"), ("shapes.png", "Where is the heart?"), ("number.jpg", "What number is in the picture?")]
+QUESTIONS = [("shapes.png", "What do you see?"), ("shapes.png", "Where is the star?"), ("number.jpg", "What number is in the picture?")]
 
 
 def answered(model, processor, folder, name, question):

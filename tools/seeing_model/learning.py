@@ -60,8 +60,8 @@ class Optimizer:
         for p in blocks:
             self.groups[tuple(p.shape)].append(p)
         self.buffers = {s: torch.zeros(len(ps), *s, device=ps[0].device) for s, ps in self.groups.items()}
-        others = [p for p in (*model.parameters(), *probe.parameters()) if id(p) not in known]
-        self.adam = torch.optim.AdamW(others, betas=(0.9, 0.98), weight_decay=0.0, fused=others[0].is_cuda)
+        self.others = [p for p in (*model.parameters(), *probe.parameters()) if id(p) not in known]
+        self.adam = torch.optim.AdamW(self.others, betas=(0.9, 0.98), weight_decay=0.0, fused=self.others[0].is_cuda)
 
     @torch.no_grad()
     def step(self, rate):
@@ -73,6 +73,7 @@ class Optimizer:
             torch._foreach_add_(params, list(update.unbind(0)), alpha=-rate)
             for p in params:
                 p.grad = None
+        torch.nn.utils.clip_grad_norm_([p for p in self.others if p.grad is not None], 1.0)
         for group in self.adam.param_groups:
             group["lr"] = rate
         self.adam.step()

@@ -7,7 +7,7 @@ from draw import draw, png
 from jpeg import jpeg
 from scenes import PLACES, Scene, Thing
 
-SHAPES = [("circle", "red", "top left", 0.15), ("star", "blue", "middle", 0.15), ("heart", "pink", "top right", 0.12), ("square", "green", "bottom right", 0.12)]
+SHAPES = [("circle", "red", "top left", 0.15), ("star", "blue", "middle", 0.15), ("square", "green", "bottom right", 0.12)]
 NUMBER = [("2", "purple", "left", 0.14), ("0", "purple", "middle", 0.14), ("7", "purple", "right", 0.14)]
 
 
