@@ -17,11 +17,10 @@ namespace espalier::api {
 // Names and values of docs/flags.md, without dashes before the names.
 using NamedSettings = std::vector<std::pair<std::string, std::string>>;
 
-// The model that an engine runs: `given`, or a model that ships ("", or "seeing", the one that reads
-// pictures). That one is looked for beside the library (../share/espalier, or share of the source
-// tree that the library was built in) unless ESPALIER_SHARE is set, then where the command looks
-// (apps/config.h).
-// kNotFound lists the folders.
+// The model that an engine runs: `given`, or a model that ships ("", or "seeing", the one that
+// reads pictures). That one is looked for beside the library (../share/espalier, or share of the
+// source tree that the library was built in) unless ESPALIER_SHARE is set, then where the command
+// looks (apps/config.h). kNotFound lists the folders.
 Result<std::filesystem::path> model_folder(const std::filesystem::path& given,
                                            const apps::HubSettings& hub = {});
 
