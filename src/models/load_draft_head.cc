@@ -11,6 +11,11 @@ namespace espalier {
 namespace {
 
 Status check_draft_target(const DecoderSpec& spec, const ModelLoadOptions& options) {
+  if (options.pp_size != 1) {
+    return error(StatusCode::kUnimplemented,
+                 "draft heads are not divided into stages: leave --speculative-draft-model-path or "
+                 "--pp-size out");
+  }
   if (options.tp_size != 1) {
     return error(StatusCode::kUnimplemented,
                  "draft heads are not divided among ranks: leave --speculative-draft-model-path or "

@@ -108,7 +108,9 @@ class Liveness {
 
 // Whether it is a draft head's program, which is given the states.
 bool reads_states(const Program& program) {
-  return std::ranges::any_of(program.ops, [](const Op& op) { return op.kind == OpKind::kInput; });
+  return std::ranges::any_of(program.ops, [](const Op& op) {
+    return op.kind == OpKind::kInput && op.as<Input>().kind != Input::Kind::kStage;
+  });
 }
 
 struct Placed {
