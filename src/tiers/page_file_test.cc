@@ -2,9 +2,11 @@
 
 #include <gtest/gtest.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include <fstream>
 #include <iterator>
+#include <string>
 
 #include "tiers/test_pages.h"
 
@@ -16,7 +18,10 @@ constexpr std::string_view kFileScope = "model m\nlayout l\ncomputed by c\n";
 
 class PageFileTest : public testing::Test {
  protected:
-  PageFileTest() : folder_(std::filesystem::path(testing::TempDir()) / "page_file_test") {
+  // A folder of the process, for tests run beside each other.
+  PageFileTest()
+      : folder_(std::filesystem::path(testing::TempDir()) /
+                ("page_file_test." + std::to_string(::getpid()))) {
     std::filesystem::remove_all(folder_);
     std::filesystem::create_directories(folder_);
   }

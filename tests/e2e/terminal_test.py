@@ -184,7 +184,7 @@ class Models(unittest.TestCase):
             self.cache(folder, b"content")
             listed = json.loads(run("models", "--download-dir", folder, "--json").stdout)
             self.assertEqual([(m["repo"], m["revisions"], m["size_bytes"]) for m in listed["cached"]], [("org/name", ["main"], 7)])
-            self.assertEqual(len(listed["local"]), 1, "the model that ships")
+            self.assertEqual(len(listed["local"]), 2, "the models that ship")
             result = run("models", "--download-dir", folder, "--verify", "org/name")
             self.assertEqual(result.returncode, 0, result.stderr)
             self.assertIn("1 model verified", result.stdout)
@@ -205,7 +205,7 @@ class Models(unittest.TestCase):
             for name, content in (("deep/model/config.json", "{}"), ("deep/model/model.safetensors", "12345"), ("a.gguf", "123"), ("b.txt", "1")):
                 with open(os.path.join(folder, name), "w", encoding="utf-8") as f:
                     f.write(content)
-            listed = json.loads(run("models", "--download-dir", folder, "--folder", folder, "--json").stdout)["local"][1:]
+            listed = json.loads(run("models", "--download-dir", folder, "--folder", folder, "--json").stdout)["local"][2:]
             self.assertEqual([(os.path.relpath(m["path"], folder), m["size_bytes"]) for m in listed], [("a.gguf", 3), ("deep/model", 5)])
             self.assertEqual(run("models", "--folder", folder + "/none").returncode, 2)
 

@@ -77,8 +77,7 @@ class ModelPlacer {
     ESP_RETURN_IF_ERROR(placer_.matrix(layout_.embedding, embedding));
     ESP_RETURN_IF_ERROR(place_encoder(layout_, placer_, out_));
     ESP_RETURN_IF_ERROR(placer_.matrix(layout_.draft_input, out_.at({WeightKind::kDraftInput})));
-    ESP_RETURN_IF_ERROR(
-        placer_.matrix(layout_.position_embedding, out_.at({WeightKind::kPositionEmbedding})));
+    ESP_RETURN_IF_ERROR(matrix(layout_.position_embedding, WeightKind::kPositionEmbedding));
     for (size_t i = 0; i < layout_.layers.size(); ++i) {
       layer_ = static_cast<int32_t>(i);
       ESP_RETURN_IF_ERROR(layer(spec_.layers[i], layout_.layers[i]));
