@@ -206,7 +206,7 @@ TEST(ImagesEngine, WhatCannotBeServedIsRefused) {
   EXPECT_THAT(refusal(*engine, [](auto& r) { r.images.pop_back(); }),
               HasSubstr("has 2 placeholders of pictures (token 97) and the request 1 pictures"));
   EXPECT_THAT(refusal(*engine, [](auto& r) { r.images.clear(); }),
-              HasSubstr("and the request 0 pictures"));
+              HasSubstr("and the request no picture: send a picture"));
   EXPECT_THAT(refusal(*engine, [](auto& r) { r.images.resize(3, r.images[0]); }),
               HasSubstr("--max-images-per-request"));
   EXPECT_THAT(refusal(*engine, [](auto& r) { r.images[1] = picture(100, 51); }),

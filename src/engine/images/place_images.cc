@@ -30,6 +30,12 @@ Result<std::vector<TokenId>> expand_placeholders(std::vector<TokenId> prompt, To
   if (is_expanded(prompt, placeholder, num_rows)) return prompt;
   const auto count = std::ranges::count(prompt, placeholder);
   const int64_t rows = std::accumulate(num_rows.begin(), num_rows.end(), int64_t{0});
+  if (num_rows.empty()) {
+    return fail(invalid_argument(
+        "the prompt has {} placeholders of pictures (token {}) and the request no picture: send a "
+        "picture for each placeholder, or take them out of the prompt",
+        count, placeholder));
+  }
   if (count != std::ssize(num_rows)) {
     return fail(invalid_argument(
         "the prompt has {} placeholders of pictures (token {}) and the request {} pictures: put "

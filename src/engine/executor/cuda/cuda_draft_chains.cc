@@ -11,6 +11,10 @@ namespace {
 
 namespace kc = kernels::cuda;
 
+// First passes come in many pairs of tokens and chains; beyond these they run without a graph, so
+// that graphs do not take what the device has left.
+constexpr size_t kFirstGraphsMost = 256;
+
 // Draft samples that follow the known token one by one: what a head's draft tokens have.
 int32_t chained_samples(const ForwardBatch& batch, const BatchEntry& entry) {
   int32_t count = 0;
@@ -245,11 +249,11 @@ Status CudaDraftChains::run(Step& step, const PackedStep& packed, const CudaStep
     ESP_RETURN_IF_ERROR(head_->draft_next(next_step(of, count), kv, logits_, stream_));
     return extend(count);
   };
-  const bool graphs = config_.graphs && packed.decode;
-  ESP_RETURN_IF_ERROR(graphs ? replay(first_[{packed.num_tokens, count, packed.cascade,
-                                              !packed.adapters.empty(), packed.fresh_positions}],
-                                      first_pass)
-                             : first_pass());
+  const FirstKey key{packed.num_tokens, count, packed.cascade, !packed.adapters.empty(),
+                     packed.fresh_positions};
+  const bool graphs =
+      config_.graphs && packed.decode && (first_.size() < kFirstGraphsMost || first_.contains(key));
+  ESP_RETURN_IF_ERROR(graphs ? replay(first_[key], first_pass) : first_pass());
   for (int32_t pass = 1; pass < step.num_passes; ++pass)
     ESP_RETURN_IF_ERROR(config_.graphs ? replay(next_[count], next_pass) : next_pass());
   return cuda::copy_to_host(step.outputs.data(), arrays_.drafted,

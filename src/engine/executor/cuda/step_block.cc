@@ -348,9 +348,9 @@ CudaStep StepPacker::step(const PackedStep& packed, const int32_t* slot_tokens) 
                 .fresh_positions = packed.fresh_positions,
                 .decode_tokens = packed.decode_tokens,
                 .expanded = packed.expanded,
-                 .places = device_.places,
-                 .adapters = step_adapters(packed),
-                 .keeps_states = packed.keeps_states};
+                .places = device_.places,
+                .adapters = step_adapters(packed),
+                .keeps_states = packed.keeps_states};
   if (window_pages_) {
     step.window_entries = step.entries;
     step.window_entries.page_tables += table_entries();
