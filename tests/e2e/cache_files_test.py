@@ -84,12 +84,12 @@ def check_damage(server, path):
 
 
 def check_refusals(folder):
-    other = ["--json-model-override-args", '{"rope_theta": 1}']
+    other = ["--json-model-override-args", '{"rope_theta": 5000}']
     with Server(*tier(folder, *other)) as server:
         refused(server, "/cache/import", {"file": "all.kv"}, "another model")
         code, text = command("import", server, "all.kv")
         assert code == 1 and "another model" in text, text
-    with Server(*tier(folder, "--kv-cache-dtype", "bfloat16")) as server:
+    with Server(*tier(folder, "--kv-cache-dtype", "float32")) as server:
         refused(server, "/cache/import", {"file": "all.kv"}, "another model or layout")
     with Server(*OPTIONS, "--cache-file-dir", folder) as server:
         refused(server, "/cache/export", {"file": "x"}, "--enable-hierarchical-cache")

@@ -88,11 +88,15 @@ class Handler(http.server.BaseHTTPRequestHandler):
 
 class Store(http.server.ThreadingHTTPServer):
     daemon_threads = True
+    request_queue_size = 128  # of connections that come at once
 
     def __init__(self):
         super().__init__(("127.0.0.1", 0), Handler)
         self.objects, self.refuses, self.lock = {}, False, threading.Lock()
         threading.Thread(target=self.serve_forever, daemon=True).start()
+
+    def handle_error(self, *_):
+        """Of a connection that a server has closed, as one does that ends."""
 
     def num_objects(self):
         return len(self.objects)
@@ -105,7 +109,8 @@ class Store(http.server.ThreadingHTTPServer):
 
 
 def tier(*more):
-    return [*OPTIONS, "--enable-hierarchical-cache", *more]
+    # Requests wait for their pages: on a slow computer connections may take longer than a policy of times allows.
+    return [*OPTIONS, "--enable-hierarchical-cache", "--hicache-storage-prefetch-policy", "wait_complete", *more]
 
 
 def wait_until(condition):
