@@ -23,6 +23,10 @@ std::string hex_digits(std::span<const uint8_t> bytes) {
   return text;
 }
 
+bool is_hex(std::string_view text) {
+  return text.find_first_not_of("0123456789abcdef") == std::string_view::npos;
+}
+
 // What stands between "<NAME>" and its end, from `at` on, which is set behind it; "": none does.
 std::string_view xml_element(std::string_view xml, std::string_view name, size_t& at) {
   const std::string begin = fmt::format("<{}>", name), end = fmt::format("</{}>", name);
@@ -233,7 +237,8 @@ Status S3Session::erase(std::span<const PageName> names, TimePoint deadline) {
 
 Status S3Session::clear(TimePoint deadline) { return closed_on_failure(erase_all(deadline)); }
 
-// What is listed is removed, until nothing is listed any more: a list has 1,000 keys at most.
+// What is listed is removed, until nothing is listed any more: a list has 1,000 keys at most. A key
+// goes into the head of a request as it is listed, so one that is no page's name ends it.
 Status S3Session::erase_all(TimePoint deadline) {
   const std::string prefix = fmt::format("{}{}/", server_.key_prefix, hex_digits(scope_));
   while (true) {
@@ -246,8 +251,10 @@ Status S3Session::erase_all(TimePoint deadline) {
     std::vector<std::string> paths;
     size_t at = 0;
     for (std::string_view key; !(key = xml_element(answer.body, "Key", at)).empty();) {
-      if (!key.starts_with(prefix))
-        return error(StatusCode::kDataLoss, "the S3 store lists keys that were not asked for");
+      if (!key.starts_with(prefix) || !is_hex(key.substr(prefix.size())))
+        return error(StatusCode::kDataLoss,
+                     "the S3 store lists objects that are no pages: move what else is below {}",
+                     prefix);
       paths.push_back("/" + std::string(key));
     }
     if (paths.empty()) return {};

@@ -125,7 +125,9 @@ TEST(S3Session, StoresReadsAndErases) {
   ASSERT_TRUE(session->write(pages, patience(), taken, refusal).ok());
   EXPECT_EQ(std::ranges::count(taken, true), 20);
   EXPECT_EQ(s3.objects().size(), 20u);
-  EXPECT_TRUE(s3.objects().begin()->first.starts_with("espalier/kv/"));
+  const std::string first = s3.objects().begin()->first;
+  EXPECT_TRUE(first.starts_with("espalier/kv/"));
+  const std::string folder = first.substr(0, first.rfind('/') + 1);
   EXPECT_EQ(session->look_up(test_page_names(0, 30), patience()).value(), 20u);
   EXPECT_EQ(session->look_up(test_page_names(5, 3), patience()).value(), 3u);
   EXPECT_EQ(session->look_up(names, SteadyClock().now() - std::chrono::seconds(1)).error().code(),
@@ -138,6 +140,9 @@ TEST(S3Session, StoresReadsAndErases) {
   s3.set_object("espalier/kv/another", "stays");
   ASSERT_TRUE(session->clear(patience()).ok());
   EXPECT_EQ(s3.objects().size(), 1u);
+  s3.set_object(folder + "a b", "is no page");
+  EXPECT_EQ(session->clear(patience()).code(), StatusCode::kDataLoss);
+  EXPECT_EQ(s3.objects().size(), 2u);
   session->interrupt();
   EXPECT_EQ(session->look_up(names, patience()).error().code(), StatusCode::kAborted);
 }
