@@ -65,12 +65,12 @@ class PageExporter {
           std::span(names).subspan(first, std::min(kExportBatch, names.size() - first));
       ESP_ASSIGN_OR_RETURN(const size_t count, write(batch));
       if (count == batch.size()) continue;
-      num_missing_ += static_cast<int64_t>(names.size() - first - count);
+      missing_.insert(names.begin() + static_cast<std::ptrdiff_t>(first + count), names.end());
       break;
     }
     return {};
   }
-  int64_t num_missing() const { return num_missing_; }
+  int64_t num_missing() const { return std::ssize(missing_); }
 
  private:
   // How many leading pages were found and written.
@@ -100,8 +100,7 @@ class PageExporter {
 
   const KvTiers::FileParts tiers_;
   PageFileWriter& writer_;
-  std::unordered_set<PageName, HashOfName> written_;
-  int64_t num_missing_ = 0;
+  std::unordered_set<PageName, HashOfName> written_, missing_;
 };
 
 // Stores pages of a file in one tier.

@@ -54,7 +54,9 @@ Result<std::vector<StorageReport>> control_storage(KvTiers* tiers, const TierSet
   if (tiers == nullptr)
     return fail(error(StatusCode::kFailedPrecondition,
                       "there are no tiers: start with --enable-hierarchical-cache"));
-  const std::lock_guard lock(tiers->storage_mutex());
+  // What is attached is shown while a file is written, which may take minutes.
+  std::unique_lock lock(tiers->storage_mutex(), std::defer_lock);
+  if (request.action != Action::kShow) lock.lock();
   if (request.action == Action::kExport || request.action == Action::kImport) {
     auto report = request.action == Action::kExport ? export_pages(*tiers, request)
                                                     : import_pages(*tiers, request.file);

@@ -399,6 +399,21 @@ TEST_F(CacheFileTest, PrefixesGoToAnotherEngine) {
   EXPECT_EQ(ask(one, "tenant").cached_tokens_host, 200);
 }
 
+// A page that several prefixes share and no tier has is missing once.
+TEST_F(CacheFileTest, CountsWhatNoTierHas) {
+  start(config());
+  std::vector<TokenId> tokens = prompt(1, 203);
+  ask(tokens);
+  tokens[102] = 251;
+  ask(tokens);
+  const StorageReport written = export_cache().value();
+  EXPECT_EQ(written.num_missing, 0);
+  ASSERT_TRUE(engine_->storage({.action = StorageRequest::Action::kDetach}));
+  const StorageReport report = export_cache().value();
+  EXPECT_EQ(report.num_pages, 0);
+  EXPECT_EQ(report.num_missing, written.num_pages);
+}
+
 TEST_F(CacheFileTest, PrefixesAreChosen) {
   start(host_config());
   const std::vector<TokenId> one = prompt(1, 83), two = prompt(2, 83);
