@@ -229,7 +229,10 @@ Result<HttpResponse> HttpClient::Impl::receive(const LineReader* lines) {
   while (true) {
     bool any_byte = false;
     auto answer = read_answer(started.is_head, lines, any_byte);
-    if (answer) return answer;
+    if (answer) {
+      started.message = {};  // a body may be large
+      return answer;
+    }
     stream.close();
     if (stream.interrupted())
       return fail(Status(StatusCode::kAborted, "the request was interrupted"));
