@@ -77,6 +77,11 @@ Result<std::vector<TokenId>> tokens_of(const Engine& engine, const CacheFileBody
         "text: this server runs without a tokenizer (--skip-tokenizer-init): give input_ids"));
   std::vector<TokenId> tokens = engine.tokenizer()->encode(body.text, {});
   if (!tokens.empty()) tokens.pop_back();
+  // What every text begins with would select all prefixes.
+  if (tokens.size() <= engine.tokenizer()->encode("", {}).size())
+    return fail(invalid_argument(
+        "text: nothing is left of it without its last token, which text behind it may change: "
+        "give a longer text, or input_ids"));
   return tokens;
 }
 
@@ -119,7 +124,8 @@ Result<StorageReport> transfer(const ContextPtr& context, const CacheFileBody& b
   return reports.front();
 }
 
-// Reads and writes whole files, so it runs on a worker.
+// Reads and writes whole files, which may take minutes, so it runs where updates of weights do: the
+// workers are for requests.
 void handle_file(const ContextPtr& context, HttpRequest&& request, const ResponsePtr& response,
                  StorageRequest::Action action, const Fields<CacheFileBody>& fields) {
   if (context->config.cache_file_dir.empty())
@@ -132,7 +138,7 @@ void handle_file(const ContextPtr& context, HttpRequest&& request, const Respons
   if (!value) return response->send(malformed_response(value.error()));
   if (const Status read = read_fields(fields, *value, "", *body); !read.ok())
     return response->send(malformed_response(read));
-  const bool queued = context->threads->workers.run([context, response, body, action] {
+  const bool queued = context->threads->weights.run([context, response, body, action] {
     const auto report = transfer(context, *body, {.action = action});
     HttpResponse answer = report ? file_report(body->file, *report)
                           : report.error().code() == StatusCode::kUnavailable

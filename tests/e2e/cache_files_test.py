@@ -103,6 +103,17 @@ def check_refusals(folder):
         assert code == 0, text
 
 
+def check_texts(folder):
+    """The model that ships, which has a tokenizer."""
+    with Server("--page-size", "4", *tier(folder)[len(ROOMY):]) as server:
+        text = "The quick brown fox jumps over the lazy dog, and the dog sleeps on."
+        server.post("/generate", {"text": text, "sampling_params": {"max_new_tokens": 2}})
+        found = server.post("/cache/export", {"file": "text.kv", "text": text[:40]})
+        assert found["num_pages"] >= 2, found
+        assert server.post("/cache/export", {"file": "text.kv", "text": "Another text altogether"})["num_pages"] == 0
+        refused(server, "/cache/export", {"file": "text.kv", "text": "T"}, "give a longer text")
+
+
 def check_warm_prompts(folder):
     path = os.path.join(folder, "prompts.jsonl")
     with open(path, "w", encoding="utf-8") as file:
@@ -124,6 +135,7 @@ def main():
     with tempfile.TemporaryDirectory() as folder:
         check_import(folder, check_export(folder))
         check_refusals(folder)
+        check_texts(folder)
         check_warm_prompts(folder)
     print("ok")
 
