@@ -12,6 +12,7 @@
 #include "apps/config.h"
 #include "apps/model_path.h"
 #include "apps/route_settings.h"
+#include "server/storage_config.h"
 
 namespace espalier::apps {
 namespace {
@@ -412,6 +413,23 @@ TEST_F(SettingsTest, WhatGoesTogetherIsNoContradiction) {
     ASSERT_EQ(run(args), -1) << error_;
     EXPECT_TRUE(check_contradictions(table_, config_).ok()) << args.back();
   }
+}
+
+// Storage that is attached later has what the first had, but no token of another key.
+TEST_F(SettingsTest, StorageKeepsWhatIsLeftOut) {
+  const auto read = [&](std::string_view text) {
+    const Status status = read_storage_config(text, false, config_.engine.tiers);
+    EXPECT_TRUE(status.ok()) << status.message();
+  };
+  const S3Server& s3 = config_.engine.tiers.s3;
+  read(R"({"bucket": "one", "region": "moon", "session_token": "t", "access_key_id": "me"})");
+  EXPECT_EQ(s3.session_token, "t");
+  read(R"({"bucket": "two"})");
+  EXPECT_EQ(s3.bucket, "two");
+  EXPECT_EQ(s3.region, "moon");
+  EXPECT_EQ(s3.session_token, "t");
+  read(R"({"bucket": "two", "access_key_id": "you", "secret_access_key": "word"})");
+  EXPECT_EQ(s3.session_token, "");
 }
 
 TEST_F(SettingsTest, HelpNamesEverySetting) {

@@ -103,6 +103,8 @@ Status read_storage_config(std::string_view text, bool allows_file, TierSettings
         "{{\"bucket\": \"cache\"}}");
   const json::object& members = value.get_object();
   if (members.contains("bucket")) {
+    // A token belongs to its key.
+    if (members.contains("access_key_id")) settings.s3.session_token.clear();
     for (const auto& [name, member] : members)
       ESP_RETURN_IF_ERROR(read_member(name, member, settings.s3));
     return {};
