@@ -1,6 +1,7 @@
 // /cache/export and /cache/import: what the prefix cache has, as a file for another server of the
 // same model.
 #include <boost/json/value.hpp>
+#include <filesystem>
 #include <future>
 #include <limits>
 #include <memory>
@@ -65,6 +66,10 @@ Result<std::filesystem::path> path_in(const std::string& folder, const std::stri
         "file is \"{}\", but must be the name of a file in the folder --cache-file-dir: up to {} "
         "bytes without '/' that do not begin with '.'",
         name, kFileNameMax));
+  std::error_code problem;
+  if (!std::filesystem::is_directory(folder, problem))
+    return fail(error(StatusCode::kFailedPrecondition,
+                      "the folder --cache-file-dir, {}, is missing: make it", folder));
   return std::filesystem::path(folder) / name;
 }
 

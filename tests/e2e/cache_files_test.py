@@ -96,6 +96,8 @@ def check_refusals(folder):
     with Server(*OPTIONS) as server:
         status, _, text = server.request("POST", "/cache/export", {"file": "x"})
         assert status == 501 and "--cache-file-dir" in text, text
+    with Server(*tier(os.path.join(folder, "none"))) as server:
+        refused(server, "/cache/export", {"file": "x"}, "is missing: make it")
     with Server(*tier(folder), "--admin-api-key", "admin") as server:
         assert server.request("POST", "/cache/export", {"file": "x"})[0] in (401, 403)
         assert server.request("POST", "/cache/import", {"file": "all.kv"})[0] in (401, 403)
