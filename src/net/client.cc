@@ -146,6 +146,12 @@ Result<Url> Url::parse(std::string_view text) {
   return url;
 }
 
+std::string Url::authority() const {
+  std::string out = host.find(':') == std::string::npos ? host : fmt::format("[{}]", host);
+  if (port != (is_https ? 443 : 80)) out += fmt::format(":{}", port);
+  return out;
+}
+
 struct HttpClient::Impl {
   Url url;
   HttpClientConfig config;
@@ -182,11 +188,8 @@ struct HttpClient::Impl {
 
 std::string HttpClient::Impl::build(std::string_view method, std::string_view path,
                                     std::string_view body, const Headers& headers) const {
-  // The default port is left out, for signatures of URLs count without it.
-  const bool is_default = url.port == (url.is_https ? 443 : 80);
-  std::string out =
-      fmt::format("{} {}{} HTTP/1.1\r\nHost: {}{}\r\nUser-Agent: espalier\r\n", method, url.path,
-                  path, url.host, is_default ? "" : fmt::format(":{}", url.port));
+  std::string out = fmt::format("{} {}{} HTTP/1.1\r\nHost: {}\r\nUser-Agent: espalier\r\n", method,
+                                url.path, path, url.authority());
   for (const Headers* list : {&config.headers, &headers}) {
     for (const auto& [name, value] : *list) out += fmt::format("{}: {}\r\n", name, value);
   }

@@ -31,6 +31,9 @@ struct Url {
   std::string path;  // "" or "/prefix"
   bool is_https = false;
   static Result<Url> parse(std::string_view text);
+  // As the header Host has it: an address of IPv6 in brackets, and no port that is the default, for
+  // signatures of URLs count without it.
+  std::string authority() const;
 };
 
 // One connection, kept alive and reopened when the server closed it between requests. Not

@@ -105,6 +105,11 @@ TEST(Url, Parses) {
        {"", "http://", "ftp://a", "http://a:b", "http://a:0", "http://a:70000", "http://[::1"}) {
     EXPECT_FALSE(Url::parse(bad)) << bad;
   }
+  for (const auto& [text, authority] : {std::pair{"http://a:80/x", "a"},
+                                        {"https://a:80", "a:80"},
+                                        {"http://[::1]:81", "[::1]:81"},
+                                        {"https://[::1]", "[::1]"}})
+    EXPECT_EQ(Url::parse(text)->authority(), authority);
   EXPECT_TRUE(Url::parse("https://a")->is_https);
   EXPECT_EQ(Url::parse("https://a")->port, 443);
 }

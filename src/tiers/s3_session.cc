@@ -76,8 +76,7 @@ Result<std::unique_ptr<S3Session>> S3Session::create(const S3Server& server,
                                                      size_t num_connections) {
   ESP_ASSIGN_OR_RETURN(const net::Url url, net::Url::parse(server.endpoint));
   std::unique_ptr<S3Session> session(new S3Session(server, scope));
-  const bool is_default = url.port == (url.is_https ? 443 : 80);
-  session->host_ = is_default ? url.host : fmt::format("{}:{}", url.host, url.port);
+  session->host_ = url.authority();
   session->bucket_path_ = "/" + server.bucket;
   session->signs_body_ = !url.is_https;
   const net::HttpClientConfig config{.connect_timeout = server.connect_timeout,
