@@ -182,7 +182,7 @@ void EventEmitter::emit(SampleState& sample) {
   event.origins.clear();
   event.logprobs.clear();
   event.input_logprobs.clear();
-  event.hidden_states.clear();
+  event.hidden_states = std::vector<float>();  // those of a chunk are large, and decode has a row
 }
 
 // The rid is released before its caller gets the last event, and so may use it again at once.

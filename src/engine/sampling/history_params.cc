@@ -32,6 +32,9 @@ std::vector<TokenId> find_breakers(const std::vector<std::string>& stated,
 Status resolve_breakers(const SamplingParams& params, const HistoryContext& context,
                         SamplingSpec& spec) {
   if (spec.dry_multiplier <= 0) return {};
+  if (params.dry_sequence_breakers.size() > kDryBreakersMax)
+    return invalid_argument("dry_sequence_breakers holds {} texts, but may hold {} at most",
+                            params.dry_sequence_breakers.size(), kDryBreakersMax);
   if (std::ranges::any_of(params.dry_sequence_breakers, &std::string::empty))
     return invalid_argument(
         "dry_sequence_breakers holds an empty text, which every token holds: leave it out");
@@ -52,6 +55,11 @@ Status resolve_history(const SamplingParams& params, const HistoryContext& conte
                  "{} is not supported on GPUs: leave it out, or start with --device cpu", field);
   if (params.logit_processor_params && !params.logit_processor)
     return invalid_argument("logit_processor_params is there without logit_processor");
+  if (params.logit_processor_params &&
+      params.logit_processor_params->find('\0') != std::string::npos)
+    return invalid_argument(
+        "logit_processor_params holds a zero byte, at which a processor would stop reading: leave "
+        "it out");
   if (params.logit_processor && context.processors == nullptr)
     return error(StatusCode::kFailedPrecondition,
                  "logit_processor is '{}', but the server has no processors: start it with "

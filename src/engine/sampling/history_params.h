@@ -16,6 +16,8 @@ class LogitLibrary;
 
 // Where a request states none.
 inline constexpr std::string_view kDryBreakers[] = {"\n", ":", "\"", "*"};
+// Of a request: each is looked for in all tokens of the vocabulary.
+inline constexpr size_t kDryBreakersMax = 64;
 
 // What an engine has for these fields.
 struct HistoryContext {

@@ -74,6 +74,7 @@ void penalise_repetitions(const SamplingSpec& spec, std::span<const TokenId> tok
         double{spec.dry_multiplier} *
         std::pow(double{spec.dry_base}, double(-length - spec.dry_allowed_length));
     float& x = logits[static_cast<size_t>(id)];
+    if (x == kBannedLogit) continue;
     x = static_cast<float>(std::max(double{x} - penalty, -double{FLT_MAX}));
   }
 }

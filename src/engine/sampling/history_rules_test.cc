@@ -105,6 +105,17 @@ TEST(Dry, StaysFiniteInALongRepetition) {
   EXPECT_THAT(logits, ElementsAre(0.0f, -std::numeric_limits<float>::max()));
 }
 
+TEST(Dry, LeavesBannedTokensBanned) {
+  SamplingSpec spec;
+  spec.no_repeat_ngram_size = 1;
+  spec.dry_multiplier = 1;
+  TokenHistory history;
+  history.reset(std::vector<TokenId>(8, 1), {});
+  std::vector<float> logits(2);
+  ASSERT_TRUE(apply_history(spec, history, logits).ok());
+  EXPECT_THAT(logits, ElementsAre(0.0f, -kInfinity));
+}
+
 TEST(ThinkingBudget, ClosesWhatIsOpenAndSpent) {
   SamplingSpec spec;
   spec.thinking_budget = 2;
@@ -202,6 +213,8 @@ TEST(HistoryFields, AreRefusedWhereTheyCannotBe) {
   EXPECT_EQ(thinking.thinking_end, 2);
   params.logit_processor = "mine";
   EXPECT_THAT(resolve_history(params, {}, spec).message(), HasSubstr("--logit-processor-library"));
+  params.logit_processor_params = std::string("5\0006", 3);
+  EXPECT_THAT(resolve_history(params, {}, spec).message(), HasSubstr("zero byte"));
 }
 
 TEST(DryBreakers, AreTokensThatHoldOne) {
@@ -217,6 +230,10 @@ TEST(DryBreakers, AreTokensThatHoldOne) {
   EXPECT_THAT(spec.dry_breakers, ElementsAre(1, 5));
   params.dry_sequence_breakers = {""};
   EXPECT_THAT(resolve_history(params, context, spec).message(), HasSubstr("empty text"));
+  params.dry_sequence_breakers.assign(kDryBreakersMax, "c");
+  EXPECT_TRUE(resolve_history(params, context, spec).ok());
+  params.dry_sequence_breakers.emplace_back("c");
+  EXPECT_THAT(resolve_history(params, context, spec).message(), HasSubstr("64 at most"));
 }
 
 }  // namespace
