@@ -329,12 +329,18 @@ void Generation::stream_sample(Sample& sample) {
        response_->pending_output() > kBehindBytes)) {
     return;
   }
+  // Of the event's text while it is written; the connection charges what it then holds.
+  const int64_t json_bytes =
+      std::ssize(sample.hidden_states) * json_bytes_of_float(sample.item->hidden_format);
+  if (!logprobs_.resize(logprobs_.bytes() + json_bytes))
+    return on_failure(no_room_for_states(sample.hidden_states.size()));
   if (!streaming_) {
     streaming_ = true;
     response_->start_stream(200, headers(std::string(stream_type())));
   }
   std::string out;
   append_events(out, sample);
+  (void)logprobs_.resize(logprobs_.bytes() - json_bytes);
   sample.sent_any = true;
   sample.text_sent = sample.text.size();
   sample.ids_sent = sample.ids.size();

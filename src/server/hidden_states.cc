@@ -83,14 +83,18 @@ int64_t json_bytes_of_float(HiddenFormat format) {
   return format == HiddenFormat::kFloat32 ? kBase64OfFloat : kBase64OfHalf;
 }
 
-Status charge_hidden_states(MemoryCharge& charge, size_t num_floats) {
-  if (charge.resize(charge.bytes() + static_cast<int64_t>(num_floats * sizeof(float)))) return {};
+Status no_room_for_states(size_t num_floats) {
   return error(
       StatusCode::kResourceExhausted,
       "the answers of all requests take what memory there is for them, and hidden states "
       "take {} bytes more: ask for fewer layers or tokens, stream the answer, or try again "
       "later",
       num_floats * sizeof(float));
+}
+
+Status charge_hidden_states(MemoryCharge& charge, size_t num_floats) {
+  if (charge.resize(charge.bytes() + static_cast<int64_t>(num_floats * sizeof(float)))) return {};
+  return no_room_for_states(num_floats);
 }
 
 }  // namespace espalier::server

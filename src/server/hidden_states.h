@@ -39,7 +39,9 @@ void write_hidden_states(JsonWriter& w, std::span<const float> states, size_t fi
 // About how many bytes of JSON a float takes.
 int64_t json_bytes_of_float(HiddenFormat format);
 
-// Charges for so many more floats; kResourceExhausted where the account has no room.
+// kResourceExhausted: the account has no room for so many.
+Status no_room_for_states(size_t num_floats);
+// Charges for so many more floats; no_room_for_states() where the account has no room.
 Status charge_hidden_states(MemoryCharge& charge, size_t num_floats);
 
 }  // namespace espalier::server
