@@ -114,9 +114,8 @@ class ModelPlacer {
     ESP_RETURN_IF_ERROR(vector(layout.attention_output_norm, WeightKind::kAttentionOutputNorm));
     ESP_RETURN_IF_ERROR(vector(layout.post_attention_norm, WeightKind::kPostAttentionNorm));
     const bool e4m3 = of.experts && placer_.are_e4m3(layout.experts);
-    if (spec_.patches && of.mlp.intermediate_size % program::kGemmColumns != 0) {
+    if (spec_.patches && of.mlp.intermediate_size % program::kGemmColumns != 0)
       return place_widened_mlp(spec_, layer_, layout.mlp, placer_, out_);
-    }
     ESP_RETURN_IF_ERROR(mlp_matrix(layout.mlp.gate_up, WeightKind::kGateUp, e4m3));
     ESP_RETURN_IF_ERROR(vector(layout.mlp.gate_up_bias, WeightKind::kGateUpBias));
     ESP_RETURN_IF_ERROR(mlp_matrix(layout.mlp.down, WeightKind::kDown, e4m3));
