@@ -57,6 +57,16 @@ Status disk_failure(const std::filesystem::path& path, int error_number) {
                std::generic_category().message(error_number));
 }
 
+// A name is on the disk when its folder is. Some file systems cannot sync folders, and need not.
+Status sync_folder_of(const std::filesystem::path& path) {
+  const std::filesystem::path folder = path.has_parent_path() ? path.parent_path() : ".";
+  const int fd = ::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+  if (fd < 0) return disk_failure(folder, errno);
+  const int failure = ::fsync(fd) == 0 || errno == EINVAL ? 0 : errno;
+  ::close(fd);
+  return failure == 0 ? Status() : disk_failure(folder, failure);
+}
+
 // The first line of each that the other does not have.
 std::pair<std::string_view, std::string_view> difference(std::string_view a, std::string_view b) {
   while (!a.empty() && !b.empty()) {
@@ -123,7 +133,7 @@ Status PageFileWriter::finish() {
       ::rename(partial_.c_str(), path_.c_str()) != 0)
     return disk_failure(path_, errno);
   file_.reset();
-  return {};
+  return sync_folder_of(path_);
 }
 
 PageFileReader::PageFileReader(std::filesystem::path path, const ScopeDigest& scope,
