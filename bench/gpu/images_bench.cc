@@ -65,7 +65,7 @@ EncoderWork work_of(const DecoderSpec& spec, const PreparedImage& image) {
   return {.gemm = tiles * out.gemm, .attention = tiles * out.attention};
 }
 
-// Operations a second of the layers' GEMMs alone, with so many rows: the rate of the shapes.
+// The FLOP/s that the GEMMs of the layers reach alone with `rows` rows, which bound the encoder's.
 Result<double> gemm_rate(const DecoderSpec& spec, int32_t rows) {
   const MlpSpec& mlp = spec.layers[0].mlp;
   const int32_t hidden = spec.hidden_size, inner = (mlp.intermediate_size + 7) / 8 * 8;

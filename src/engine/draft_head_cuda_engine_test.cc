@@ -6,6 +6,7 @@
 #include <filesystem>
 #include <list>
 
+#include "engine/testing/grammar_answers.h"
 #include "engine/testing/test_requests.h"
 #include "tensor/cuda/testing.h"
 
@@ -144,37 +145,14 @@ INSTANTIATE_TEST_SUITE_P(Heads, DraftHeadEngineCuda, testing::ValuesIn(kCudaHead
 // Requests under a grammar have no chains, and stand beside those that do.
 TEST(DraftHeadGrammarCuda, AnswersAreThoseOfTheCpu) {
   ESPALIER_REQUIRE_DEVICE();
-  const auto answers = [](const std::string& device, const char* algorithm) {
-    std::vector<std::string> texts;
-    auto engine =
-        Engine::create({.model = {.model_path = "share/default_model", .dtype = "float32"},
-                        .compute = {.device = device, .num_threads = 2},
-                        .cache = {.max_total_tokens = 4000},
-                        .speculation = {.speculative_algorithm = algorithm}});
-    EXPECT_TRUE(engine) << engine.error().to_string();
-    if (!engine) return texts;
-    std::list<Collector> collectors;
-    for (const char* regex : {"[0-9]{3}-[a-f]{2,6}", "(yes|no|maybe), [A-Z][a-z]+", "", ""}) {
-      for (const float temperature : {0.0f, 0.8f}) {
-        GenerateRequest r{.text = "Once upon a time"};
-        r.sampling = {.max_new_tokens = 32, .temperature = temperature, .sampling_seed = 5};
-        if (*regex != 0) r.sampling.regex = regex;
-        EXPECT_TRUE((*engine)->submit(std::move(r), collectors.emplace_back().sink()));
-      }
-    }
-    for (Collector& c : collectors) {
-      EXPECT_TRUE(c.wait_end());
-      EXPECT_TRUE(c.result().finish.status.ok()) << c.result().finish.status.to_string();
-      texts.push_back(c.result().text);
-    }
-    if (std::string(algorithm) == "EAGLE3") {
-      EXPECT_GT((*engine)->stats().speculation.drafted_tokens, 0);
-    }
-    return texts;
+  const auto answers = [](const char* device, const char* algorithm) {
+    return answers_under_grammars({.model = {.dtype = "float32"},
+                                   .compute = {.device = device, .num_threads = 2},
+                                   .speculation = {.speculative_algorithm = algorithm}});
   };
-  const auto cpu = answers("cpu", "none");
-  ASSERT_EQ(cpu.size(), 8u);
-  EXPECT_EQ(answers("cuda", "EAGLE3"), cpu);
+  const GrammarAnswers got = answers("cuda", "EAGLE3");
+  EXPECT_EQ(got.texts, answers("cpu", "none").texts);
+  EXPECT_GT(got.drafted_tokens, 0);
 }
 
 TEST(DraftHeadSettingsCuda, RefusesRanks) {

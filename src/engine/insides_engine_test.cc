@@ -118,15 +118,9 @@ TEST(HiddenStates, DependOnTheRequestAlone) {
   config.schedule.schedule_conservativeness = 0.1;
   config.cache.max_total_tokens = 90;  // of 264: sequences are retracted
   const auto crowd = make_engine(kNames[0], config);
-  std::list<Collector> collectors;
-  for (const GenerateRequest& request : requests)
-    ASSERT_TRUE(crowd->submit(request, collectors.emplace_back().sink()));
-  size_t i = 0;
-  for (Collector& collector : collectors) {
-    ASSERT_TRUE(collector.wait_end());
-    EXPECT_EQ(collector.result().hidden_states, expected[i]) << "request " << i;
-    ++i;
-  }
+  const std::vector<GenerateResult> got = results_in_a_crowd(*crowd, requests);
+  for (size_t i = 0; i < got.size(); ++i)
+    EXPECT_EQ(got[i].hidden_states, expected[i]) << "request " << i;
   EXPECT_GT(crowd->stats().requests.num_retractions, 0);
 }
 
@@ -226,14 +220,9 @@ TEST(HistoryRules, DependOnTheRequestAlone) {
   config.cache.max_total_tokens = 200;
   config.schedule.chunked_prefill_size = 16;
   const auto crowd = load_golden(kNames[0], config);
-  std::list<Collector> collectors;
-  for (const GenerateRequest& request : requests)
-    ASSERT_TRUE(crowd->submit(request, collectors.emplace_back().sink()));
-  size_t i = 0;
-  for (Collector& collector : collectors) {
-    ASSERT_TRUE(collector.wait_end());
-    EXPECT_EQ(answer_of(collector.result()), expected[i++]);
-  }
+  const std::vector<GenerateResult> got = results_in_a_crowd(*crowd, requests);
+  for (size_t i = 0; i < got.size(); ++i)
+    EXPECT_EQ(answer_of(got[i]), expected[i]) << "request " << i;
 }
 
 TEST(LogitLibrary, ProcessorsAreRunByName) {

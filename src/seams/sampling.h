@@ -59,8 +59,8 @@ inline constexpr float kSigmaDistanceMax = 1024.0f;  // in logits
 //     last dry_range tokens.
 //   xtc_*: in a share xtc_probability of the draws, all but the least likely of the kept tokens
 //     whose probability is at least xtc_threshold are dropped.
-//   thinking_budget: once so many tokens follow the mark that opens the reasoning, and it is not
-//     closed, only the mark that closes it may come.
+//   thinking_budget: when this number of tokens follow the mark that opens the reasoning and none
+//     of them closes it, only the mark that closes it is allowed.
 struct HistoryValues {
   int32_t no_repeat_ngram_size = 0;  // 0: off
   float dry_multiplier = 0.0f;       // 0: off

@@ -85,15 +85,25 @@ inline std::vector<Answer> answers_alone(Engine& engine) {
   return answers;
 }
 
-inline std::vector<Answer> answers_in_a_crowd(Engine& engine) {
+// All requests are submitted at once; the results are in their order.
+inline std::vector<GenerateResult> results_in_a_crowd(
+    Engine& engine, const std::vector<GenerateRequest>& requests) {
   std::list<Collector> collectors;
-  for (const GenerateRequest& request : make_requests())
+  for (const GenerateRequest& request : requests)
     EXPECT_TRUE(engine.submit(request, collectors.emplace_back().sink()));
-  std::vector<Answer> answers;
+  std::vector<GenerateResult> results;
   for (Collector& c : collectors) {
     EXPECT_TRUE(c.wait_end());
-    EXPECT_EQ(c.finish_type(), FinishReason::Type::kLength) << c.result().finish.status.to_string();
-    answers.push_back(answer_of(c.result()));
+    results.push_back(c.result());
+  }
+  return results;
+}
+
+inline std::vector<Answer> answers_in_a_crowd(Engine& engine) {
+  std::vector<Answer> answers;
+  for (const GenerateResult& result : results_in_a_crowd(engine, make_requests())) {
+    EXPECT_EQ(result.finish.type, FinishReason::Type::kLength) << result.finish.status.to_string();
+    answers.push_back(answer_of(result));
   }
   return answers;
 }

@@ -1,6 +1,5 @@
 #include "models/cuda/cuda_model_weights.h"
 
-#include <algorithm>
 #include <functional>
 #include <utility>
 
@@ -34,16 +33,10 @@ class CudaModelWeights final : public ModelWeights {
     return prepare_from(options_, [&](const DecoderSpec&) { return make_shared_loader(tensors); });
   }
 
-  // Of the first rank, which has the tensor or its first part, or of the stage that has it.
+  // Of the first rank, which has the tensor or its first part.
   Result<std::vector<float>> read(const std::string& name, int64_t num_max) override {
-    for (const CudaDecoder* decoder : decoders_) {
-      const PlacedWeights placed = decoder->placed_weights();
-      const std::vector<std::string>& elsewhere = placed.spec.stage.tensors_elsewhere;
-      if (std::ranges::find(elsewhere, name) != elsewhere.end()) continue;
-      ESP_RETURN_IF_ERROR(cuda::use_device(decoder->device()));
-      return read_cuda_weight(placed, name, num_max);
-    }
-    return fail(error(StatusCode::kNotFound, "the model has no tensor '{}'", name));
+    ESP_RETURN_IF_ERROR(cuda::use_device(decoders_.front()->device()));
+    return read_cuda_weight(decoders_.front()->placed_weights(), name, num_max);
   }
 
   Status commit() override {

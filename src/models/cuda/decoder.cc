@@ -136,8 +136,7 @@ Result<std::unique_ptr<CudaDecoder>> CudaDecoder::begin_load(ModelPlan plan,
                                               lowered, model->spec_, options.max_lora_rank,
                                               model->weights_, *model->linear_, model->policy_));
   }
-  // The kernel of one token's layers has no sums over ranks, and begins with the embedding.
-  if (!ranks.single() || !plan.spec.stage.whole()) return model;
+  if (!ranks.single()) return model;  // the kernel of one token's layers has no sums over ranks
   if (!plan.spec.kept_states.empty()) {
     // That kernel runs the steps whose states nothing reads.
     plan.spec.kept_states.clear();
@@ -335,12 +334,6 @@ Status CudaDecoder::reserve(int32_t max_tokens, int32_t max_entries, int32_t pag
   ESP_ASSIGN_OR_RETURN(const cuda::Stream stream, cuda::Stream::create());
   ESP_RETURN_IF_ERROR(cuda::fill_bytes(scratch_.data(), 0, scratch_.size_bytes(), stream));
   return stream.synchronize();
-}
-
-CudaDecoder::StageRows CudaDecoder::stage_rows() const {
-  const Op &first = plan_.ops().front().op, &last = plan_.ops().back().op;
-  return {.received = spec_.stage.embeds ? nullptr : context_.write(first.outputs[0]),
-          .sent = spec_.stage.samples ? nullptr : context_.read(last.inputs[0])};
 }
 
 Status CudaDecoder::forward(const CudaStep& step, const KvView& kv, const cuda::Stream& stream) {

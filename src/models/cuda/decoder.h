@@ -113,16 +113,6 @@ class CudaDecoder {
     return adapted_ ? &adapted_->matrices() : nullptr;
   }
 
-  // Of a stage of a pipeline (program/stages.h): the rows that it reads, which the caller writes
-  // before forward(), and the rows that it hands on, which lie there behind it,
-  // [max_tokens, hidden_size] of the activations' type. After reserve(). Null of a stage that
-  // embeds, or samples.
-  struct StageRows {
-    void* received = nullptr;
-    const void* sent = nullptr;
-  };
-  StageRows stage_rows() const;
-
   // Embedding to last layer; keys and values are written to the pages that the entries name.
   Status forward(const CudaStep& step, const KvView& kv, const cuda::Stream& stream);
   // Where a step with CudaStep::keeps_states leaves what it has made in front of the layers that a

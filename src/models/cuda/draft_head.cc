@@ -20,7 +20,7 @@ namespace {
 
 namespace kc = kernels::cuda;
 
-// As a decoder's steps of so many rows, whose GEMMs are kernels that start early.
+// A pass of at least this many rows launches its kernels early (PDL), as a decoder's step does.
 constexpr int32_t kHeadPdlTokens = 3;
 
 DecoderSpec gpu_head_spec(DecoderSpec spec, bool own) {
@@ -124,7 +124,7 @@ Result<bool> CudaDraftHead::shares_attention(int32_t page_size) const {
   return kc::shares_segments(attention_shape(page_size));
 }
 
-// Every GEMM of a pass at so many tokens, with pointers where there is memory.
+// The GEMMs of a pass of `rows` tokens. Pointers are null until the memory is laid out.
 std::vector<kc::LinearArgs> CudaDraftHead::gemms(const Pass& pass, int32_t rows,
                                                  float* logits) const {
   std::vector<kc::LinearArgs> out;

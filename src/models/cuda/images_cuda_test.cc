@@ -124,10 +124,12 @@ TEST_P(ImagesCuda, PicturesThatDoNotFitTogetherAreEncodedInParts) {
     EXPECT_EQ(floats_of(one[i], type_), floats_of(other[i], type_)) << i;
 }
 
-TEST_P(ImagesCuda, PicturesBeyondTheBoundAreRefused) {
+class AnySizeCuda : public ImagesCuda {};  // models whose pictures have any size
+
+TEST_P(AnySizeCuda, PicturesBeyondTheBoundAreRefused) {
   const auto encoder = load({.scratch_bytes_max = 1, .patches_max = 100});
   ASSERT_NE(encoder, nullptr);
-  if (encoder->info().num_rows > 0) GTEST_SKIP() << "the model's pictures have one size";
+  ASSERT_EQ(encoder->info().num_rows, 0);
   encode(*encoder, {test::drawn(20, 31)});
   const PreparedImage large = encoder->prepare(test::drawn(300, 300)).value();
   EncodedRows rows = encoder->allocate_rows(large.num_rows).value();
@@ -243,9 +245,11 @@ TEST_P(SpansCuda, WrongRowsAreNoticed) {
   EXPECT_GT(error(none, 1000), 4e-2f);
 }
 
-// Of M-RoPE: a picture's rows have places in a grid, and what follows moves up.
-TEST_P(SpansCuda, WrongPlacesAreNoticed) {
-  if (prompt_.rotary_spans.empty()) GTEST_SKIP() << "the model's positions have one component";
+class PlacesCuda : public SpansCuda {};  // models with M-RoPE
+
+// A picture's rows have places in a grid, and what follows moves up.
+TEST_P(PlacesCuda, WrongPlacesAreNoticed) {
+  ASSERT_FALSE(prompt_.rotary_spans.empty());
   SeenPrompt none = prompt_;
   none.rotary_spans.clear();
   EXPECT_GT(error(none, 1000), 4e-2f);
@@ -255,14 +259,20 @@ TEST_P(SpansCuda, WrongPlacesAreNoticed) {
   EXPECT_GT(error(narrow, 1000), 4e-2f);
 }
 
+const auto kTypes = testing::Values(DType::kFloat32, DType::kBFloat16);
 const auto kAll = testing::Combine(testing::Values("llava_clip", "llava_siglip", "llava_next",
                                                    "llava_onevision", "qwen2_vl", "qwen2_5_vl"),
-                                   testing::Values(DType::kFloat32, DType::kBFloat16));
+                                   kTypes);
+const auto kAnySize = testing::Combine(
+    testing::Values("llava_next", "llava_onevision", "qwen2_vl", "qwen2_5_vl"), kTypes);
+const auto kPlaces = testing::Combine(testing::Values("qwen2_vl", "qwen2_5_vl"), kTypes);
 std::string name(const testing::TestParamInfo<ImagesCuda::ParamType>& info) {
   return std::string(std::get<0>(info.param)) + "_" + name_of(std::get<1>(info.param));
 }
 INSTANTIATE_TEST_SUITE_P(All, ImagesCuda, kAll, name);
 INSTANTIATE_TEST_SUITE_P(All, SpansCuda, kAll, name);
+INSTANTIATE_TEST_SUITE_P(All, AnySizeCuda, kAnySize, name);
+INSTANTIATE_TEST_SUITE_P(All, PlacesCuda, kPlaces, name);
 
 }  // namespace
 }  // namespace espalier

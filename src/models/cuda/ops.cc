@@ -63,15 +63,12 @@ Status run_embed(CudaContext& c, const Op& op) {
   return part.first == 0 ? place_spans(c, op) : Status();
 }
 
-// A stage's rows lie in the buffer already. A draft head is given states where they lie, for which
-// the buffer stands from here on, and embeddings from the target's table. As run_embed()'s, the
-// gather waits for all work before it, so keys that earlier passes wrote may be prefetched behind
-// it.
+// Rows that a draft head is given: states where they lie, for which the buffer stands from here on,
+// and embeddings from the target's table. As run_embed()'s, the gather waits for all work before
+// it, so keys that earlier passes wrote may be prefetched behind it.
 Status run_input(CudaContext& c, const Op& op) {
-  const auto kind = op.as<program::Input>().kind;
-  if (kind == program::Input::Kind::kStage) return Status();
   const Operand& out = op.outputs[0];
-  if (kind == program::Input::Kind::kStates) {
+  if (op.as<program::Input>().kind == program::Input::Kind::kStates) {
     c.buffers().alias(out, c.step().states);
     return Status();
   }
@@ -378,8 +375,6 @@ CudaOp cuda_op(OpKind kind) {
       return run_moe_combine;
     case OpKind::kMoeBlock:
       return run_moe_block;
-    case OpKind::kOutput:
-      return run_stage_end;
     case OpKind::kAllReduce:
       return run_all_reduce;
     case OpKind::kAllGather:

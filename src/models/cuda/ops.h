@@ -54,9 +54,6 @@ Status run_gated_add(CudaContext& context, const program::Op& op);
 void name_collective_buffers(const CudaContext& context);
 Status run_all_reduce(CudaContext& context, const program::Op& op);
 Status run_all_gather(CudaContext& context, const program::Op& op);
-// The rows of a stage of a pipeline are where the operation has them: the caller of forward()
-// copies them there and from there (CudaDecoder::stage_rows()).
-Status run_stage_end(CudaContext& context, const program::Op& op);
 
 // ops_lora.cc
 // Around the GEMM of a matrix that adapters add to: REQUIRES a plan with adapters. Nothing in a

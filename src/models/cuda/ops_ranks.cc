@@ -54,8 +54,6 @@ Status run_all_reduce(CudaContext& c, const Op& op) {
   return c.scratch().collective->all_reduce(args, c.launch(op));
 }
 
-Status run_stage_end(CudaContext&, const Op&) { return Status(); }
-
 Status run_all_gather(CudaContext& c, const Op& op) {
   const Operand &part = op.inputs[0], &all = op.outputs[0];
   return c.scratch().collective->all_gather({.type = element_type(c, part),

@@ -38,8 +38,6 @@ Result<CudaPlan> CudaPlan::create(program::Program program) {
     plan.ops_[plan.alternatives_[i].first].alternative = static_cast<int32_t>(i);
   }
   plan.output_begin_ = program::output_begin(program);
-  // A stage hands on all rows.
-  if (plan.output_begin_ == plan.ops_.size()) plan.append_end_ = plan.output_begin_;
   plan.program_ = std::move(program);
   return plan;
 }

@@ -21,7 +21,6 @@
 #include "models/golden.h"
 #include "models/program/gpu_passes.h"
 #include "models/program/lower.h"
-#include "models/program/stages.h"
 
 namespace espalier {
 namespace {
@@ -87,15 +86,11 @@ struct Recording {
   bool takes_adapters = false;  // and has some in its steps
   bool adapters = false;
   bool pictures = false;  // the first token's row is a picture's
-  // Which stage of a pipeline of how many; of one the whole model.
-  int32_t stage = 0, num_stages = 1;
 };
 
 std::string record(const std::string& name, DType type, const Recording& how = {}) {
   const golden::Golden golden = golden::read(name);
   ModelPlan plan{golden.spec, type};
-  const auto stages = program::divide_layers(golden.spec, how.num_stages);
-  plan.spec = stages[static_cast<size_t>(how.stage)];
   plan.weights.e4m3 = how.e4m3;
   auto loaded = CudaDecoder::load(
       std::move(plan),
@@ -110,7 +105,6 @@ std::string record(const std::string& name, DType type, const Recording& how = {
   const KvView view = inputs.view(decoder.info(), decoder.kv_type());
   std::vector<float> logits(static_cast<size_t>(64 * decoder.logits_stride()));
   std::string out;
-  const bool samples = decoder.stage_rows().sent == nullptr;
   for (const Step& step : kSteps) {
     recording::begin();
     CudaStep inputs_of_step = inputs.step(step);
@@ -121,7 +115,7 @@ std::string record(const std::string& name, DType type, const Recording& how = {
     const StepSpan span{.token_begin = 0, .count = 1, .rows = logits.data()};
     if (how.pictures) inputs_of_step.spans = {&span, 1};
     EXPECT_TRUE(decoder.forward(inputs_of_step, view, *stream).ok());
-    for (int32_t first = 0; samples && first < step.wanted; first += 32) {
+    for (int32_t first = 0; first < step.wanted; first += 32) {
       const int32_t count = std::min(32, step.wanted - first);
       EXPECT_TRUE(decoder.logits(first, count, logits.data(), *stream).ok());
     }
@@ -156,39 +150,6 @@ TEST_P(CudaLaunches, AreThoseOfTheGolden) {
 
 INSTANTIATE_TEST_SUITE_P(All, CudaLaunches, testing::ValuesIn(golden::names()),
                          [](const auto& tested) { return tested.param; });
-
-// Lines of each step that name this kernel.
-std::map<std::string, int> count_launches(const std::string& recorded, const std::string& kernel) {
-  std::map<std::string, int> out;
-  std::istringstream lines(recorded);
-  std::string step, line;
-  while (std::getline(lines, line)) {
-    if (line.starts_with("== ")) step = line.substr(3);
-    if (line.find(" " + kernel + " ") != std::string::npos) ++out[step];
-  }
-  return out;
-}
-
-// Together they launch what the whole model does, for a step without wanted rows too: what a stage
-// hands on is wanted by the next one, but for the rows of the whole model's last layer.
-TEST(CudaLaunchesOfStages, AreThoseOfTheWhole) {
-  for (const char* name : {"llama_untied_bias", "gemma2", "gpt2", "qwen3_moe", "deepseek_v2"}) {
-    const auto whole =
-        count_launches(record(name, DType::kFloat32, {.deterministic = true}), "linear");
-    std::map<std::string, int> sum;
-    for (int32_t stage = 0; stage < 3; ++stage) {
-      const std::string got =
-          record(name, DType::kFloat32, {.deterministic = true, .stage = stage, .num_stages = 3});
-      const auto launches = count_launches(got, "linear");
-      EXPECT_GT(launches.at("prefill 40, no rows"), 0) << name << ", stage " << stage;
-      for (const auto& [step, count] : launches) sum[step] += count;
-      const std::string lookup =
-          " gather_rows table=" + golden::read(name).spec.names.embedding + ".weight";
-      EXPECT_EQ(got.find(lookup) != std::string::npos, stage == 0) << name << ", stage " << stage;
-    }
-    EXPECT_EQ(sum, whole) << name;
-  }
-}
 
 // The layers' GEMMs get their scales and take the norms in front of them; one token starts kernels
 // early and has no megakernel, whose weights are bfloat16.

@@ -332,10 +332,6 @@ void WeightPlacer::pass_over(const MlpLayout& expert) {
   for (const std::string& name : tensor_names(expert)) loader_->pass_over(name);
 }
 
-void WeightPlacer::pass_over(const std::string& name) {
-  if (loader_ != nullptr) loader_->pass_over(name);
-}
-
 std::byte* WeightPlacer::stack(int64_t count, int64_t rows, int64_t columns, CudaWeight& out) {
   std::byte* data = take(count * rows * columns);
   out = {.data = data,

@@ -379,12 +379,7 @@ std::optional<Program> fuse_megakernel(const Program& lowered) {
 }
 
 Program allow_dependent_launch(Program program) {
-  // A stage's rows have been copied before its first kernel begins.
-  const Op& front = program.ops.front();
-  const bool given = front.kind == OpKind::kInput && front.as<Input>().kind == Input::Kind::kStage;
-  for (size_t i = given ? 2 : 1; i < program.ops.size(); ++i) {
-    program.ops[i].dependent_launch = true;
-  }
+  for (size_t i = 1; i < program.ops.size(); ++i) program.ops[i].dependent_launch = true;
   return program;
 }
 

@@ -15,8 +15,8 @@ namespace {
 
 // The step that stages are balanced for: decoding of some requests.
 constexpr StepShape kStep{.tokens = 64, .context = 1024, .activation_bytes = 2, .kv_bytes = 2};
-// Operations in the time of a byte from memory: between those of CPUs and of GPUs, whose GEMMs
-// of so many rows are bounded by either.
+// FLOPs in the time in which memory delivers a byte: a GEMM of kStep's rows is bounded by memory
+// on one device and by arithmetic on another, and this value lies between them.
 constexpr double kOperationsPerByte = 128;
 
 double seconds_in_bytes(const OpCost& cost) {
