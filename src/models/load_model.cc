@@ -12,6 +12,7 @@
 #include "checkpoint/json_object.h"
 #include "models/families/family.h"
 #include "models/load_draft_head.h"
+#include "models/load_part.h"
 #include "models/model.h"
 #include "models/model_plan.h"
 #include "models/pipeline.h"
@@ -197,8 +198,13 @@ Status check_hidden_states(const DecoderSpec& spec, const ModelLoadOptions& opti
 
 Result<std::unique_ptr<Model>> create_model(const DecoderSpec& spec, const WeightTypes& types,
                                             const ModelLoadOptions& options, WorkPool& pool,
-                                            const OpenWeights& open) {
+                                            RankGroup* group, const OpenWeights& open) {
   ESP_RETURN_IF_ERROR(check_hidden_states(spec, options));
+  if (group != nullptr) {
+    return TensorParallelModel::create_part(
+        spec, types, *group, {.count = pool.num_threads(), .first_cpu = options.first_cpu}, open,
+        options.expert_counts);
+  }
   if (!options.draft_path.empty()) {
     return create_with_draft_head(spec, types, options, pool, open);
   }
@@ -219,7 +225,9 @@ Result<std::unique_ptr<Model>> create_model(const DecoderSpec& spec, const Weigh
                                     .hidden_states = options.return_hidden_states});
 }
 
-Result<std::unique_ptr<Model>> load_with_pool(const ModelLoadOptions& options, WorkPool& pool) {
+// group: of which the model is the part; null: the model is whole.
+Result<std::unique_ptr<Model>> load_with_pool(const ModelLoadOptions& options, WorkPool& pool,
+                                              RankGroup* group) {
   ESP_ASSIGN_OR_RETURN(auto plan, plan_model(options));
   auto& [spec, type, weights] = plan;
   ESP_RETURN_IF_ERROR(check_cpu_types(spec, weights));
@@ -227,7 +235,7 @@ Result<std::unique_ptr<Model>> load_with_pool(const ModelLoadOptions& options, W
     const auto open = [&](Ranks, WorkPool& threads) -> std::unique_ptr<WeightSource> {
       return std::make_unique<DummySource>(options.seed, type, threads);
     };
-    return create_model(spec, weights, options, pool, open);
+    return create_model(spec, weights, options, pool, group, open);
   }
   ESP_ASSIGN_OR_RETURN(const Checkpoint checkpoint, Checkpoint::open(options.path));
   const auto open = [&](Ranks ranks, WorkPool& threads) -> std::unique_ptr<WeightSource> {
@@ -235,7 +243,23 @@ Result<std::unique_ptr<Model>> load_with_pool(const ModelLoadOptions& options, W
     if (ranks.rank == 0) source->report_to(options.progress);
     return source;
   };
-  return create_model(spec, weights, options, pool, open);
+  return create_model(spec, weights, options, pool, group, open);
+}
+
+Result<std::unique_ptr<Model>> load(const ModelLoadOptions& options, RankGroup* group) {
+  const auto start = std::chrono::steady_clock::now();
+  std::unique_ptr<WorkPool> own_pool;
+  if (options.pool == nullptr) own_pool = std::make_unique<WorkPool>();
+  ESP_ASSIGN_OR_RETURN(std::unique_ptr<Model> model,
+                       load_with_pool(options, own_pool ? *own_pool : *options.pool, group));
+  if (own_pool) {
+    model = std::make_unique<ModelWithPool>(std::move(own_pool), std::move(model));
+  }
+  const ModelInfo& info = model->info();
+  log_info("model loaded path={} architecture={} parameters={} weight_bytes={} seconds={:.2f}",
+           options.path.string(), info.architecture, info.num_parameters, info.weight_bytes,
+           std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count());
+  return model;
 }
 
 // The block formats of the checkpoint's tensors that kernels read as they are.
@@ -329,19 +353,18 @@ Result<ModelPlan> plan_model(const ModelLoadOptions& options) {
 }
 
 Result<std::unique_ptr<Model>> load_model(const ModelLoadOptions& options) {
-  const auto start = std::chrono::steady_clock::now();
-  std::unique_ptr<WorkPool> own_pool;
-  if (options.pool == nullptr) own_pool = std::make_unique<WorkPool>();
-  ESP_ASSIGN_OR_RETURN(std::unique_ptr<Model> model,
-                       load_with_pool(options, own_pool ? *own_pool : *options.pool));
-  if (own_pool) {
-    model = std::make_unique<ModelWithPool>(std::move(own_pool), std::move(model));
-  }
-  const ModelInfo& info = model->info();
-  log_info("model loaded path={} architecture={} parameters={} weight_bytes={} seconds={:.2f}",
-           options.path.string(), info.architecture, info.num_parameters, info.weight_bytes,
-           std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count());
-  return model;
+  return load(options, nullptr);
+}
+
+Result<std::unique_ptr<Model>> load_model_part(const ModelLoadOptions& options, RankGroup& group) {
+  const auto refuse = [](std::string_view what, std::string_view flag) {
+    return fail(error(StatusCode::kUnimplemented,
+                      "{} not divided among nodes: leave {} or --nnodes out", what, flag));
+  };
+  if (options.pp_size != 1) return refuse("stages are", "--pp-size");
+  if (options.enable_lora) return refuse("adapters are", "--enable-lora");
+  if (!options.draft_path.empty()) return refuse("draft heads are", "--speculative-algorithm");
+  return load(options, &group);
 }
 
 Result<ModelInfo> read_model_info(const ModelLoadOptions& options) {

@@ -9,21 +9,33 @@
 namespace espalier {
 namespace {
 
-// The rank's heads of a layer that has the heads of all ranks.
-KvView::Layer heads_of(const KvView::Layer& whole, const Ranks& ranks) {
+// A model's heads, which ranks divide; fewer heads than ranks are shared by neighbours.
+struct KvHeads {
+  int32_t all = 0;
+  int32_t first_of(int32_t rank, int32_t num_ranks) const {
+    return static_cast<int32_t>(int64_t{all} * rank / num_ranks);
+  }
+  int32_t of_a_rank(int32_t num_ranks) const { return std::max(all / num_ranks, 1); }
+};
+
+// The rank's heads of a layer that has the heads of all ranks of this process.
+KvView::Layer heads_of(const KvView::Layer& whole, const KvHeads& heads, const Ranks& ranks,
+                       int32_t first_rank) {
   if (whole.kind == KvLayerKind::kLatent) return whole;  // it belongs to all heads
   KvView::Layer out = whole;
-  const int64_t first = int64_t{whole.num_kv_heads} * ranks.rank / ranks.num_ranks;
+  const int64_t first = heads.first_of(ranks.rank, ranks.num_ranks) -
+                        heads.first_of(first_rank, ranks.num_ranks);
   const int64_t offset = first * whole.head_stride * kv_element_bytes(whole.type);
   out.k = static_cast<std::byte*>(whole.k) + offset;
   out.v = static_cast<std::byte*>(whole.v) + offset;
-  out.num_kv_heads = std::max(whole.num_kv_heads / ranks.num_ranks, 1);  // 1: it may be shared
+  out.num_kv_heads = heads.of_a_rank(ranks.num_ranks);
   return out;
 }
 
 }  // namespace
 
-TensorParallelModel::TensorParallelModel(int32_t num_ranks, const RankThreadsConfig& config)
+TensorParallelModel::TensorParallelModel(int32_t num_ranks, const RankThreadsConfig& config,
+                                         RankGroup* group)
     : ranks_(static_cast<size_t>(num_ranks)) {
   const int32_t each = std::max(1, config.count / num_ranks);
   for (int32_t rank = 0; rank < num_ranks; ++rank) {
@@ -32,7 +44,8 @@ TensorParallelModel::TensorParallelModel(int32_t num_ranks, const RankThreadsCon
   }
   std::vector<WorkPool*> threads;
   for (const Rank& rank : ranks_) threads.push_back(rank.threads.get());
-  collectives_ = std::make_unique<ThreadCollectives>(threads);
+  if (group == nullptr) own_group_ = std::make_unique<ThreadCollectives>(threads);
+  group_ = group == nullptr ? own_group_.get() : group;
   threads_ = std::make_unique<RankThreads>(
       num_ranks, [threads](int32_t rank) { threads[static_cast<size_t>(rank)]->bind_caller(); });
 }
@@ -44,7 +57,18 @@ Result<std::unique_ptr<StageModel>> TensorParallelModel::create(
     const RankThreadsConfig& threads, const OpenWeights& open, ExpertCounts* expert_counts) {
   ESP_RETURN_IF_ERROR(validate(spec));
   ESP_RETURN_IF_ERROR(program::check_partition(spec, num_ranks));
-  std::unique_ptr<TensorParallelModel> model(new TensorParallelModel(num_ranks, threads));
+  std::unique_ptr<TensorParallelModel> model(new TensorParallelModel(num_ranks, threads, nullptr));
+  ESP_RETURN_IF_ERROR(model->load(spec, types, open, expert_counts));
+  return model;
+}
+
+Result<std::unique_ptr<StageModel>> TensorParallelModel::create_part(
+    const DecoderSpec& spec, const WeightTypes& types, RankGroup& group,
+    const RankThreadsConfig& threads, const OpenWeights& open, ExpertCounts* expert_counts) {
+  ESP_RETURN_IF_ERROR(validate(spec));
+  ESP_RETURN_IF_ERROR(program::check_partition(spec, group.rank(0).ranks().num_ranks));
+  std::unique_ptr<TensorParallelModel> model(
+      new TensorParallelModel(group.size(), threads, &group));
   ESP_RETURN_IF_ERROR(model->load(spec, types, open, expert_counts));
   return model;
 }
@@ -53,14 +77,20 @@ Status TensorParallelModel::load(const DecoderSpec& spec, const WeightTypes& typ
                                  const OpenWeights& open, ExpertCounts* expert_counts) {
   ESP_RETURN_IF_ERROR(each([&](int32_t index) -> Status {
     Rank& rank = ranks_[static_cast<size_t>(index)];
-    Collective& collective = collectives_->rank(index);
+    Collective& collective = group_->rank(index);
     const auto source = open(collective.ranks(), *rank.threads);
     ESP_ASSIGN_OR_RETURN(rank.model, program::CpuModel::create(spec, types, *source, *rank.threads,
                                                                {.collective = &collective,
+                                                                .ranks_per_pool = group_->size(),
                                                                 .expert_counts = expert_counts}));
     return Status();
   }));
   info_ = describe_model(spec);
+  num_kv_heads_ = info_.num_kv_heads;
+  const KvHeads heads{num_kv_heads_};
+  const int32_t num_ranks = group_->rank(0).ranks().num_ranks, first = group_->first_rank();
+  info_.num_kv_heads = heads.first_of(first + group_->size() - 1, num_ranks) -
+                       heads.first_of(first, num_ranks) + heads.of_a_rank(num_ranks);
   for (const Rank& rank : ranks_) info_.weight_bytes += rank.model->info().weight_bytes;
   return Status();
 }
@@ -106,10 +136,12 @@ ForwardOutput TensorParallelModel::forward_stage(const ForwardBatch& batch,
   ForwardOutput out;
   const auto run = [&](int32_t index) {
     Rank& rank = ranks_[static_cast<size_t>(index)];
-    const Ranks ranks = collectives_->rank(index).ranks();
+    const Ranks ranks = group_->rank(index).ranks();
     rank.kv.page_size = kv.page_size;
     rank.kv.layers.clear();
-    for (const KvView::Layer& layer : kv.layers) rank.kv.layers.push_back(heads_of(layer, ranks));
+    for (const KvView::Layer& layer : kv.layers) {
+      rank.kv.layers.push_back(heads_of(layer, {num_kv_heads_}, ranks, group_->first_rank()));
+    }
     if (index == 0) {
       out = rank.model->forward_stage(batch, token_ids, rank.kv, rows, input_logits);
     } else {

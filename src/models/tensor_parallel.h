@@ -3,8 +3,11 @@
 // (program/partition.h). All ranks run the same batch; keys and values lie in one pool, in which
 // each rank reads and writes its own heads.
 //
-// As Model: one forward at a time, from one thread, which works as rank 0. The model may be a stage
-// of a pipeline: its first rank hands rows on.
+// The ranks may be some of those of several processes (tensor/rank_group.h): then each process has
+// a pool of its own ranks' heads.
+//
+// As Model: one forward at a time, from one thread, which works as the first rank. The model may be
+// a stage of a pipeline: its first rank hands rows on.
 #pragma once
 
 #include <cstdint>
@@ -19,6 +22,7 @@
 #include "models/storage_format.h"
 #include "models/weight_source.h"
 #include "tensor/collective.h"
+#include "tensor/rank_group.h"
 #include "tensor/rank_threads.h"
 #include "tensor/thread_collective.h"
 #include "tensor/work_pool.h"
@@ -41,6 +45,12 @@ class TensorParallelModel final : public StageModel {
                                                     const RankThreadsConfig& threads,
                                                     const OpenWeights& open,
                                                     ExpertCounts* expert_counts = nullptr);
+  // The ranks of `group`, which is borrowed and outlives the model.
+  static Result<std::unique_ptr<StageModel>> create_part(const DecoderSpec& spec,
+                                                         const WeightTypes& types, RankGroup& group,
+                                                         const RankThreadsConfig& threads,
+                                                         const OpenWeights& open,
+                                                         ExpertCounts* expert_counts = nullptr);
   ~TensorParallelModel() override;
 
   const ModelInfo& info() const override { return info_; }
@@ -59,15 +69,18 @@ class TensorParallelModel final : public StageModel {
     KvView kv;  // of its heads, in the step that runs
   };
 
-  TensorParallelModel(int32_t num_ranks, const RankThreadsConfig& threads);
+  // group: null: the ranks are all there are.
+  TensorParallelModel(int32_t num_ranks, const RankThreadsConfig& threads, RankGroup* group);
   Status load(const DecoderSpec& spec, const WeightTypes& types, const OpenWeights& open,
               ExpertCounts* expert_counts);
   // Calls fn(rank's index) on all ranks' threads and returns the first failure.
   Status each(const std::function<Status(int32_t)>& fn);
 
   std::vector<Rank> ranks_;
-  std::unique_ptr<ThreadCollectives> collectives_;
+  std::unique_ptr<ThreadCollectives> own_group_;  // where no group is borrowed
+  RankGroup* group_ = nullptr;
   std::unique_ptr<RankThreads> threads_;  // after what they use
+  int32_t num_kv_heads_ = 0;  // of the whole model
   ModelInfo info_;
 };
 

@@ -11,20 +11,22 @@
 #include <vector>
 
 #include "tensor/collective.h"
+#include "tensor/rank_group.h"
 #include "tensor/work_pool.h"
 
 namespace espalier {
 
-class ThreadCollectives {
+class ThreadCollectives final : public RankGroup {
  public:
   // threads: of each rank, for long sums; borrowed, and idle while the rank calls. Null: the rank's
   // own thread alone. REQUIRES: at least one rank.
   explicit ThreadCollectives(const std::vector<WorkPool*>& threads);
-  ~ThreadCollectives();
+  ~ThreadCollectives() override;
   ThreadCollectives(const ThreadCollectives&) = delete;
   ThreadCollectives& operator=(const ThreadCollectives&) = delete;
 
-  Collective& rank(int32_t rank);
+  int32_t size() const override { return static_cast<int32_t>(ranks_.size()); }
+  Collective& rank(int32_t rank) override;
 
  private:
   class Rank;

@@ -68,7 +68,7 @@ Result<std::unique_ptr<CpuModel>> CpuModel::create(const DecoderSpec& whole,
   const Ranks ranks = options.collective == nullptr ? Ranks() : options.collective->ranks();
   ESP_RETURN_IF_ERROR(check_partition(whole, ranks.num_ranks));
   DecoderSpec spec = local_spec(whole, ranks);
-  Program program = partition(whole, ranks);
+  Program program = partition(whole, ranks, RankPages::kShared, options.ranks_per_pool);
   if (options.rewrite) program = options.rewrite(std::move(program));
   program = cpu_passes(std::move(program), options.adapters);
   ESP_RETURN_IF_ERROR(check_runs(program));

@@ -16,6 +16,7 @@
 #include "models/program/cpu_draft_head.h"
 #include "models/program/cpu_hidden_states.h"
 #include "models/program/cpu_ops.h"
+#include "models/program/partition.h"
 #include "models/program/program.h"
 #include "models/stage_model.h"
 #include "models/weight_source.h"
@@ -36,6 +37,7 @@ struct CpuModelOptions {
   // Borrowed, outlives the model: of the rank whose part of the model this is, with its own keys
   // and values. Null: the model is whole.
   Collective* collective = nullptr;
+  int32_t ranks_per_pool = kAllRanks;  // with a collective: see partition()
   // Adapters can be loaded. REQUIRES: no collective.
   bool adapters = false;
   // Rank 0 counts the tokens of all experts there; borrowed while the model is made. Null: none

@@ -30,9 +30,11 @@ Status check_attention(const AttentionSpec& a, int32_t num_ranks) {
 bool shares_pages(const AttentionSpec& a, const Ranks& ranks) {
   return a.latent || a.num_kv_heads < ranks.num_ranks;
 }
-// Of the ranks that share it, one writes.
-bool writes_pages(const AttentionSpec& a, const Ranks& ranks) {
-  return ranks.rank % (ranks.num_ranks / a.num_kv_heads) == 0;
+// Of the ranks that share it and have one pool, the first one writes.
+bool writes_pages(const AttentionSpec& a, const Ranks& ranks, int32_t ranks_per_pool) {
+  const int32_t sharing = ranks.num_ranks / a.num_kv_heads;
+  const int32_t first = ranks.rank / sharing * sharing;
+  return ranks.rank == std::max(first, ranks.rank / ranks_per_pool * ranks_per_pool);
 }
 
 Status check_experts(const ExpertsSpec& experts, int32_t num_ranks, int32_t num_groups) {
@@ -167,7 +169,8 @@ Program gather_norms(Program program, const DecoderSpec& spec, const Ranks& rank
 }
 
 // What several ranks compute and read is written by one of them. spec: of the whole model.
-Program share_pages(Program program, const DecoderSpec& spec, const Ranks& ranks) {
+Program share_pages(Program program, const DecoderSpec& spec, const Ranks& ranks,
+                    int32_t ranks_per_pool) {
   std::vector<Op> ops;
   for (Op& op : program.ops) {
     if (op.kind != OpKind::kKvAppend ||
@@ -176,7 +179,7 @@ Program share_pages(Program program, const DecoderSpec& spec, const Ranks& ranks
       continue;
     }
     const Op barrier{.kind = OpKind::kBarrier, .layer = op.layer, .inputs = op.inputs};
-    if (writes_pages(spec.layers[static_cast<size_t>(op.layer)].attention, ranks)) {
+    if (writes_pages(spec.layers[static_cast<size_t>(op.layer)].attention, ranks, ranks_per_pool)) {
       ops.push_back(std::move(op));
     }
     ops.push_back(barrier);
@@ -295,12 +298,16 @@ bool divides_vocabulary(const DecoderSpec& spec, const Ranks& ranks) {
   return !ranks.single() && spec.vocab_size % ranks.num_ranks == 0;
 }
 
-Program partition(const DecoderSpec& spec, const Ranks& ranks, RankPages pages) {
+Program partition(const DecoderSpec& spec, const Ranks& ranks, RankPages pages,
+                  int32_t ranks_per_pool) {
   if (ranks.single()) return lower(spec);
   Program program =
       SumInserter(lower(local_spec(spec, ranks)), ranks, expert_ranks(spec, ranks).slices).run();
   program = gather_norms(std::move(program), spec, ranks);
-  if (pages == RankPages::kShared) program = share_pages(std::move(program), spec, ranks);
+  if (pages == RankPages::kShared && ranks_per_pool != 1) {
+    program = share_pages(std::move(program), spec, ranks,
+                          ranks_per_pool == kAllRanks ? ranks.num_ranks : ranks_per_pool);
+  }
   if (!divides_vocabulary(spec, ranks)) return program;
   if (spec.stage.embeds) program = divide_embedding(std::move(program), spec, ranks);
   if (spec.pooling || !spec.stage.samples) return program;

@@ -43,10 +43,13 @@ bool divides_vocabulary(const DecoderSpec& spec, const Ranks& ranks);
 // rank writes its own copy.
 enum class RankPages : uint8_t { kShared, kOwn };
 
+// Of shared pages: how many neighbouring ranks have one pool of them. 0: all ranks.
+inline constexpr int32_t kAllRanks = 0;
+
 // The program of one rank: the lowered local_spec() with the sums and gathers between the ranks.
 // Biases of what is summed are added by rank 0. REQUIRES: check_partition().
 Program partition(const DecoderSpec& spec, const Ranks& ranks,
-                  RankPages pages = RankPages::kShared);
+                  RankPages pages = RankPages::kShared, int32_t ranks_per_pool = kAllRanks);
 
 // weight_layout(spec), of each weight the rank's shard. REQUIRES: check_partition().
 WeightLayout partition_weights(const DecoderSpec& spec, const Ranks& ranks);
