@@ -647,6 +647,27 @@ void add_limit_rows(SettingTable& table, AppConfig& config) {
                 "threads that read large bodies and long texts");
 }
 
+void add_node_rows(SettingTable& table, NodeSettings& nodes) {
+  table.group("Nodes");
+  table.integer("nnodes", nodes.nnodes, 1, 1024,
+                "processes, each on a computer of its own, that compute one model together, on "
+                "CPUs; they divide the ranks of --tp-size");
+  table.integer("node-rank", nodes.node_rank, 0, 1023,
+                "which of them this is; 0 is the leader, which alone serves requests");
+  shown_default(table.text("dist-init-addr", nodes.dist_init_addr, "HOST:PORT",
+                           "where the leader listens for the other nodes; the same on all nodes"),
+                "none");
+  shown_default(table.text("dist-token", nodes.dist_token, "TOKEN",
+                           "that all nodes share; needed where the address of --dist-init-addr is "
+                           "not this computer alone"),
+                "none");
+  table.number("dist-timeout", nodes.dist_timeout, 0.1, 86400,
+               "seconds until all nodes have joined");
+  table.number("dist-heartbeat-timeout", nodes.dist_heartbeat_timeout, 0.1, 600,
+               "seconds without a sign of life after which a node is gone: requests end with an "
+               "error, and all nodes end");
+}
+
 }  // namespace
 
 void add_engine_settings(SettingTable& table, AppConfig& config) {
@@ -673,6 +694,7 @@ void add_engine_settings(SettingTable& table, AppConfig& config) {
 }
 
 void add_server_settings(SettingTable& table, AppConfig& config) {
+  add_node_rows(table, config.nodes);
   add_answer_rows(table, config.server);
   add_observer_rows(table, config.server);
   add_playground_row(table, config.server);

@@ -6,6 +6,7 @@
 
 #include "apps/settings.h"
 #include "engine/engine.h"
+#include "engine/nodes/settings.h"
 #include "server/server.h"
 
 namespace espalier::apps {
@@ -22,6 +23,7 @@ struct AppConfig {
   ServerConfig server;
   std::string log_level = "info";
   Duration drain_timeout = std::chrono::seconds(30);
+  NodeSettings nodes;                          // of `serve`
   std::filesystem::path warm_prompts;  // a file of prompts that are computed first; empty: none
 };
 

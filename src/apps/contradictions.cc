@@ -3,6 +3,7 @@
 
 #include "apps/config.h"
 #include "apps/settings.h"
+#include "engine/nodes/node_part.h"
 #include "server/authorize.h"
 
 namespace espalier::apps {
@@ -38,6 +39,27 @@ Status check_disaggregation_contradictions(const SettingTable& table, const AppC
   if (mode == "prefill") return {};
   return needs_for(table, {"disaggregation-bootstrap-port", "disaggregation-timeout"},
                    "--disaggregation-mode prefill");
+}
+
+// Nodes beyond this computer need a token, and settings of nodes several nodes.
+Status check_node_contradictions(const SettingTable& table, const AppConfig& config) {
+  const NodeSettings& nodes = config.nodes;
+  if (nodes.single())
+    return needs_for(table,
+                     {"node-rank", "dist-init-addr", "dist-token", "dist-timeout",
+                      "dist-heartbeat-timeout"},
+                     "--nnodes above 1");
+  ESP_RETURN_IF_ERROR(check_node_settings(config.engine, nodes));
+  const std::string host = nodes.dist_init_addr.substr(0, nodes.dist_init_addr.rfind(':'));
+  if (nodes.dist_token.empty() && !server::is_loopback(host == "[::1]" ? "::1" : host))
+    return invalid_argument(
+        "--nnodes with --dist-init-addr {} lets every host of that network join: set the same "
+        "--dist-token, or ESPALIER_DIST_TOKEN, on all nodes",
+        nodes.dist_init_addr);
+  if (nodes.node_rank > 0 && !config.warm_prompts.empty())
+    return invalid_argument("{} is for the leader, --node-rank 0: leave it out",
+                            given_as(table, "warm-prompts"));
+  return {};
 }
 
 // Settings of tiers that no tier reads.
@@ -98,6 +120,7 @@ Status check_contradictions(const SettingTable& table, const AppConfig& config) 
   }
   ESP_RETURN_IF_ERROR(check_tier_contradictions(table, engine));
   ESP_RETURN_IF_ERROR(check_disaggregation_contradictions(table, config));
+  ESP_RETURN_IF_ERROR(check_node_contradictions(table, config));
   if (engine.model.skip_tokenizer_init)
     ESP_RETURN_IF_ERROR(
         exclude("skip-tokenizer-init",

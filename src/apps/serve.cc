@@ -5,6 +5,7 @@
 #include <memory>
 
 #include "apps/commands.h"
+#include "apps/node.h"
 #include "apps/session.h"
 #include "apps/signals.h"
 #include "apps/warm_prompts.h"
@@ -48,6 +49,8 @@ int run_serve(const std::vector<std::string>& args) {
       true};
   if (const auto exit_code = parse_engine_command(command, table, config, args)) return *exit_code;
 
+  config.nodes.version = ESPALIER_VERSION;
+  if (config.nodes.node_rank > 0) return run_follower(config);
   // Errors in these are reported before the model is loaded, which may take minutes.
   Result<net::BoundAddress> address = Server::reserve(config.server);
   if (!address) return report(address.error(), kExitFailure);
@@ -68,11 +71,16 @@ int run_serve(const std::vector<std::string>& args) {
   signals.begin_serving();
   log_plan(**engine);
   config.server.private_paths = {{"download_dir", config.hub.download_dir.string()},
-                                 {"warm_prompts", config.warm_prompts.string()}};
+                                 {"warm_prompts", config.warm_prompts.string()},
+                                 {"dist_init_addr", config.nodes.dist_init_addr}};
   config.server.extra_info = {
       {"log_level", config.log_level},
       {"revision", config.hub.revision},
-      {"drain_timeout", fmt::format("{}", to_seconds(config.drain_timeout))}};
+      {"drain_timeout", fmt::format("{}", to_seconds(config.drain_timeout))},
+      {"nnodes", fmt::format("{}", config.nodes.nnodes)},
+      {"node_rank", fmt::format("{}", config.nodes.node_rank)},
+      {"dist_timeout", fmt::format("{}", config.nodes.dist_timeout)},
+      {"dist_heartbeat_timeout", fmt::format("{}", config.nodes.dist_heartbeat_timeout)}};
   Result<std::unique_ptr<Server>> server =
       Server::create(config.server, **engine, std::move(*address));
   if (!server) return report(server.error(), kExitFailure);

@@ -14,6 +14,7 @@
 #include "base/bounded_queue.h"
 #include "base/check.h"
 #include "base/log.h"
+#include "engine/nodes/start_leader.h"
 #include "seams/request_fields.h"
 
 namespace espalier::apps {
@@ -123,6 +124,7 @@ Result<std::unique_ptr<Engine>> start_engine(AppConfig& config, MakePrefixCache 
   // Without a terminal the log reports the progress.
   if (isatty(STDERR_FILENO) == 1 && log_enabled(LogLevel::kError))
     engine.model.load_progress = bar_of_loading();
+  if (!config.nodes.single()) return create_leader(engine, config.nodes, std::move(make_cache));
   return Engine::create(engine, std::move(make_cache));
 }
 

@@ -127,7 +127,7 @@ constexpr Group kGroups[] = {
      "enable-dsa-cache-layer-split"},
     {Rule::kNoEffect, kValue, "",
      "devices of one process communicate in one way, which has no settings",
-     "nccl-port dist-timeout dist-init-addr nccl-init-addr gpu-id-step "
+     "nccl-port nccl-init-addr gpu-id-step "
      "pp-max-micro-batch-size pp-async-batch-depth cp-strategy dcp-comm-backend "
      "flashinfer-allreduce-fusion-backend moe-a2a-backend deepep-mode deepep-v2-mode deepep-config "
      "deepep-dispatcher-output-dtype flashinfer-a2a-dispatch-type fuseep-mode mooncake-ib-device "
@@ -140,9 +140,7 @@ constexpr Group kGroups[] = {
      "dcp-size "
      "decode-context-parallel-size attn-cp-size attention-context-parallel-size attn-dp-size "
      "attention-data-parallel-size moe-dp-size moe-data-parallel-size moe-dense-tp-size "
-     "shared-experts-tp-size dwdp-size nnodes max-ep-size elastic-ep-initial-size"},
-    {Rule::kOnlyValue, kValue, "0", "one node serves; start one server for each node instead",
-     "node-rank"},
+     "shared-experts-tp-size dwdp-size max-ep-size elastic-ep-initial-size"},
     {Rule::kOnlyValue, kValue, "0|trivial|none", "experts stay where they are; leave it out",
      "ep-num-redundant-experts init-expert-location elastic-ep-backend"},
     {Rule::kRefused, kSwitch, "",
