@@ -23,7 +23,7 @@ struct AppConfig {
   ServerConfig server;
   std::string log_level = "info";
   Duration drain_timeout = std::chrono::seconds(30);
-  NodeSettings nodes;                          // of `serve`
+  NodeSettings nodes;                  // of `serve`
   std::filesystem::path warm_prompts;  // a file of prompts that are computed first; empty: none
 };
 

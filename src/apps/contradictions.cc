@@ -45,10 +45,10 @@ Status check_disaggregation_contradictions(const SettingTable& table, const AppC
 Status check_node_contradictions(const SettingTable& table, const AppConfig& config) {
   const NodeSettings& nodes = config.nodes;
   if (nodes.single())
-    return needs_for(table,
-                     {"node-rank", "dist-init-addr", "dist-token", "dist-timeout",
-                      "dist-heartbeat-timeout"},
-                     "--nnodes above 1");
+    return needs_for(
+        table,
+        {"node-rank", "dist-init-addr", "dist-token", "dist-timeout", "dist-heartbeat-timeout"},
+        "--nnodes above 1");
   ESP_RETURN_IF_ERROR(check_node_settings(config.engine, nodes));
   const std::string host = nodes.dist_init_addr.substr(0, nodes.dist_init_addr.rfind(':'));
   if (nodes.dist_token.empty() && !server::is_loopback(host == "[::1]" ? "::1" : host))

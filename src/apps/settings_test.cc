@@ -367,6 +367,10 @@ TEST_F(SettingsTest, WhatASwitchMakesMeaninglessContradictsIt) {
             "needs --disaggregation-mode prefill"},
            {{"--disaggregation-mode", "prefill", "--host", "0.0.0.0"}, "--disaggregation-token"},
            {{"--disaggregation-mode", "decode", "--host", "0.0.0.0"}, "--disaggregation-token"},
+           {{"--dist-token", "t"}, "needs --nnodes above 1"},
+           {{"--nnodes", "2", "--tp-size", "2", "--dist-init-addr", "10.0.0.1:9"}, "--dist-token"},
+           {{"--nnodes", "2", "--tp-size", "2"}, "must be HOST:PORT"},
+           {{"--nnodes", "2", "--dist-init-addr", "127.0.0.1:9"}, "tp_size is 1"},
        }) {
     ASSERT_EQ(run(c.args), -1) << error_;
     const Status status = check_contradictions(table_, config_);

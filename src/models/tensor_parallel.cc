@@ -23,8 +23,8 @@ KvView::Layer heads_of(const KvView::Layer& whole, const KvHeads& heads, const R
                        int32_t first_rank) {
   if (whole.kind == KvLayerKind::kLatent) return whole;  // it belongs to all heads
   KvView::Layer out = whole;
-  const int64_t first = heads.first_of(ranks.rank, ranks.num_ranks) -
-                        heads.first_of(first_rank, ranks.num_ranks);
+  const int64_t first =
+      heads.first_of(ranks.rank, ranks.num_ranks) - heads.first_of(first_rank, ranks.num_ranks);
   const int64_t offset = first * whole.head_stride * kv_element_bytes(whole.type);
   out.k = static_cast<std::byte*>(whole.k) + offset;
   out.v = static_cast<std::byte*>(whole.v) + offset;

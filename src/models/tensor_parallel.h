@@ -80,7 +80,7 @@ class TensorParallelModel final : public StageModel {
   std::unique_ptr<ThreadCollectives> own_group_;  // where no group is borrowed
   RankGroup* group_ = nullptr;
   std::unique_ptr<RankThreads> threads_;  // after what they use
-  int32_t num_kv_heads_ = 0;  // of the whole model
+  int32_t num_kv_heads_ = 0;              // of the whole model
   ModelInfo info_;
 };
 

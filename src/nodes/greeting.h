@@ -3,7 +3,8 @@
 //
 //   leader                                       follower
 //   kChallenge (version, nonce)              ->
-//                                            <-  kHello (node, channel, agreement), proof of the token
+//                                            <-  kHello (node, channel, agreement), proof of the
+//                                            token
 //   kAccept (proof of the token)             ->          or kRefused (why), and the end
 //
 // Decoders take any bytes: what is malformed is a Status, and no length in it makes them allocate

@@ -49,8 +49,7 @@ TEST(NodeGreeting, TakesAnyBytes) {
   for (int round = 0; round < rounds; ++round) {
     std::string mutated = bytes;
     const auto times = 1 + rng() % 4;
-    for (uint64_t i = 0; i < times; ++i)
-      mutated[rng() % mutated.size()] = static_cast<char>(rng());
+    for (uint64_t i = 0; i < times; ++i) mutated[rng() % mutated.size()] = static_cast<char>(rng());
     const auto got = decode_hello(mutated);
     if (!got) continue;
     ++taken;

@@ -37,11 +37,11 @@ Result<Hello> read_hello(Link& link, const NodeGroupConfig& config, bool& knows_
   ESP_ASSIGN_OR_RETURN(const std::string_view payload,
                        link.receive_one(MessageType::kHello, kHelloBytesMax, kGreetingWait));
   if (payload.size() < kProofBytes)
-    return fail(error(StatusCode::kDataLoss,
-                      "no greeting was received: is the caller an Espalier node?"));
+    return fail(
+        error(StatusCode::kDataLoss, "no greeting was received: is the caller an Espalier node?"));
   const std::string_view body = payload.substr(0, payload.size() - kProofBytes);
   if (!transfer::equal(prove(config.token, {"node", text_of(challenge.nonce), body}),
-             payload.substr(body.size())))
+                       payload.substr(body.size())))
     return fail(error(StatusCode::kUnauthenticated,
                       "the token of the node is another one: start all nodes with the same "
                       "--dist-token"));

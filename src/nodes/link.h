@@ -20,14 +20,14 @@ enum class MessageType : uint8_t {
   kChallenge = 1,
   kHello,
   kAccept,
-  kRefused,   // why, as text
-  kPlan,      // what nodes decide together before the first step
-  kStep,      // a batch (step_codec.h)
-  kPart,      // of a collective call: a follower's part
-  kSum,       // of a collective call: the result
-  kBeat,      // nothing, to show that the node lives
-  kGoodbye,   // the node ends as it was requested to
-  kFailed,    // the node ends: why, as text
+  kRefused,  // why, as text
+  kPlan,     // what nodes decide together before the first step
+  kStep,     // a batch (step_codec.h)
+  kPart,     // of a collective call: a follower's part
+  kSum,      // of a collective call: the result
+  kBeat,     // nothing, to show that the node lives
+  kGoodbye,  // the node ends as it was requested to
+  kFailed,   // the node ends: why, as text
 };
 
 class Link {

@@ -101,8 +101,7 @@ Status NodeCollectives::reduce_block(int64_t begin, int64_t count) {
 
 Status NodeCollectives::follow_block(int64_t begin, int64_t count) {
   values_.clear();
-  for (const float* from : data_)
-    values_.insert(values_.end(), from + begin, from + begin + count);
+  for (const float* from : data_) values_.insert(values_.end(), from + begin, from + begin + count);
   ESP_RETURN_IF_ERROR(send_to_all(MessageType::kPart, values_));
   values_.resize(static_cast<size_t>(count));
   ESP_RETURN_IF_ERROR(

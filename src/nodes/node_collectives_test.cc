@@ -24,8 +24,8 @@ struct Outputs {
 float number(Rng& rng) {
   const auto bits = rng();
   const float sign = (bits & 1) != 0 ? 1.0f : -1.0f;
-  return sign * std::ldexp(static_cast<float>(bits >> 40) * 0x1p-24f,
-                           static_cast<int>(bits >> 1 & 15));
+  return sign *
+         std::ldexp(static_cast<float>(bits >> 40) * 0x1p-24f, static_cast<int>(bits >> 1 & 15));
 }
 
 Outputs run_rank(Collective& collective) {
@@ -68,7 +68,8 @@ TEST(NodeCollectives, HaveTheBitsOfOneProcess) {
     std::vector<std::unique_ptr<NodeCollectives>> groups;
     std::vector<RankGroup*> all;
     for (const auto& node : nodes)
-      all.push_back(groups.emplace_back(std::make_unique<NodeCollectives>(*node, ranks_here)).get());
+      all.push_back(
+          groups.emplace_back(std::make_unique<NodeCollectives>(*node, ranks_here)).get());
     ThreadCollectives one(std::vector<WorkPool*>(static_cast<size_t>(num_nodes * ranks_here)));
     const std::vector<Outputs> got = run_all(all), want = run_all({&one});
     ASSERT_EQ(got.size(), want.size());

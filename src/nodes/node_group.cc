@@ -123,7 +123,7 @@ void NodeGroup::watch(Peer& peer) {
   set_thread_name("heartbeat");
   const SteadyClock clock;
   const Duration interval = config_.silence_max / 4;
-  TimePoint heard = clock.now(), sent{};
+  TimePoint last_message = clock.now(), sent{};
   while (!is_leaving_ && ok()) {
     if (clock.now() - sent >= interval) {
       sent = clock.now();
@@ -138,9 +138,9 @@ void NodeGroup::watch(Peer& peer) {
       return;
     }
     if (polled->has_message) {
-      heard = clock.now();
+      last_message = clock.now();
       if (take(peer, polled->message)) return;
-    } else if (clock.now() - heard > config_.silence_max) {
+    } else if (clock.now() - last_message > config_.silence_max) {
       set_failure(error(StatusCode::kUnavailable,
                         "node {} has shown no sign of life for {:.1f} s (--dist-heartbeat-timeout)",
                         peer.node, to_seconds(config_.silence_max)));
@@ -167,8 +167,7 @@ bool NodeGroup::take(const Peer& peer, const Link::Message& message) {
       }
       return true;
     case MessageType::kFailed:
-      set_failure(
-          error(StatusCode::kUnavailable, "node {} ended: {}", peer.node, message.payload));
+      set_failure(error(StatusCode::kUnavailable, "node {} ended: {}", peer.node, message.payload));
       return true;
     default:
       set_failure(error(StatusCode::kDataLoss, "node {} sent a message of type {} as a heartbeat",

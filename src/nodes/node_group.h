@@ -55,7 +55,7 @@ class NodeGroup {
 
   bool ok() const { return !has_failed_.load(std::memory_order_acquire); }
   Status status() const;  // the first failure
-  // Records it unless there is one, tells it to the other nodes, and ends all waiting in links.
+  // Records it unless there is one, sends it to the other nodes, and ends all waiting in links.
   void set_failure(const Status& why);
   // The same where a link broke: a reason that the heartbeat's connection learns meanwhile is the
   // better one. Waits up to two seconds for it. False where the leader has said goodbye.

@@ -90,7 +90,7 @@ TEST(NodeGroup, ReportsAPortInUse) {
   EXPECT_THAT(leader.error().message(), HasSubstr("in use"));
 }
 
-TEST(NodeGroup, TellsTheOthersWhyANodeFails) {
+TEST(NodeGroup, SendsTheOthersTheReasonOfAFailure) {
   const int port = free_port();
   Failure failures[3];
   std::vector<NodeGroupConfig> configs;

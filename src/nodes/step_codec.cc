@@ -97,8 +97,8 @@ Status StepDecoder::decode(std::string_view payload) {
     query_end += entry.num_query_tokens;
   }
   if (!reader.complete() || copies_.from.size() != copies_.to.size() ||
-      batch_.positions.size() != batch_.token_ids.size() ||
-      query_end != batch_.num_tokens() || batch_.entries.empty())
+      batch_.positions.size() != batch_.token_ids.size() || query_end != batch_.num_tokens() ||
+      batch_.entries.empty())
     return error(StatusCode::kDataLoss,
                  "the leader sent a step that is malformed or beyond this node's limits: start all "
                  "nodes with the same version, model and settings");

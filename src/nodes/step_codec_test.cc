@@ -33,7 +33,9 @@ class DrawnSteps {
     return batch_;
   }
 
-  int32_t draw(int32_t below) { return static_cast<int32_t>(rng_() % static_cast<uint64_t>(below)); }
+  int32_t draw(int32_t below) {
+    return static_cast<int32_t>(rng_() % static_cast<uint64_t>(below));
+  }
 
  private:
   struct Sequence {
@@ -48,7 +50,8 @@ class DrawnSteps {
     if (s.version == 0 || draw(8) == 0 || s.length + count > kLimits.context_length)
       s = {.length = 0, .version = ++version_, .pages = {}};
     const int32_t wanted = kLimits.pages_of(s.length + count);
-    while (static_cast<int32_t>(s.pages.size()) < wanted) s.pages.push_back(draw(kLimits.num_pages));
+    while (static_cast<int32_t>(s.pages.size()) < wanted)
+      s.pages.push_back(draw(kLimits.num_pages));
     BatchEntry& entry = batch_.entries.emplace_back();
     entry.slot = slot;
     entry.num_query_tokens = count;
@@ -97,7 +100,8 @@ StepLimits limits_of(bool windows) {
   return limits;
 }
 
-void expect_equal(const ForwardBatch& got, const ForwardBatch& sent, const std::vector<TokenId>& ids) {
+void expect_equal(const ForwardBatch& got, const ForwardBatch& sent,
+                  const std::vector<TokenId>& ids) {
   EXPECT_EQ(got.step, sent.step);
   EXPECT_EQ(got.token_ids, ids);
   EXPECT_EQ(got.positions, sent.positions);
@@ -118,7 +122,8 @@ void expect_equal(const ForwardBatch& got, const ForwardBatch& sent, const std::
       EXPECT_EQ(got.draft_samples[static_cast<size_t>(a.draft_samples_begin + k)],
                 sent.draft_samples[static_cast<size_t>(b.draft_samples_begin + k)]);
     for (int32_t k = 0; k < a.num_pages; ++k) {
-      const auto at = static_cast<size_t>(a.page_begin + k), from = static_cast<size_t>(b.page_begin + k);
+      const auto at = static_cast<size_t>(a.page_begin + k),
+                 from = static_cast<size_t>(b.page_begin + k);
       EXPECT_EQ(got.page_tables[at], sent.page_tables[from]);
       if (!sent.window_page_tables.empty()) {
         EXPECT_EQ(got.window_page_tables[at], sent.window_page_tables[from]);
@@ -155,8 +160,8 @@ TEST(StepCodec, ReturnsEveryStepThatWasEncoded) {
 TEST(StepCodec, SendsTheNewPagesOfATableAlone) {
   ForwardBatch batch;
   batch.step = 1;
-  batch.entries.push_back({.slot = 0, .num_query_tokens = 1, .prefix_len = 39, .num_pages = 10,
-                           .table_version = 5});
+  batch.entries.push_back(
+      {.slot = 0, .num_query_tokens = 1, .prefix_len = 39, .num_pages = 10, .table_version = 5});
   batch.positions = {39};
   for (PageId i = 0; i < 10; ++i) batch.page_tables.push_back(i);
   StepEncoder encoder;
@@ -190,7 +195,8 @@ void expect_within_limits(const ForwardBatch& batch, const PageCopies& copies) {
     EXPECT_EQ(e.num_pages, kLimits.pages_of(e.prefix_len + e.num_query_tokens));
     EXPECT_LE(static_cast<size_t>(e.page_begin + e.num_pages), batch.page_tables.size());
     EXPECT_LT(e.num_draft_tokens, e.num_query_tokens);
-    EXPECT_LE(static_cast<size_t>(e.draft_samples_begin + e.num_draft_samples), batch.draft_samples.size());
+    EXPECT_LE(static_cast<size_t>(e.draft_samples_begin + e.num_draft_samples),
+              batch.draft_samples.size());
     EXPECT_LT(e.input_logprob_begin, e.num_query_tokens);
   }
   EXPECT_EQ(query_end, batch.num_tokens());
@@ -210,7 +216,8 @@ TEST(StepCodec, TakesAnyBytes) {
     for (int32_t i = 0; i < times; ++i)
       bytes[static_cast<size_t>(steps.draw(static_cast<int32_t>(bytes.size())))] =
           static_cast<char>(steps.draw(256));
-    if (steps.draw(4) == 0) bytes.resize(static_cast<size_t>(steps.draw(static_cast<int32_t>(bytes.size()))));
+    if (steps.draw(4) == 0)
+      bytes.resize(static_cast<size_t>(steps.draw(static_cast<int32_t>(bytes.size()))));
     if (!decoder.decode(bytes).ok()) continue;
     ++taken;
     expect_within_limits(decoder.batch(), decoder.copies());

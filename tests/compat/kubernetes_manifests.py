@@ -13,7 +13,7 @@ import yaml
 
 DEPLOY = pathlib.Path(__file__).resolve().parent.parent.parent / "deploy"
 # Of operators that the cluster has; their schemas are not among those of Kubernetes.
-FOREIGN = {"InferencePool", "HTTPRoute"}
+FOREIGN = {"InferencePool", "HTTPRoute", "LeaderWorkerSet"}
 
 
 def read_objects():

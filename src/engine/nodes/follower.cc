@@ -18,8 +18,9 @@ constexpr Duration kReportInterval = std::chrono::seconds(60);
 constexpr int32_t kDraftSamplesMax = 16;
 
 Result<NodePlan> receive_plan(nodes::Link& link) {
-  ESP_ASSIGN_OR_RETURN(const std::string_view payload,
-                       link.receive_one(nodes::MessageType::kPlan, kPlanBytesMax, kNodeLoadingWait));
+  ESP_ASSIGN_OR_RETURN(
+      const std::string_view payload,
+      link.receive_one(nodes::MessageType::kPlan, kPlanBytesMax, kNodeLoadingWait));
   return decode_node_plan(payload);
 }
 
@@ -55,9 +56,8 @@ Result<std::unique_ptr<Follower>> Follower::start(const EngineConfig& config,
     ESP_ASSIGN_OR_RETURN(const KvType type, resolve_kv_type(effective, info));
     ESP_ASSIGN_OR_RETURN(KvPool kv, KvPool::create(kv_pool_config(effective, info, type)));
     ESP_RETURN_IF_ERROR(kernels::check_kv_view(kv.view(), kernels::KvKernels::kCpu));
-    ESP_RETURN_IF_ERROR(
-        part.model->reserve(step_tokens_max(effective),
-                            effective.schedule.max_running_requests + kDraftSamplesMax));
+    ESP_RETURN_IF_ERROR(part.model->reserve(
+        step_tokens_max(effective), effective.schedule.max_running_requests + kDraftSamplesMax));
     return std::unique_ptr<Follower>(new Follower(std::move(part), effective, std::move(kv)));
   };
   auto follower = ready();
@@ -92,7 +92,8 @@ void Follower::copy_pages() {
   const nodes::PageCopies& copies = decoder_.copies();
   const auto copy = [](void* plane, int64_t bytes, PageId from, PageId to) {
     auto* const pages = static_cast<std::byte*>(plane);
-    if (from != to) std::memcpy(pages + to * bytes, pages + from * bytes, static_cast<size_t>(bytes));
+    if (from != to)
+      std::memcpy(pages + to * bytes, pages + from * bytes, static_cast<size_t>(bytes));
   };
   for (const KvView::Layer& layer : kv_.view().layers)
     for (size_t i = 0; i < copies.from.size(); ++i) {

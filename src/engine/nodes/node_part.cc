@@ -71,9 +71,9 @@ Result<nodes::Agreement> agreement_of(const EngineConfig& c, const NodeSettings&
       {"--expert-distribution-recorder-mode", c.compute.expert_distribution_recorder_mode}};
 }
 
-Result<std::unique_ptr<nodes::NodeGroup>> join_nodes(const EngineConfig& config,
-                                                     const NodeSettings& settings,
-                                                     std::function<void(const Status&)> on_failure) {
+Result<std::unique_ptr<nodes::NodeGroup>> join_nodes(
+    const EngineConfig& config, const NodeSettings& settings,
+    std::function<void(const Status&)> on_failure) {
   ESP_ASSIGN_OR_RETURN(auto address, parse_address(settings.dist_init_addr));
   ESP_ASSIGN_OR_RETURN(nodes::Agreement agreement, agreement_of(config, settings));
   return nodes::NodeGroup::join({.node = settings.node_rank,
@@ -91,8 +91,7 @@ Result<std::unique_ptr<nodes::NodeGroup>> join_nodes(const EngineConfig& config,
 
 Status check_node_settings(const EngineConfig& config, const NodeSettings& settings) {
   if (settings.nnodes < 1 || settings.nnodes > nodes::kNodesMax)
-    return invalid_argument("nnodes is {}, but must be 1 to {}", settings.nnodes,
-                            nodes::kNodesMax);
+    return invalid_argument("nnodes is {}, but must be 1 to {}", settings.nnodes, nodes::kNodesMax);
   if (settings.node_rank < 0 || settings.node_rank >= settings.nnodes)
     return invalid_argument("node_rank is {}, but must be 0 to {}, for nnodes is {}",
                             settings.node_rank, settings.nnodes - 1, settings.nnodes);

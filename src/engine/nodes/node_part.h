@@ -8,8 +8,8 @@
 #include "base/status.h"
 #include "engine/config.h"
 #include "engine/nodes/settings.h"
-#include "models/model.h"
 #include "models/expert_counts.h"
+#include "models/model.h"
 #include "nodes/node_collectives.h"
 #include "nodes/node_group.h"
 #include "nodes/step_codec.h"
@@ -23,7 +23,7 @@ struct NodePart {
   SystemInfo system;
   std::unique_ptr<nodes::NodeGroup> group;
   std::unique_ptr<nodes::NodeCollectives> collectives;
-  std::unique_ptr<ExpertCounts> expert_counts;  // null: none are asked for
+  std::unique_ptr<ExpertCounts> expert_counts;  // null: none are requested
   std::unique_ptr<WorkPool> pool;
   std::unique_ptr<Model> model;
 };

@@ -19,7 +19,7 @@ namespace {
 
 // The leader's choices, with as many tokens of cache as the smallest node can have.
 Result<EngineConfig> plan_nodes(const NodePart& part) {
-  // All nodes' weights together tell the type of the cache, as those of one process would.
+  // The weights of all nodes together decide the type of the cache, as those of one process do.
   ModelInfo whole = part.model->info();
   whole.weight_bytes *= part.group->num_nodes();
   ESP_ASSIGN_OR_RETURN(const KvType type, resolve_kv_type(part.config, whole));
@@ -42,9 +42,9 @@ Result<EngineConfig> plan_nodes(const NodePart& part) {
   ESP_RETURN_IF_ERROR(send_plan());
   plan.max_total_tokens = own.cache.max_total_tokens;
   for (int32_t i = 0; i < part.group->num_links(); ++i) {
-    ESP_ASSIGN_OR_RETURN(
-        const std::string_view answer,
-        part.group->link(i).receive_one(nodes::MessageType::kPlan, sizeof(int32_t), kNodeLoadingWait));
+    ESP_ASSIGN_OR_RETURN(const std::string_view answer,
+                         part.group->link(i).receive_one(nodes::MessageType::kPlan, sizeof(int32_t),
+                                                         kNodeLoadingWait));
     const int32_t tokens = nodes::ByteReader(answer).number_in(1, own.cache.max_total_tokens);
     if (tokens == 0)
       return fail(error(StatusCode::kDataLoss, "node {} states no size of its cache", i + 1));

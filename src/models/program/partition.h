@@ -48,8 +48,8 @@ inline constexpr int32_t kAllRanks = 0;
 
 // The program of one rank: the lowered local_spec() with the sums and gathers between the ranks.
 // Biases of what is summed are added by rank 0. REQUIRES: check_partition().
-Program partition(const DecoderSpec& spec, const Ranks& ranks,
-                  RankPages pages = RankPages::kShared, int32_t ranks_per_pool = kAllRanks);
+Program partition(const DecoderSpec& spec, const Ranks& ranks, RankPages pages = RankPages::kShared,
+                  int32_t ranks_per_pool = kAllRanks);
 
 // weight_layout(spec), of each weight the rank's shard. REQUIRES: check_partition().
 WeightLayout partition_weights(const DecoderSpec& spec, const Ranks& ranks);
