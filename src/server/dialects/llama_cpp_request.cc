@@ -88,6 +88,19 @@ void write_samplers(JsonWriter& w, const R& r) {
   w.end_array();
 }
 
+Status read_breakers(const Json& value, std::string_view where, R& out) {
+  std::vector<std::string>& breakers = out.samplers.dry_sequence_breakers;
+  breakers.clear();
+  ESP_RETURN_IF_ERROR(read_value(value, where, breakers));
+  return breakers.empty() ? invalid_argument("{} must not be empty", where) : Status();
+}
+
+void write_breakers(JsonWriter& w, const R& r) {
+  w.key("dry_sequence_breakers").begin_array();
+  for (const std::string& text : r.samplers.dry_sequence_breakers) w.value(text);
+  w.end_array();
+}
+
 // A number, or false: never this token.
 Status read_bias(const Json& value, std::string_view where, float& out) {
   if (value.is_bool() && !value.get_bool()) {
@@ -194,22 +207,41 @@ std::vector<Row> sampler_rows() {
   };
 }
 
+std::vector<Row> history_rows() {
+  return {
+      value_row(
+          "xtc_probability", "share of draws in which XTC drops likely tokens; 0: off",
+          [](auto& r) -> auto& { return r.samplers.xtc_probability; }),
+      value_row(
+          "xtc_threshold", "the least probability of a token that XTC counts",
+          [](auto& r) -> auto& { return r.samplers.xtc_threshold; }),
+      value_row(
+          "dry_multiplier", "strength of the penalty on tokens that continue a repetition; 0: off",
+          [](auto& r) -> auto& { return r.samplers.dry_multiplier; }),
+      value_row(
+          "dry_base", "by which that penalty grows with each token; below 1: off",
+          [](auto& r) -> auto& { return r.samplers.dry_base; }),
+      value_row(
+          "dry_allowed_length", "tokens of the shortest repetition that is penalised",
+          [](auto& r) -> auto& { return r.samplers.dry_allowed_length; }),
+      value_row(
+          "dry_penalty_last_n", "tokens in which repetitions are looked for; -1: all; 0: off",
+          [](auto& r) -> auto& { return r.samplers.dry_penalty_last_n; }),
+      {custom<R>("dry_sequence_breakers", SchemaOf<std::vector<std::string>>::get(),
+                 "texts that no repetition goes across", read_breakers),
+       write_breakers},
+  };
+}
+
 std::vector<Row> off_rows() {
   return {
       off_row("dynatemp_range", 0, "0.0"),
-      off_row("xtc_probability", 0, "0.0"),
       off_row("typical_p", 1, "1.0"),
-      off_row("dry_multiplier", 0, "0.0"),
       off_row("mirostat", 0, "0"),
       off_row("adaptive_target", -1, "-1.0"),
       off_row("post_sampling_probs", 0, "false"),
       off_row("grammar_lazy", 0, "false"),
       constant_row("dynatemp_exponent", "1.0"),
-      constant_row("xtc_threshold", "0.1"),
-      constant_row("dry_base", "1.75"),
-      constant_row("dry_allowed_length", "2"),
-      constant_row("dry_penalty_last_n", "64"),
-      constant_row("dry_sequence_breakers", R"(["\n",":","\"","*"])"),
       constant_row("mirostat_tau", "5.0"),
       constant_row("mirostat_eta", "0.1"),
       constant_row("adaptive_decay", "0.9"),
@@ -272,7 +304,7 @@ std::vector<Row> answer_rows() {
 const std::vector<Row>& rows() {
   static const std::vector<Row> all = [] {
     std::vector<Row> joined = sampler_rows();
-    for (auto* more : {&off_rows, &answer_rows})
+    for (auto* more : {&history_rows, &off_rows, &answer_rows})
       for (Row& row : more()) joined.push_back(std::move(row));
     return joined;
   }();
@@ -396,11 +428,27 @@ std::vector<TokenId> encode_mixed_prompt(const Tokenizer& tokenizer, const Mixed
   return ids;
 }
 
+bool LlamaCppSamplers::applies(std::string_view name) const {
+  return names.empty() || std::ranges::find(names, name) != names.end();
+}
+
+// What turns a filter off in llama.cpp does so here; other values are checked as in every dialect.
+void LlamaCppSamplers::set_history_rules(SamplingParams& p) const {
+  if (applies("dry") && dry_multiplier != 0 && dry_penalty_last_n != 0 && dry_base >= 1) {
+    p.dry_multiplier = dry_multiplier;
+    p.dry_base = dry_base;
+    p.dry_allowed_length = dry_allowed_length;
+    p.dry_range = dry_penalty_last_n;
+    p.dry_sequence_breakers = dry_sequence_breakers;
+  }
+  if (!applies("xtc")) return;
+  p.xtc_probability = xtc_probability;
+  p.xtc_threshold = xtc_threshold;
+}
+
 SamplingParams LlamaCppRequest::sampling() const {
   const LlamaCppSamplers& s = samplers;
-  const auto applies = [&](std::string_view name) {
-    return s.names.empty() || std::ranges::find(s.names, name) != s.names.end();
-  };
+  const auto applies = [&](std::string_view name) { return s.applies(name); };
   SamplingParams p;
   if (n_predict >= 0) p.max_new_tokens = n_predict;
   p.to_context = n_predict < 0;
@@ -417,6 +465,7 @@ SamplingParams LlamaCppRequest::sampling() const {
   p.repetition_penalty = penalises ? s.repeat_penalty : 1.0f;
   p.presence_penalty = penalises ? s.presence_penalty : 0.0f;
   p.frequency_penalty = penalises ? s.frequency_penalty : 0.0f;
+  s.set_history_rules(p);
   if (s.seed != LlamaCppSamplers{}.seed) p.sampling_seed = s.seed;
   p.stop = stop;
   p.ignore_eos = ignore_eos;

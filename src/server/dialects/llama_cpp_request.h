@@ -29,8 +29,16 @@ struct LlamaCppSamplers {
   int32_t top_k = 40;      // below 1: off
   int32_t repeat_last_n = 64;
   float repeat_penalty = 1, presence_penalty = 0, frequency_penalty = 0;
+  float xtc_probability = 0, xtc_threshold = 0.1f;
+  float dry_multiplier = 0, dry_base = 1.75f;
+  int32_t dry_allowed_length = 2;
+  int32_t dry_penalty_last_n = 64;  // 0: DRY is off; -1: all tokens
+  std::vector<std::string> dry_sequence_breakers = {"\n", ":", "\"", "*"};
   uint64_t seed = 0xffffffff;      // this one, and -1: drawn
   std::vector<std::string> names;  // the filters that apply; empty: all
+
+  bool applies(std::string_view name) const;
+  void set_history_rules(SamplingParams& params) const;  // DRY and XTC
 };
 
 // A bias of a token, or of every token of a text. -infinity bans it.

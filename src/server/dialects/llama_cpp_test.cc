@@ -173,6 +173,37 @@ TEST_F(LlamaCppTest, ReturnsProbabilitiesAndTokens) {
   EXPECT_EQ(first.at("top_logprobs").at(1).at("id"), 66);
 }
 
+TEST_F(LlamaCppTest, DryAndXtcAreItsOwn) {
+  start();
+  const auto sampled = [&](const std::string& fields) {
+    const json::object got = object("/completion", R"({"prompt":"x","n_predict":2)" + fields + "}");
+    EXPECT_TRUE(got.contains("generation_settings"));
+    return engine_.submitted().back().sampling;
+  };
+  EXPECT_FALSE(sampled("").dry_multiplier.has_value()) << "off, so that a GPU takes it";
+  EXPECT_EQ(sampled("").xtc_probability.value_or(0), 0);
+  SamplingParams p = sampled(R"(,"dry_multiplier":0.8,"xtc_probability":0.5,"xtc_threshold":0.2)");
+  EXPECT_EQ(p.dry_multiplier, 0.8f);
+  EXPECT_EQ(p.dry_base, 1.75f);
+  EXPECT_EQ(p.dry_allowed_length, 2);
+  EXPECT_EQ(p.dry_range, 64);
+  EXPECT_THAT(p.dry_sequence_breakers, ElementsAre("\n", ":", "\"", "*"));
+  EXPECT_EQ(p.xtc_probability, 0.5f);
+  EXPECT_EQ(p.xtc_threshold, 0.2f);
+  p = sampled(R"(,"dry_multiplier":1,"dry_base":2,"dry_allowed_length":3,"dry_penalty_last_n":-1,)"
+              R"("dry_sequence_breakers":["."])");
+  EXPECT_EQ(p.dry_base, 2.0f);
+  EXPECT_EQ(p.dry_allowed_length, 3);
+  EXPECT_EQ(p.dry_range, -1);
+  EXPECT_THAT(p.dry_sequence_breakers, ElementsAre("."));
+  for (const char* off :
+       {R"("dry_penalty_last_n":0)", R"("dry_base":0.5)", R"("samplers":["xtc"])"})
+    EXPECT_FALSE(sampled(std::string(R"(,"dry_multiplier":1,)") + off).dry_multiplier) << off;
+  EXPECT_FALSE(sampled(R"(,"xtc_probability":1,"samplers":"d")").xtc_probability);
+  expect_error("/completion", R"({"prompt":"x","dry_sequence_breakers":[]})", 400,
+               "invalid_request_error", "dry_sequence_breakers must not be empty");
+}
+
 TEST_F(LlamaCppTest, RefusesByNameInItsShape) {
   start();
   expect_error("/completion", R"({"n_predict":2})", 400, "invalid_request_error",
@@ -182,8 +213,8 @@ TEST_F(LlamaCppTest, RefusesByNameInItsShape) {
   expect_error("/completion", R"({"prompt":"x","n_predict":-2})", 400, "invalid_request_error",
                "n_predict is -2");
   expect_error("/completion", R"({"prompt":[]})", 400, "invalid_request_error", "not be empty");
-  for (const char* off : {"dynatemp_range", "xtc_probability", "typical_p", "dry_multiplier",
-                          "mirostat", "post_sampling_probs", "grammar_lazy", "n", "n_indent"})
+  for (const char* off : {"dynatemp_range", "typical_p", "mirostat", "post_sampling_probs",
+                          "grammar_lazy", "n", "n_indent"})
     expect_error("/completion", fmt::format(R"({{"prompt":"x","{}":2}})", off), 501,
                  "not_supported_error", off);
   expect_error("/completion", R"({"prompt":"x","image_data":[{"id":1}]})", 501,
