@@ -109,6 +109,27 @@ Status why_weights_stay(const ModelInfo& info) {
   return error(StatusCode::kUnimplemented, "the weights of this engine are not replaced");
 }
 
+bool copies_beside_steps(const EngineConfig& c) {
+  return c.tiers.enable_hierarchical_cache || c.disaggregation.disaggregation_mode != "null";
+}
+
+// Of the memory that is not released, where any is not (ReleasableMemory).
+Status why_memory_stays(const EngineConfig& c, const Engine::Parts& parts) {
+  if (copies_beside_steps(c))
+    return error(StatusCode::kUnimplemented,
+                 "keys and values of this server are copied beside its steps "
+                 "(--enable-hierarchical-cache, --disaggregation-mode), and their memory is not "
+                 "released: release weights alone, or start without");
+  if (parts.info.images) return why_weights_stay(parts.info);
+  return error(StatusCode::kUnimplemented,
+               "memory of this device is not released: that is done with --device cpu alone");
+}
+
+ReleasableMemory* releasable_kv(const EngineConfig& c, Executor& executor) {
+  if (copies_beside_steps(c)) return nullptr;
+  return dynamic_cast<ReleasableMemory*>(&executor);
+}
+
 std::string share_of(const EngineConfig& c, const LiveRequest& request) {
   if (c.schedule.fair_share == "tenant")
     return request.tenant.empty() ? request.cache_namespace : request.tenant;
@@ -150,7 +171,9 @@ EngineImpl::EngineImpl(const EngineConfig& config, Parts parts, CacheParts cache
       WeightControl::Parts{.push = [this](Message message) { loop_->push(std::move(message)); },
                            .engine = *this,
                            .weights = parts_.info.images ? nullptr : parts_.weights.get(),
-                           .unsupported = why_weights_stay(parts_.info)});
+                           .unsupported = why_weights_stay(parts_.info),
+                           .kv_cache = releasable_kv(config_, *parts_.executor),
+                           .memory_stays = why_memory_stays(config_, parts_)});
   if (const WatchdogLimits limits = watchdog_limits(config_); limits.any())
     watchdog_ = std::make_unique<Watchdog>(limits, loop_->progress());
   if (parts_.image_encoder)

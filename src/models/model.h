@@ -159,8 +159,8 @@ struct ForwardOutput {
 using InputLogitsSink =
     std::function<void(int32_t entry, int32_t target, std::span<const float> logits)>;
 
-// Opens the weights of the whole model for one rank. threads: of that rank. Called on the rank's
-// thread, all ranks at the same time.
+// Opens the weights of the whole model for one rank, with that rank's threads, on its thread, all
+// ranks at a time. Null from it: the rank drops its weights, and no forward runs until it has some.
 using OpenWeights =
     std::function<std::unique_ptr<WeightSource>(const Ranks& ranks, WorkPool& threads)>;
 

@@ -2,6 +2,8 @@
 
 #include <fcntl.h>
 #include <fmt/format.h>
+#include <malloc.h>
+#include <sys/mman.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -16,7 +18,10 @@
 #include "checkpoint/checkpoint.h"
 #include "checkpoint/convert.h"
 #include "checkpoint/safetensors.h"
+#include "models/checkable_weights.h"
 #include "models/model_plan.h"
+#include "models/random_tensors.h"
+#include "models/releasable_memory.h"
 #include "models/weight_source.h"
 
 namespace espalier {
@@ -85,7 +90,9 @@ class HeldFile {
   const std::set<std::string> names_;
 };
 
-class HostModelWeights final : public ModelWeights {
+class HostModelWeights final : public ModelWeights,
+                               public ReleasableMemory,
+                               public CheckableWeights {
  public:
   HostModelWeights(Model& model, const ModelLoadOptions& options, JsonObject config)
       : model_(model), options_(options), config_(std::move(config)), loaded_{options.path, {}} {}
@@ -123,6 +130,43 @@ class HostModelWeights final : public ModelWeights {
     }));
     loaded_ = std::move(from->files);
     return Status();
+  }
+
+  Result<int64_t> release_memory() override {
+    ESP_RETURN_IF_ERROR(prepare_from(loaded_));  // they can be read again
+    drop();
+    ESP_RETURN_IF_ERROR(model_.replace_weights([](const Ranks&, WorkPool&) { return nullptr; }));
+    ::malloc_trim(0);  // what the allocator keeps of small matrices
+    return model_.info().weight_bytes;
+  }
+  Result<std::vector<TensorDigest>> digests() override {
+    ESP_ASSIGN_OR_RETURN(const Checkpoint checkpoint, open(loaded_));
+    std::vector<TensorDigest> out;
+    for (const CheckpointTensor& tensor : checkpoint.tensors()) {
+      if (tensor.reader != nullptr)
+        return fail(error(StatusCode::kUnimplemented,
+                          "tensor '{}' is held in codes, whose digest is not taken", tensor.name));
+      Sha256 hash;
+      hash.update(tensor.bytes);
+      out.push_back({tensor.name, hash.finish()});
+      checkpoint.release(tensor);
+    }
+    return out;
+  }
+  Status prepare_random(uint64_t seed) override {
+    ESP_ASSIGN_OR_RETURN(const Checkpoint checkpoint, open(loaded_));
+    const int fd = ::memfd_create("random-tensors", MFD_CLOEXEC);
+    if (fd < 0) return error(StatusCode::kResourceExhausted, "there is no memory for a file");
+    Status status = write_random_tensors(checkpoint, seed, fd);
+    if (status.ok()) status = prepare_some(fmt::format("/proc/self/fd/{}", fd));
+    ::close(fd);
+    return status;
+  }
+
+  // From the files again.
+  Status restore_memory() override {
+    ESP_RETURN_IF_ERROR(prepare_from(loaded_));
+    return commit();
   }
 
  private:

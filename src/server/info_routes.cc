@@ -2,6 +2,7 @@
 #include <boost/json/value.hpp>
 #include <set>
 
+#include "engine/weights/weight_control.h"
 #include "server/authorize.h"
 #include "server/dialects/anthropic_models.h"
 #include "server/errors.h"
@@ -234,6 +235,14 @@ void write_kv_events_setting(JsonWriter& w, const Context& context) {
   write_text_or_null(w, "kv_events_config", setting);
 }
 
+void write_released_memory(JsonWriter& w, const Context& context) {
+  const WeightControl* const weights = context.engine.weights();
+  const MemoryReport report = weights != nullptr ? weights->released_memory() : MemoryReport();
+  w.key("released_memory").begin_array();
+  for (const MemoryPart part : report.released) w.value(name_of(part));
+  w.end_array();
+}
+
 // Settings as SGLang's server_args: the effective ones, all but keys. Paths and seeds, which
 // reveal the host's files and other requests' draws, are null for all but administrators.
 void write_settings(JsonWriter& w, const Context& context, bool admin) {
@@ -247,6 +256,7 @@ void write_settings(JsonWriter& w, const Context& context, bool admin) {
   w.member("host", c.host).member("port", c.port);
   w.member("served_model_name", context.model_name)
       .member("weight_version", context.weight_version());
+  write_released_memory(w, context);
   w.member("enable_metrics", c.enable_metrics);
   w.member("enable_playground", serves_playground(c));
   write_text_or_null(w, "tool_call_parser", c.tool_call_parser);
@@ -488,6 +498,8 @@ void handle_metrics(const ContextPtr& context, HttpRequest&&, ResponsePtr respon
   if (context->observed->gpus != nullptr) http.gpus = context->observed->gpus->figures();
   http.routes = context->observed->http->read();
   http.num_routing_keys = context->observed->http->num_routing_keys();
+  if (const WeightControl* const weights = context->engine.weights())
+    http.released_memory_bytes = weights->released_memory().released_bytes;
   answer.body = context->observed->metrics.scrape(context->engine, http);
   if (context->observed->spans != nullptr)
     append_metrics(answer.body, context->observed->spans->counts());

@@ -567,6 +567,9 @@ std::string Metrics::scrape(const Engine& engine, const Http& http) const {
   add_gpus(f, http.gpus);
   for (const auto& account : http.accounts) add_memory(f, *account);
   add_http(f, http);
+  f.gauge("espalier:released_memory_bytes",
+          "Memory of weights and cache that is given back until /resume_memory_occupation.",
+          http.released_memory_bytes);
   if (!http.num_refused.empty())
     f.counters("espalier:rate_limited_total", "Calls refused by the limits of their key.", "tenant",
                http.num_refused);

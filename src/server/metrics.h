@@ -36,6 +36,7 @@ class Metrics {
     std::vector<cuda::GpuFigures> gpus;                        // of this computer
     std::vector<HttpCounts::Figures> routes;
     int64_t num_routing_keys = 0;
+    int64_t released_memory_bytes = 0;
   };
   // The exposition text: what was observed, and the engine's figures as they are now.
   std::string scrape(const Engine& engine, const Http& http) const;

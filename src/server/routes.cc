@@ -6,6 +6,7 @@
 
 #include "server/json_memory.h"
 #include "server/json_writer.h"
+#include "server/memory_routes.h"
 #include "server/native_request.h"
 
 namespace espalier::server {
@@ -111,7 +112,7 @@ const std::vector<Route>& routes() {
           &weight_routes(),       &event_routes(),         &observer_routes(),
           &admin_routes(),        &profile_routes(),       &sglang_routes(),
           &conversation_routes(), &message_batch_routes(), &expert_routes(),
-          &storage_routes(),      &cache_file_routes()})
+          &storage_routes(),      &cache_file_routes(),    &memory_routes()})
       joined.insert(joined.end(), group->begin(), group->end());
     return joined;
   }();

@@ -25,9 +25,6 @@ constexpr LackingRoutes kLacking[] = {
      "/init_weights_send_group_for_remote_instance /send_weights_to_remote_instance "
      "/get_remote_instance_transfer_engine_info /remote_instance_transfer_engine_info",
      "servers share weights through files alone: give each its --model-path"},
-    {"/weights_checker", "compare values of POST /get_weights_by_name"},
-    {"/release_memory_occupation /resume_memory_occupation",
-     "a server keeps its memory until it ends: end it and start it again"},
     {"/load_lora_adapter_from_tensors",
      "save the adapter as PEFT does and POST /load_lora_adapter"},
     {"/add_external_corpus /remove_external_corpus /list_external_corpora",

@@ -1,10 +1,12 @@
 """Weights that are replaced while requests run, at the built binary: every answer is whole of one
 version, no request is lost, and files that are wrong leave the old weights serving.
 
-ESPALIER_WEIGHT_UPDATES sets the number of updates (120), ESPALIER_WEIGHTS_SEED the seed, and
+ESPALIER_WEIGHT_UPDATES sets the number of updates (120), ESPALIER_WEIGHT_KILLS how often a server is killed within
+one (3; tools/long_tests makes both long), ESPALIER_WEIGHTS_SEED the seed, and
 ESPALIER_WEIGHTS_FLAGS flags of the server: "--device cuda --enable-deterministic-inference" runs it on a GPU, where
 answers otherwise depend on what else a batch holds."""
 import base64
+import hashlib
 import http.client
 import importlib.util
 import json
@@ -21,6 +23,7 @@ from harness import ROOT, Server, wait_until
 MODEL = os.path.join(ROOT, "tests", "golden", "models", "llama_tied_llama3")
 PROMPTS = [[5, 6, 7, 8, 9, 10, 11, 12], [40, 41, 42], [9] * 30]
 NUM_UPDATES = int(os.environ.get("ESPALIER_WEIGHT_UPDATES", "120"))
+NUM_KILLS = int(os.environ.get("ESPALIER_WEIGHT_KILLS", "3"))
 SEED = int(os.environ.get("ESPALIER_WEIGHTS_SEED", str(random.SystemRandom().randrange(1 << 30))))
 
 
@@ -211,7 +214,7 @@ class Load:
 
     def __init__(self, server, num_threads):
         self.server, self.stopped = server, threading.Event()
-        self.seen, self.failures, self.num_aborted = [], [], 0
+        self.seen, self.failures, self.num_aborted, self.num_left = [], [], 0, 0
         self.threads = [threading.Thread(target=self.run, args=(SEED + i,)) for i in range(num_threads)]
         for thread in self.threads:
             thread.start()
@@ -221,6 +224,9 @@ class Load:
         while not self.stopped.is_set():
             which = rng.randrange(len(PROMPTS))
             try:
+                if rng.random() < 0.05:
+                    self.hang_up(which)
+                    continue
                 answer = generate(self.server, PROMPTS[which])
                 meta = answer["meta_info"]
                 if meta["finish_reason"]["type"] == "abort":
@@ -229,6 +235,24 @@ class Load:
                     self.seen.append((which, meta["weight_version"], answer["output_ids"]))
             except (AssertionError, OSError, http.client.HTTPException) as error:
                 self.failures.append(error)
+
+    def hang_up(self, which):
+        """A client that asks and leaves without its answer."""
+        connection = self.server.connect()
+        connection.request("POST", "/generate", json.dumps({"input_ids": PROMPTS[which], "stream": True}),
+                           {"Content-Type": "application/json"})
+        connection.close()
+        self.num_left += 1
+
+    def check(self, wanted):
+        """Answers of versions "0-..." and "1-..." are wanted[0] and wanted[1]; returns these versions."""
+        versions = set()
+        for prompt, version, ids in self.seen:
+            if "-" not in version:
+                continue  # before the first update
+            assert ids == wanted[int(version[0])][prompt], (prompt, version)
+            versions.add(version)
+        return versions
 
     def stop(self):
         self.stopped.set()
@@ -261,34 +285,41 @@ def test_updates_under_load(root):
             wait_until(lambda: len(load.seen) > num_seen, "requests go on")
         load.stop()
         assert not load.failures, load.failures[0]
-        versions = set()
-        for prompt, version, ids in load.seen:
-            if "-" not in version:
-                continue  # before the first update
-            assert ids == wanted[int(version[0])][prompt], (prompt, version)
-            versions.add(version)
+        versions = load.check(wanted)
         assert len(versions) > num_good // 2, (len(versions), num_good)
-        print(f"{len(load.seen)} answers of {len(versions)} versions, {load.num_aborted} aborted")
+        print(f"{num_good} updates and {NUM_UPDATES - num_good} refused; {len(load.seen)} answers of {len(versions)} "
+              f"versions, {load.num_aborted} aborted, {load.num_left} clients left")
         assert server.stop() == 0
 
 
 def test_killed_while_updating(root):
-    """A server that is killed within an update loads the checkpoint of its command line when it starts again."""
-    other = os.path.join(root, "other")
+    """A server that is killed within an update loads the checkpoint of its command line when it starts again, and has
+    given no answer of two versions before."""
+    good = [MODEL, os.path.join(root, "other")]
     rng = random.Random(SEED)
-    for _ in range(3):
-        server = start()
-        with server:
+    wanted, num_answers = [], 0
+    with start() as server:
+        for path in good:
+            assert update(server, path)[0] == 200
+            wanted.append(answers_of(server))
+    for _ in range(NUM_KILLS):
+        with start() as server:
+            assert answers_of(server) == wanted[0]
             load = Load(server, 2)
             for i in range(rng.randrange(1, 5)):
-                update(server, (MODEL, other)[i % 2])
-            last = threading.Thread(target=lambda s=server: ignore_errors(lambda: update(s, other)))
+                assert update(server, good[i % 2], weight_version=f"{i % 2}-{i}")[0] == 200
+            last = threading.Thread(target=lambda s=server: ignore_errors(
+                lambda: update(s, good[1], weight_version="1-last")))
             last.start()
+            threading.Event().wait(rng.random() * 0.02)  # so that kills fall anywhere in the update
             server.process.kill()
             last.join()
             load.stop()
+            load.check(wanted)
+            num_answers += len(load.seen)
+    print(f"{NUM_KILLS} kills, {num_answers} answers before them")
     with start() as server:
-        answers_of(server)
+        assert answers_of(server) == wanted[0]
 
 
 def test_some_tensors(root):
@@ -376,6 +407,152 @@ def test_some_tensors(root):
             assert status == 400 and message in text, text
 
 
+def resident_mib(server):
+    with open(f"/proc/{server.process.pid}/status", encoding="utf-8") as file:
+        return next(int(line.split()[1]) for line in file if line.startswith("VmRSS:")) / 1024
+
+
+def with_wide_layers(header, data):
+    """75 MB of layers."""
+    out, body = {}, bytearray()
+    for name, entry in header.items():
+        if name == "__metadata__":
+            continue
+        begin, end = entry["data_offsets"]
+        part, shape = data[begin:end], entry["shape"]
+        if ".mlp." in name:
+            shape = [WIDE_LAYER if extent == 96 else extent for extent in shape]
+            part = b"\x80\x3c" * (shape[0] * shape[1])
+        out[name] = {**entry, "shape": shape, "data_offsets": [len(body), len(body) + len(part)]}
+        body += part
+    return out, bytes(body)
+
+
+WIDE_LAYER = 65536
+
+
+def test_released_weights_leave_the_process(root):
+    large = make_model(os.path.join(root, "large"), with_wide_layers, {"intermediate_size": WIDE_LAYER})
+    with Server("--model-path", large, "--skip-tokenizer-init", "--max-total-tokens", "4000", *FLAGS) as server:
+        first = answers_of(server)
+        before = resident_mib(server)
+        answer = server.post("/release_memory_occupation", {"tags": ["weights"]})
+        released = resident_mib(server)
+        print(f"{before:.0f} MiB, {released:.0f} MiB released: {answer}")
+        assert before - released > 0.9 * answer["released_bytes"] / 2 ** 20 > 60, (before, released, answer)
+        server.post("/resume_memory_occupation", {})
+        assert answers_of(server) == first
+        assert server.post("/release_memory_occupation", {})["released"]
+        os.rename(large, large + "-gone")
+        status, _, text = server.request("POST", "/resume_memory_occupation", {})
+        assert status == 500 and "stays released" in text, (status, text)
+        os.rename(large + "-gone", large)
+        assert server.post("/resume_memory_occupation", {})["released"] == []
+        assert answers_of(server) == first
+        os.rename(large, large + "-gone")
+        status, _, text = server.request("POST", "/release_memory_occupation", {})
+        assert status == 500 and "large" in text, (status, text)
+        assert answers_of(server) == first, "what cannot be read again is not released"
+
+
+def test_released_memory(root):
+    """Weights and cache go back to the system, requests are refused meanwhile, and all comes back as it was."""
+    other = os.path.join(root, "other")
+
+    def release(server, **body):
+        status, _, text = server.request("POST", "/release_memory_occupation", body)
+        return status, json.loads(text)
+
+    def resume(server, **body):
+        status, _, text = server.request("POST", "/resume_memory_occupation", body)
+        return status, json.loads(text)
+
+    with start() as server:
+        first = answers_of(server)
+        for tags in (["weights"], ["kv_cache", "cuda_graph"], None):
+            status, answer = release(server, **({} if tags is None else {"tags": tags}))
+            wanted = [tag for tag in (tags or ["kv_cache", "weights"]) if tag != "cuda_graph"]
+            assert status == 200 and answer["released"] == wanted and answer["released_bytes"] > 0, answer
+            assert server.metric("espalier:released_memory_bytes") == answer["released_bytes"]
+            assert json.loads(server.get("/server_info")[2])["released_memory"] == wanted
+            status, _, text = server.request("POST", "/generate", {"input_ids": PROMPTS[0]})
+            assert status == 503 and "/resume_memory_occupation" in text, (status, text)
+            if "weights" in wanted:
+                assert update(server, other)[0] == 400
+            status, answer = resume(server)
+            assert status == 200 and answer["released"] == [], answer
+            assert answers_of(server) == first
+        # As a trainer does it: weights alone come back, are replaced, then the cache comes back.
+        assert release(server)[0] == 200
+        assert resume(server, tags=["weights"])[1]["released"] == ["kv_cache"]
+        assert update(server, other, weight_version="trained")[0] == 200
+        assert server.request("POST", "/generate", {"input_ids": PROMPTS[0]})[0] == 503
+        assert resume(server, tags=["kv_cache"])[1]["released"] == []
+        second = answers_of(server)
+        assert all(a != b for a, b in zip(first, second))
+        assert release(server)[0] == 200 and resume(server)[0] == 200
+        assert answers_of(server) == second, "what comes back is what was there"
+        for body, message in (({"tags": ["weight"]}, "weight"), ({"tags": "weights"}, "list"), ({"tags": [1]}, "tags")):
+            for route in ("/release_memory_occupation", "/resume_memory_occupation"):
+                status, _, text = server.request("POST", route, body)
+                assert status == 400 and message in text, (status, text)
+    with start("--tp-size", "2") as server:
+        assert release(server)[0] == 200 and resume(server)[0] == 200
+        assert answers_of(server) == first
+    with start("--enable-hierarchical-cache", "--hicache-size", "0.001") as server:
+        status, answer = release(server)
+        assert status == 501 and "hierarchical" in json.dumps(answer), answer
+        assert release(server, tags=["weights"])[0] == 200 and resume(server)[0] == 200
+        assert answers_of(server) == first
+
+
+def test_checker(root):
+    """A snapshot, random weights, and an update that leaves one tensor out."""
+    header, data = split(os.path.join(MODEL, "model.safetensors"))
+
+    def check(server, action):
+        status, _, text = server.request("POST", "/weights_checker", {"action": action})
+        return status, json.loads(text)
+
+    def send_all_but(server, left_out):
+        out, body = {}, b""
+        for name, entry in header.items():
+            if name in ("__metadata__", left_out):
+                continue
+            begin, end = entry["data_offsets"]
+            out[name] = {**entry, "data_offsets": [len(body), len(body) + end - begin]}
+            body += data[begin:end]
+        text = json.dumps(out).encode()
+        status, _, _ = server.request("POST", "/update_weights_from_tensor", struct.pack("<Q", len(text)) + text + body,
+                                      {"Content-Type": "application/octet-stream"})
+        assert status == 200
+
+    with start() as server:
+        first = answers_of(server)
+        status, answer = check(server, "compare")
+        assert status == 409 and "snapshot" in answer["message"], answer
+        status, answer = check(server, "checksum")
+        assert status == 200 and len(answer["checksums"]) == len(header) - ("__metadata__" in header), answer
+        name = "model.layers.1.mlp.up_proj.weight"
+        begin, end = header[name]["data_offsets"]
+        assert answer["checksums"][name] == hashlib.sha256(data[begin:end]).hexdigest()
+        for action in ("snapshot", "compare"):
+            assert check(server, action)[0] == 200
+        assert check(server, "reset_tensors")[0] == 200
+        assert all(a != b for a, b in zip(first, answers_of(server)))
+        status, answer = check(server, "compare")
+        assert status == 400 and not answer["success"] and "and others" in answer["message"], answer
+        send_all_but(server, name)
+        status, answer = check(server, "compare")
+        assert status == 400 and answer["message"].endswith(f"1 tensors differ from the snapshot: {name}"), answer
+        send_all_but(server, None)
+        assert check(server, "compare") == (200, {"success": True, "message": "All tensors are equal."})
+        assert answers_of(server) == first
+        for body, message in (({}, "action"), ({"action": "reset"}, "reset_tensors")):
+            status, _, text = server.request("POST", "/weights_checker", body)
+            assert status == 400 and message in text, (status, text)
+
+
 class Array:
     """As much of an array of NumPy as the client reads."""
 
@@ -402,8 +579,9 @@ def ignore_errors(call):
         pass  # the server is gone
 
 
-TESTS = [test_one_update, test_ranks_and_replicas, test_paused, test_some_tensors, test_updates_under_load,
-         test_killed_while_updating]
+TESTS = [test_one_update, test_ranks_and_replicas, test_paused, test_some_tensors, test_released_memory,
+         test_released_weights_leave_the_process, test_checker,
+         test_updates_under_load, test_killed_while_updating]
 
 
 def main():

@@ -8,6 +8,7 @@
 
 #include "base/check.h"
 #include "base/clock.h"
+#include "engine/executor/host_kv_memory.h"
 #include "kernels/kv_layer.h"
 
 namespace espalier {
@@ -67,6 +68,8 @@ void CpuExecutor::run(const ForwardBatch& launched, StepResult& result) {
   result.forward_seconds = to_seconds(clock.now() - start);
   result.started = start;
 }
+
+Result<int64_t> CpuExecutor::release_memory() { return give_back_planes(parts_.kv.view()); }
 
 Status CpuExecutor::copy_pages(std::span<const PageId> from, std::span<const PageId> to) {
   ESP_CHECK(from.size() == to.size());

@@ -15,6 +15,7 @@
 #include "engine/sampling/sampler.h"
 #include "engine/sampling/token_counts.h"
 #include "models/model.h"
+#include "models/releasable_memory.h"
 #include "tensor/work_pool.h"
 
 namespace espalier {
@@ -33,7 +34,7 @@ struct CpuExecutorConfig {
   PageId first_chain_page = 0;
 };
 
-class CpuExecutor final : public Executor {
+class CpuExecutor final : public Executor, public ReleasableMemory {
  public:
   // Sizes all scratch. kUnimplemented for a layer of `parts.kv` that no kernel takes
   // (kernels/kv_layer.h); else the error of Model::reserve.
@@ -55,6 +56,9 @@ class CpuExecutor final : public Executor {
   int32_t draft_samples_max() const override { return kDraftSamplesMax; }
   int32_t chain_max() const override { return chains_ ? DraftChains::kChainMax : 0; }
   bool takes_lengths_from_slots() const override { return true; }
+  // Of keys and values. The system backs their pages again when steps write them.
+  Result<int64_t> release_memory() override;
+  Status restore_memory() override { return Status(); }
 
  private:
   static constexpr int32_t kDraftSamplesMax = 16;  // in a step

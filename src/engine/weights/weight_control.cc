@@ -1,5 +1,6 @@
 #include "engine/weights/weight_control.h"
 
+#include <algorithm>
 #include <chrono>
 #include <exception>
 #include <random>
@@ -34,9 +35,14 @@ bool stores_beyond(const EngineConfig& config) {
 // that were updated alike share them. Successive checkpoints may differ anywhere, so files are
 // hashed whole.
 Result<std::string> cache_name(EngineConfig config, const WeightUpdate& update) {
-  if (update.some || !update.shared.empty() || !stores_beyond(config)) return unique_name();
+  const bool of_files = !update.some && !update.random && update.shared.empty();
+  if (!of_files || !stores_beyond(config)) return unique_name();
   config.model.model_path = update.path;
   return model_fingerprint(config, HashedBytes::kAll);
+}
+
+ReleasableMemory* releasable(ModelWeights* weights) {
+  return dynamic_cast<ReleasableMemory*>(weights);
 }
 
 // However an update ends, what was prepared ends with it.
@@ -52,6 +58,10 @@ class PreparedScope {
 };
 
 }  // namespace
+
+WeightControl::WeightControl(Parts parts)
+    : parts_(std::move(parts)),
+      memory_(parts_.kv_cache, releasable(parts_.weights), parts_.memory_stays) {}
 
 // What was computed by other weights than its name says must not leave the engine.
 Status WeightControl::check_cache_use(const WeightUpdate& update, const RequestsLeft& left) const {
@@ -82,7 +92,7 @@ Result<RequestsLeft> WeightControl::hold(bool abort_requests) {
 
 void WeightControl::release(Status refusal) {
   refusal_ = std::move(refusal);
-  parts_.push(ReleaseMessage{current_, refusal_});
+  parts_.push(ReleaseMessage{current_, memory_.any() ? memory_.refusal() : refusal_});
 }
 
 void WeightControl::name_version(std::string name) {
@@ -92,6 +102,10 @@ void WeightControl::name_version(std::string name) {
 }
 
 Status WeightControl::prepare(const WeightUpdate& update) {
+  if (update.random) {
+    ESP_ASSIGN_OR_RETURN(CheckableWeights * checkable, checkable_weights());
+    return checkable->prepare_random(std::random_device()());
+  }
   if (!parts_.weights->is_whole() && (update.some || !update.shared.empty()))
     return error(StatusCode::kFailedPrecondition,
                  "the weights are a mixture since an update failed half way: give a whole "
@@ -123,6 +137,10 @@ Result<WeightUpdateReport> WeightControl::update(const WeightUpdate& update) {
   const std::unique_lock lock(changing_, std::try_to_lock);
   if (!lock.owns_lock()) return fail(update_under_way());
   if (parts_.weights == nullptr) return fail(parts_.unsupported);
+  if (memory_.is_released(MemoryPart::kWeights))
+    return fail(error(StatusCode::kFailedPrecondition,
+                      "the weights' memory is released: POST /resume_memory_occupation with "
+                      "\"tags\": [\"weights\"] before"));
   ESP_RETURN_IF_ERROR(check_cache_use(update, {}));
   const PreparedScope prepared(*parts_.weights);
   ESP_RETURN_IF_ERROR(prepare(update));
@@ -174,6 +192,108 @@ Status WeightControl::set_version(std::string name, bool abort_requests) {
   name_version(std::move(name));
   release(refusal_);
   return Status();
+}
+
+Result<CheckableWeights*> WeightControl::checkable_weights() const {
+  if (parts_.weights == nullptr) return fail(parts_.unsupported);
+  if (auto* const checkable = dynamic_cast<CheckableWeights*>(parts_.weights)) return checkable;
+  return fail(error(StatusCode::kUnimplemented,
+                    "tensors are compared with --device cpu alone; POST /get_weights_by_name reads "
+                    "values of one"));
+}
+
+Result<std::vector<TensorDigest>> WeightControl::digests() {
+  const std::unique_lock lock(changing_, std::try_to_lock);
+  if (!lock.owns_lock()) return fail(update_under_way());
+  ESP_ASSIGN_OR_RETURN(CheckableWeights * checkable, checkable_weights());
+  return checkable->digests();
+}
+
+Status WeightControl::take_snapshot() {
+  const std::unique_lock lock(changing_, std::try_to_lock);
+  if (!lock.owns_lock()) return update_under_way();
+  ESP_ASSIGN_OR_RETURN(CheckableWeights * checkable, checkable_weights());
+  ESP_ASSIGN_OR_RETURN(snapshot_, checkable->digests());
+  return Status();
+}
+
+Result<std::vector<std::string>> WeightControl::compare() {
+  const std::unique_lock lock(changing_, std::try_to_lock);
+  if (!lock.owns_lock()) return fail(update_under_way());
+  ESP_ASSIGN_OR_RETURN(CheckableWeights * checkable, checkable_weights());
+  if (snapshot_.empty())
+    return fail(error(StatusCode::kFailedPrecondition,
+                      "there is nothing to compare with: give the action snapshot before"));
+  ESP_ASSIGN_OR_RETURN(const std::vector<TensorDigest> now, checkable->digests());
+  std::vector<std::string> out;
+  for (const TensorDigest& before : snapshot_)
+    if (std::ranges::find(now, before) == now.end()) out.push_back(before.name);
+  return out;
+}
+
+// Those of a paused engine hold keys and values, or will use the weights.
+Status WeightControl::check_idle() const {
+  const EngineStats stats = parts_.engine.stats();
+  const int64_t num_requests = int64_t{stats.requests.num_running} + stats.requests.num_waiting;
+  if (num_requests == 0) return Status();
+  return error(
+      StatusCode::kFailedPrecondition,
+      "{} requests are in the engine, and memory is released when there are none: wait for "
+      "their end, or POST /pause_generation with mode abort",
+      num_requests);
+}
+
+// REQUIRES: no step runs.
+Status WeightControl::change_memory(std::span<const MemoryPart> parts, bool release) {
+  Status status;
+  if (release && std::ranges::find(parts, MemoryPart::kKvCache) != parts.end())
+    status = parts_.engine.flush_cache();
+  try {
+    if (status.ok()) status = release ? memory_.release(parts) : memory_.restore(parts);
+  } catch (const std::exception& problem) {  // bad_alloc
+    status =
+        error(StatusCode::kResourceExhausted, "the system gives no memory: {}", problem.what());
+  }
+  const std::lock_guard lock(mutex_);
+  released_ = memory_.report();
+  return status;
+}
+
+Result<MemoryReport> WeightControl::release_memory(std::span<const MemoryPart> parts) {
+  const std::unique_lock lock(changing_, std::try_to_lock);
+  if (!lock.owns_lock()) return fail(update_under_way());
+  ESP_RETURN_IF_ERROR(memory_.check(parts));
+  ESP_RETURN_IF_ERROR(check_idle());
+  ESP_ASSIGN_OR_RETURN(const RequestsLeft left, hold(/*abort_requests=*/false));
+  const TimePoint start = clock_.now();
+  const Status status = left.any ? check_idle() : change_memory(parts, /*release=*/true);
+  MemoryReport report = released_memory();
+  report.seconds = to_seconds(clock_.now() - start);
+  release(refusal_);
+  ESP_RETURN_IF_ERROR(status);
+  log_info("memory released bytes={} seconds={:.3f}", report.released_bytes, report.seconds);
+  return report;
+}
+
+// No step runs while any of the memory is released.
+Result<MemoryReport> WeightControl::resume_memory(std::span<const MemoryPart> parts) {
+  const std::unique_lock lock(changing_, std::try_to_lock);
+  if (!lock.owns_lock()) return fail(update_under_way());
+  const TimePoint start = clock_.now();
+  const Status status = change_memory(parts, /*release=*/false);
+  MemoryReport report = released_memory();
+  report.seconds = to_seconds(clock_.now() - start);
+  release(refusal_);
+  if (!status.ok())
+    return fail(status.with_context("the memory stays released, and can be resumed again"));
+  log_info("memory resumed released_bytes={} seconds={:.3f}", report.released_bytes,
+           report.seconds);
+  return report;
+}
+
+MemoryReport WeightControl::released_memory() const {
+  const std::lock_guard lock(mutex_);
+  return released_;
 }
 
 std::string WeightControl::version() const {

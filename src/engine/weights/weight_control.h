@@ -14,6 +14,7 @@
 #include <functional>
 #include <mutex>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -21,7 +22,9 @@
 #include "base/status.h"
 #include "engine/engine.h"
 #include "engine/requests/inbox.h"
+#include "engine/weights/released_memory.h"
 #include "engine/weights/weight_epoch.h"
+#include "models/checkable_weights.h"
 #include "models/model_weights.h"
 
 namespace espalier {
@@ -29,6 +32,7 @@ namespace espalier {
 struct WeightUpdate {
   std::filesystem::path path;  // a folder with config.json and safetensors, or a .gguf file
   bool some = false;           // path is one safetensors file, and other tensors stay as they are
+  bool random = false;         // instead of a path: random values in place of every tensor
   std::vector<SharedTensor> shared;  // not empty: these instead of a path, and others stay
   bool abort_requests = false;       // those that have started, instead of waiting for their end
   // Keys and values that the old weights computed are dropped, and no request finds them; off:
@@ -48,12 +52,14 @@ struct WeightUpdateReport {
 class WeightControl {
  public:
   struct Parts {
-    std::function<void(Message)> push;  // to the loop
-    Engine& engine;                     // pauses, flushes
-    ModelWeights* weights = nullptr;    // null: they cannot be replaced
-    Status unsupported;                 // why, where they are null
+    std::function<void(Message)> push;     // to the loop
+    Engine& engine;                        // pauses, flushes
+    ModelWeights* weights = nullptr;       // null: they cannot be replaced
+    Status unsupported;                    // why, where they are null
+    ReleasableMemory* kv_cache = nullptr;  // null: it stays
+    Status memory_stays;                   // why memory is not released, where it is not
   };
-  explicit WeightControl(Parts parts) : parts_(std::move(parts)) {}
+  explicit WeightControl(Parts parts);
 
   // kUnavailable where requests that have started do not end within ten minutes; else what is wrong
   // with the checkpoint: the engine then goes on with the old weights. kInternal where it could not
@@ -63,6 +69,21 @@ class WeightControl {
 
   // As ModelWeights::read; kUnavailable while an update runs.
   Result<std::vector<float>> read(const std::string& name, int64_t num_max);
+
+  // For /weights_checker. kUnimplemented where tensors are not compared (on a GPU); kUnavailable
+  // while an update runs. compare(): the names of tensors that are not as take_snapshot() found
+  // them; kFailedPrecondition where there was none.
+  Result<std::vector<TensorDigest>> digests();
+  Status take_snapshot();
+  Result<std::vector<std::string>> compare();
+
+  // Gives parts of the engine's memory back to the system; requests are refused with kUnavailable
+  // until all are taken again. With the keys and values the cache is flushed. Weights are read
+  // again from the files that they came from, and cannot be updated while they are released.
+  // kFailedPrecondition where requests are in the engine; kUnavailable while an update runs.
+  Result<MemoryReport> release_memory(std::span<const MemoryPart> parts);
+  Result<MemoryReport> resume_memory(std::span<const MemoryPart> parts);
+  MemoryReport released_memory() const;  // seconds is 0
 
   // Names the version that the engine was started with. Before requests come.
   void name_first(std::string name);
@@ -86,13 +107,19 @@ class WeightControl {
   Status replace(const WeightUpdate& update, const RequestsLeft& left, const std::string& name,
                  WeightUpdateReport& report);
   void name_version(std::string name);
+  Result<CheckableWeights*> checkable_weights() const;
+  Status check_idle() const;
+  Status change_memory(std::span<const MemoryPart> parts, bool release);
 
   const Parts parts_;
   std::mutex changing_;  // of an update, from its begin to its end
   WeightEpoch current_;  // changed by updates alone
   Status refusal_;       // of requests, since an update failed half way
   SteadyClock clock_;
-  mutable std::mutex mutex_;  // of what follows
+  ReleasedMemory memory_;               // of the thread that holds changing_
+  std::vector<TensorDigest> snapshot_;  // the same; empty: none was taken
+  mutable std::mutex mutex_;            // of what follows
+  MemoryReport released_;
   std::deque<Named> versions_{{0, "default"}};
 };
 

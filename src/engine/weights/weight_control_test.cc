@@ -13,6 +13,7 @@
 #include <random>
 #include <set>
 #include <thread>
+#include <utility>
 
 #include "base/clock.h"
 #include "base/rng.h"
@@ -24,12 +25,30 @@ namespace {
 
 using ::testing::HasSubstr;
 
+// Fails to come back while `fails` is set.
+struct FakeMemory final : ReleasableMemory {
+  Result<int64_t> release_memory() override {
+    EXPECT_FALSE(released.exchange(true)) << "twice";
+    return 1000;
+  }
+  Status restore_memory() override {
+    EXPECT_TRUE(released);
+    if (fails) return error(StatusCode::kDataLoss, "the disk is gone");
+    released = false;
+    return Status();
+  }
+  std::atomic<bool> released{false}, fails{false};
+};
+
 // Weights of a null device: tokens of version v are v plus a hash. Paths say what goes wrong.
-class FakeWeights final : public ModelWeights {
+class FakeWeights final : public ModelWeights, public ReleasableMemory {
  public:
   FakeWeights(std::atomic<int>& version, NullExecutor& device,
-              const std::function<void()>& during_commit)
-      : version_(version), device_(device), during_commit_(during_commit) {}
+              const std::function<void()>& during_commit, FakeMemory& memory)
+      : version_(version), device_(device), during_commit_(during_commit), memory_(memory) {}
+
+  Result<int64_t> release_memory() override { return memory_.release_memory(); }
+  Status restore_memory() override { return memory_.restore_memory(); }
 
   Status prepare(const std::filesystem::path& path) override {
     path_ = path.filename().string();
@@ -60,6 +79,7 @@ class FakeWeights final : public ModelWeights {
   std::atomic<int>& version_;
   NullExecutor& device_;
   const std::function<void()>& during_commit_;
+  FakeMemory& memory_;
   std::string path_;
   bool whole_ = true;
 };
@@ -80,7 +100,7 @@ class WeightControlTest : public testing::Test {
         .vocab_size = kByteVocabSize,
         .page_size = 1,
         .next_token = [this](uint64_t) -> Result<TokenId> { return version_.load(); }});
-    auto weights = std::make_unique<FakeWeights>(version_, *device, during_commit_);
+    auto weights = std::make_unique<FakeWeights>(version_, *device, during_commit_, memory_);
     config.model.skip_tokenizer_init = config.check_invariants = true;
     config.cache.max_total_tokens = 2000;
     config.sampling.random_seed = 1;
@@ -110,6 +130,7 @@ class WeightControlTest : public testing::Test {
 
   std::atomic<int> version_{1};
   std::function<void()> during_commit_;
+  FakeMemory memory_;
   std::filesystem::path folder_;
   std::unique_ptr<Engine> engine_;
 };
@@ -167,6 +188,89 @@ TEST_F(WeightControlTest, AMixtureServesNobodyUntilItIsReplaced) {
   }
   ASSERT_TRUE(update("3"));
   EXPECT_EQ(engine_->generate(request(3))->output_ids, std::vector<TokenId>(3, 3));
+}
+
+constexpr MemoryPart kWeightsOnly[] = {MemoryPart::kWeights};
+constexpr MemoryPart kBoth[] = {MemoryPart::kKvCache, MemoryPart::kWeights};
+
+TEST_F(WeightControlTest, ReleasedWeightsServeNobodyUntilTheyAreBack) {
+  start();
+  WeightControl& control = *engine_->weights();
+  for (int i = 0; i < 2; ++i) {  // again changes nothing
+    const auto report = control.release_memory(kWeightsOnly);
+    ASSERT_TRUE(report) << report.error().to_string();
+    EXPECT_EQ(report->released_bytes, 1000);
+    EXPECT_TRUE(memory_.released);
+    const auto refused = engine_->generate(request(3));
+    ASSERT_FALSE(refused);
+    EXPECT_EQ(refused.error().code(), StatusCode::kUnavailable);
+    EXPECT_THAT(refused.error().message(), HasSubstr("(weights)"));
+    EXPECT_THAT(refused.error().message(), HasSubstr("/resume_memory_occupation"));
+  }
+  const auto updated = update("2");
+  ASSERT_FALSE(updated);
+  EXPECT_EQ(updated.error().code(), StatusCode::kFailedPrecondition);
+  EXPECT_TRUE(control.set_version("named").ok());
+  EXPECT_FALSE(engine_->generate(request(3))) << "a name brings no weights back";
+  memory_.fails = true;
+  const auto failed = control.resume_memory(kBoth);
+  ASSERT_FALSE(failed);
+  EXPECT_THAT(failed.error().message(), HasSubstr("the disk is gone"));
+  EXPECT_FALSE(engine_->generate(request(3)));
+  memory_.fails = false;
+  const auto resumed = control.resume_memory(kWeightsOnly);
+  ASSERT_TRUE(resumed) << resumed.error().to_string();
+  EXPECT_TRUE(resumed->released.empty());
+  EXPECT_EQ(engine_->generate(request(3))->output_ids, std::vector<TokenId>(3, 1));
+  ASSERT_TRUE(update("2"));
+  EXPECT_EQ(engine_->generate(request(3))->output_ids, std::vector<TokenId>(3, 2));
+}
+
+TEST_F(WeightControlTest, MemoryIsReleasedWhenNoRequestIsThere) {
+  start();
+  ASSERT_TRUE(engine_->pause_generation(Engine::PauseMode::kInPlace).ok());
+  Collector waiting;
+  ASSERT_TRUE(engine_->submit(request(3), waiting.sink()));
+  while (engine_->stats().requests.num_waiting == 0) std::this_thread::yield();
+  const auto refused = engine_->weights()->release_memory(kWeightsOnly);
+  ASSERT_FALSE(refused);
+  EXPECT_EQ(refused.error().code(), StatusCode::kFailedPrecondition);
+  EXPECT_THAT(refused.error().message(), HasSubstr("1 requests"));
+  EXPECT_FALSE(memory_.released);
+  ASSERT_TRUE(engine_->continue_generation().ok());
+  ASSERT_TRUE(waiting.wait_end());
+  EXPECT_EQ(waiting.result().output_ids, std::vector<TokenId>(3, 1));
+}
+
+TEST_F(WeightControlTest, MemoryThatStaysIsRefused) {
+  start();  // a null device has no memory of keys and values
+  const auto refused = engine_->weights()->release_memory(kBoth);
+  ASSERT_FALSE(refused);
+  EXPECT_EQ(refused.error().code(), StatusCode::kUnimplemented);
+  EXPECT_FALSE(memory_.released) << "all or none";
+  EXPECT_TRUE(engine_->generate(request(3)));
+}
+
+TEST(ReleasedMemory, KnowsItsParts) {
+  FakeMemory kv, weights;
+  ReleasedMemory memory(&kv, &weights, Status());
+  EXPECT_TRUE(memory.check(kBoth).ok());
+  EXPECT_TRUE(memory.refusal().ok());
+  ASSERT_TRUE(memory.release(kBoth).ok());
+  EXPECT_TRUE(kv.released && weights.released);
+  EXPECT_EQ(memory.report().released_bytes, 2000);
+  EXPECT_THAT(memory.refusal().message(), HasSubstr("(kv_cache, weights)"));
+  weights.fails = true;
+  EXPECT_FALSE(memory.restore(kBoth).ok());
+  EXPECT_TRUE(kv.released) << "weights come first";
+  weights.fails = false;
+  ASSERT_TRUE(memory.restore(kWeightsOnly).ok());
+  EXPECT_TRUE(memory.any());
+  EXPECT_THAT(memory.refusal().message(), HasSubstr("(kv_cache)"));
+  ASSERT_TRUE(memory.restore(kBoth).ok());
+  EXPECT_FALSE(memory.any() || kv.released);
+  for (const MemoryPart part : kBoth) EXPECT_EQ(parse_memory_part(name_of(part)), part);
+  EXPECT_FALSE(parse_memory_part("weight"));
 }
 
 TEST_F(WeightControlTest, RequestsThatWaitForWeightsCanBeAborted) {

@@ -93,6 +93,10 @@ Result<std::unique_ptr<CpuModel>> CpuModel::create(const DecoderSpec& whole,
 Result<std::vector<DecoderWeights>> CpuModel::read_weights(const OpenWeights& open) {
   const auto source = open(storage_.ranks, backend_->pool());
   std::vector<DecoderWeights> out;
+  if (source == nullptr) {
+    out.push_back({.type = weights_.type});  // load_adapter() reads it
+    return out;
+  }
   ESP_ASSIGN_OR_RETURN(out.emplace_back(), load_weights(*backend_, spec_, storage_.layout, program_,
                                                         storage_.types, *source));
   return out;

@@ -1,0 +1,15 @@
+// A file of random tensors with the names, types and shapes of a checkpoint's.
+#pragma once
+
+#include <cstdint>
+
+#include "base/status.h"
+#include "checkpoint/checkpoint.h"
+
+namespace espalier {
+
+// Writes a safetensors file: magnitudes from 1/64 to 1/32, either sign. kUnimplemented for a
+// tensor that is no plain array of numbers; kResourceExhausted where `fd` takes no more bytes.
+Status write_random_tensors(const Checkpoint& like, uint64_t seed, int fd);
+
+}  // namespace espalier
