@@ -6,7 +6,7 @@
 // sums go in blocks, so that memory has a bound.
 //
 // As RankGroup. When a connection breaks the group's failure is set, and from then on calls return
-// at once without a result; so a step ends, and whoever started it asks the group.
+// at once without a result. The step then ends, and its caller reads the group's failure.
 // barrier() is for ranks that share memory, so it waits for those of this node.
 #pragma once
 
