@@ -298,7 +298,7 @@ int run_chat(const std::vector<std::string>& args) {
                               "a picture for the first message (JPEG, PNG, WebP, GIF or BMP)");
   image.default_text = "none";
   table
-      .text("chat-template", config.server.chat_template, "FILE",
+      .text("chat-template", config.server.answers.chat_template, "FILE",
             "Jinja template, or the path of one")
       .default_text = "the model's";
   table.toggle("quiet", quiet, "no line about speed on standard error");
@@ -321,7 +321,7 @@ int run_chat(const std::vector<std::string>& args) {
   Result<std::unique_ptr<Engine>> engine = start_engine(config);
   if (!engine) return report(engine.error(), kExitFailure);
   Result<server::ChatFormat> format = server::ChatFormat::load(
-      config.server.chat_template, config.engine.model.model_path, (*engine)->tokenizer());
+      config.server.answers.chat_template, config.engine.model.model_path, (*engine)->tokenizer());
   if (!format) return report(format.error(), kExitFailure);
   ChatConversation conversation(std::move(*format), std::move(system));
   for (const std::string& path : images)

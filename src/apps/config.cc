@@ -210,7 +210,7 @@ void add_cache_rows(SettingTable& table, AppConfig& config) {
           "",
           [&config](std::string_view value) {
             return read_kv_events_config(value, config.engine.cache.num_cache_events,
-                                         config.server.kv_events);
+                                         config.server.telemetry.kv_events);
           }),
       "none are kept");
 }
@@ -484,17 +484,17 @@ void add_tls_rows(SettingTable& table, net::TlsFiles& tls) {
 
 namespace {
 
-void add_media_rows(SettingTable& table, ServerConfig& server) {
+void add_media_rows(SettingTable& table, MediaSourceConfig& media) {
   Setting& domains =
-      table.list("allowed-media-domains", server.allowed_media_domains, "HOST",
+      table.list("allowed-media-domains", media.allowed_media_domains, "HOST",
                  "hosts that pictures of requests are fetched from: a name, *.NAME or *");
   domains.takes_several = true;
   shown_default(domains, "none: pictures come as data URLs");
-  table.toggle("allow-private-media-addresses", server.allow_private_media_addresses,
+  table.toggle("allow-private-media-addresses", media.allow_private_media_addresses,
                "fetch pictures of these hosts from loopback and private addresses too");
-  table.text("allowed-local-media-path", server.allowed_local_media_path, "FOLDER",
+  table.text("allowed-local-media-path", media.allowed_local_media_path, "FOLDER",
              "whose files requests may name by file:// URLs");
-  table.seconds("media-fetch-timeout", server.media_fetch_timeout,
+  table.seconds("media-fetch-timeout", media.media_fetch_timeout,
                 "for fetching a picture, redirects included");
 }
 
@@ -502,77 +502,80 @@ void add_answer_rows(SettingTable& table, ServerConfig& server) {
   table.group("Server");
   table.text("host", server.host, "ADDRESS", "address to listen on; 0.0.0.0 for every interface");
   table.integer("port", server.port, 0, 65535, "port to listen on; 0: any that is free");
-  refuse_empty_key(
-      table.text("api-key", server.api_key, "KEY", "that clients must send as a bearer token"));
-  Setting& admin_key = table.text("admin-api-key", server.admin_api_key, "KEY",
+  refuse_empty_key(table.text("api-key", server.access.api_key, "KEY",
+                              "that clients must send as a bearer token"));
+  Setting& admin_key = table.text("admin-api-key", server.access.admin_api_key, "KEY",
                                   "the same, for administrative routes");
   refuse_empty_key(admin_key);
   shown_default(admin_key, "api-key");
-  table.text("api-keys-file", server.api_keys_file, "FILE",
+  table.text("api-keys-file", server.access.api_keys_file, "FILE",
              "keys with names and limits a minute (JSON); SIGHUP reads it again");
-  refuse_empty_key(table.text("router-api-key", server.router_api_key, "KEY",
+  refuse_empty_key(table.text("router-api-key", server.access.router_api_key, "KEY",
                               "of a router alone (its worker-api-key): tenants that it states by "
                               "headers count as those of api-keys-file"));
-  add_tls_rows(table, server.tls);
-  shown_default(table.list("cors-origins", server.cors_origins, "ORIGIN",
+  add_tls_rows(table, server.access.tls);
+  shown_default(table.list("cors-origins", server.access.cors_origins, "ORIGIN",
                            "whose pages may read answers; * is everyone, and each use adds one"),
                 "everyone; nobody without a key beyond loopback");
-  shown_default(table.text("served-model-name", server.served_model_name, "NAME",
+  shown_default(table.text("served-model-name", server.answers.served_model_name, "NAME",
                            "the model's name in /v1/models and in answers"),
                 "model-path as it is given");
-  table.text("weight-version", server.weight_version, "NAME", "reported in answers");
-  shown_default(table.text("chat-template", server.chat_template, "FILE",
+  table.text("weight-version", server.answers.weight_version, "NAME", "reported in answers");
+  shown_default(table.text("chat-template", server.answers.chat_template, "FILE",
                            "Jinja template, or the path of one"),
                 "the model's");
   shown_default(table.custom("tool-call-parser", "NAME",
                              "format of tool calls: " + joined(tool_call_format_names()), "",
                              [&server](std::string_view value) -> Status {
                                ESP_RETURN_IF_ERROR(check_tool_call_format(value));
-                               server.tool_call_parser = value;
+                               server.answers.tool_call_parser = value;
                                return {};
                              }),
                 "what the chat template speaks");
-  table.integer("max-parallel-tool-calls", server.max_parallel_tool_calls, 0, 1024,
+  table.integer("max-parallel-tool-calls", server.answers.max_parallel_tool_calls, 0, 1024,
                 "calls of one answer where a grammar writes them (required or strict tools); 0 is "
                 "no bound");
   shown_default(
       table.custom("reasoning-parser", "NAME",
                    "how reasoning is marked: none, " + joined(reasoning_format_names()), "",
                    [&server](std::string_view value) -> Status {
-                     server.reasoning_parser = value;
+                     server.answers.reasoning_parser = value;
                      if (value == "none") return {};
                      ESP_ASSIGN_OR_RETURN([[maybe_unused]] const auto format,
                                           find_reasoning_format(value));
                      return {};
                    }),
       "what the chat template speaks");
-  table.toggle("enable-cache-report", server.enable_cache_report,
+  table.toggle("enable-cache-report", server.answers.enable_cache_report,
                "report cached tokens in the usage of OpenAI answers");
-  table.toggle("enable-metrics", server.enable_metrics,
+  table.toggle("enable-metrics", server.answers.enable_metrics,
                "add timings to meta_info (/metrics is always there)");
-  table.toggle("incremental-streaming-output", server.incremental_streaming_output,
+  table.toggle("incremental-streaming-output", server.answers.incremental_streaming_output,
                "stream only new text in /generate instead of all so far");
-  table.integer("stream-interval", server.stream_interval, 1, 65536,
+  table.integer("stream-interval", server.answers.stream_interval, 1, 65536,
                 "tokens between two events of a stream");
-  table.toggle("log-requests", server.log_requests, "one line at the end of each request");
+  table.toggle("log-requests", server.telemetry.log_requests,
+               "one line at the end of each request");
 }
 
 void add_observer_rows(SettingTable& table, ServerConfig& server) {
-  table.text("otlp-traces-endpoint", server.otlp_traces_endpoint, "URL",
+  table.text("otlp-traces-endpoint", server.telemetry.otlp_traces_endpoint, "URL",
              "OpenTelemetry collector that gets spans of each request: http://HOST:4318 (OTLP over "
              "HTTP)");
-  table.text("otlp-service-name", server.otlp_service_name, "NAME", "the server's name in traces");
-  table.text("request-log", server.request_log, "FILE",
+  table.text("otlp-service-name", server.telemetry.otlp_service_name, "NAME",
+             "the server's name in traces");
+  table.text("request-log", server.telemetry.request_log, "FILE",
              "file that gets a line of JSON for each request, for `espalier replay`; prompts are "
              "left out of it");
-  table.toggle("request-log-prompts", server.request_log_prompts,
+  table.toggle("request-log-prompts", server.telemetry.request_log_prompts,
                "keep prompts and all else of the bodies in --request-log");
-  table.integer("request-log-max-bytes", server.request_log_max_bytes, 0, int64_t{1} << 50,
+  table.integer("request-log-max-bytes", server.telemetry.request_log_max_bytes, 0,
+                int64_t{1} << 50,
                 "size at which --request-log is renamed to FILE.1, which it replaces; 0 is never");
-  table.text("profile-dir", server.profile_dir, "PATH",
+  table.text("profile-dir", server.telemetry.profile_dir, "PATH",
              "folder of the traces that /start_profile records, and the only one that its callers "
              "may write to; without it there are no profiles");
-  table.text("cache-file-dir", server.cache_file_dir, "PATH",
+  table.text("cache-file-dir", server.storage.cache_file_dir, "PATH",
              "folder of the files that /cache/export writes and /cache/import reads, the only one "
              "that their callers reach; without it there are none");
 }
@@ -593,57 +596,62 @@ void add_playground_row(SettingTable& table, ServerConfig& server) {
   playground.value_may_lack = true;
 }
 
-void add_class_rows(SettingTable& table, ServerConfig& server) {
-  table.choice("rerank-format", server.rerank_format, {"sglang", "jina"},
+void add_class_rows(SettingTable& table, AnswerConfig& answers) {
+  table.choice("rerank-format", answers.rerank_format, {"sglang", "jina"},
                "shape of the answers of /v1/rerank; those of /rerank and /v2/rerank are always "
                "jina's");
-  table.text("moderation-safe-labels", server.moderation_safe_labels, "LABELS",
+  table.text("moderation-safe-labels", answers.moderation_safe_labels, "LABELS",
              "classes that do not flag a text in /v1/moderations, separated by commas");
 }
 
 void add_limit_rows(SettingTable& table, AppConfig& config) {
   ServerConfig& server = config.server;
   table.group("Limits");
-  table.integer("max-connections", server.max_connections, 1, 1000000, "open at once");
-  table.integer("max-body-bytes", server.max_body_bytes, 1, int64_t{1} << 40, "of a request");
-  table.integer("max-pending-output-bytes", server.max_pending_output_bytes, 1024, int64_t{1} << 40,
+  table.integer("max-connections", server.limits.max_connections, 1, 1000000, "open at once");
+  table.integer("max-body-bytes", server.limits.max_body_bytes, 1, int64_t{1} << 40,
+                "of a request");
+  table.integer("max-pending-output-bytes", server.limits.max_pending_output_bytes, 1024,
+                int64_t{1} << 40,
                 "of a stream that its client does not read; beyond, it is dropped");
-  shown_default(table.integer("max-bodies-bytes", server.max_bodies_bytes, 0, int64_t{1} << 50,
-                              "of the bodies of all requests and what reading their JSON "
-                              "takes; beyond, a request gets 503"),
-                "chosen from the memory");
-  shown_default(table.integer("max-outputs-bytes", server.max_outputs_bytes, 0, int64_t{1} << 50,
-                              "of all answers that their clients have not read; beyond, the client "
-                              "whose answer grows is dropped"),
-                "chosen from the memory");
-  table.integer("max-responses-bytes", server.max_responses_bytes, 0, int64_t{1} << 50,
+  shown_default(
+      table.integer("max-bodies-bytes", server.limits.max_bodies_bytes, 0, int64_t{1} << 50,
+                    "of the bodies of all requests and what reading their JSON "
+                    "takes; beyond, a request gets 503"),
+      "chosen from the memory");
+  shown_default(
+      table.integer("max-outputs-bytes", server.limits.max_outputs_bytes, 0, int64_t{1} << 50,
+                    "of all answers that their clients have not read; beyond, the client "
+                    "whose answer grows is dropped"),
+      "chosen from the memory");
+  table.integer("max-responses-bytes", server.storage.max_responses_bytes, 0, int64_t{1} << 50,
                 "of stored responses, chat completions and conversations; beyond, the least "
                 "recently used are given up");
-  table.seconds("responses-time-to-live", server.responses_time_to_live,
+  table.seconds("responses-time-to-live", server.storage.responses_time_to_live,
                 "after which a stored answer that was not used is given up");
   table
-      .text("storage-path", server.storage_path, "FOLDER",
+      .text("storage-path", server.storage.storage_path, "FOLDER",
             "of uploaded files and batches (/v1/files, /v1/uploads, /v1/batches); without, they "
             "are refused")
       .aliases = {"file-storage-path"};
-  table.integer("max-storage-bytes", server.max_storage_bytes, 0, int64_t{1} << 60,
+  table.integer("max-storage-bytes", server.storage.max_storage_bytes, 0, int64_t{1} << 60,
                 "of all files in --storage-path; beyond, an upload gets 503");
-  shown_default(table.integer("max-batch-requests", server.max_batch_requests, 0, 1 << 20,
+  shown_default(table.integer("max-batch-requests", server.storage.max_batch_requests, 0, 1 << 20,
                               "lines of batches that run at once"),
                 "half of max-running-requests");
-  table.seconds("header-timeout", server.header_timeout, "for all of a request's headers");
-  table.seconds("idle-timeout", server.idle_timeout,
+  table.seconds("header-timeout", server.limits.header_timeout, "for all of a request's headers");
+  table.seconds("idle-timeout", server.limits.idle_timeout,
                 "between requests of a connection, or pieces of a body");
-  table.seconds("write-timeout", server.write_timeout, "without progress in sending");
-  table.seconds("health-timeout", server.health_timeout, "for the token of /health_generate");
+  table.seconds("write-timeout", server.limits.write_timeout, "without progress in sending");
+  table.seconds("health-timeout", server.limits.health_timeout,
+                "for the token of /health_generate");
   table.path("warm-prompts", config.warm_prompts,
              "file of prompts that are computed before requests are taken, so that what begins as "
              "they do is cached: a line of JSON for each, a text or an object with text or "
              "input_ids, and perhaps extra_key");
   table.seconds("drain-timeout", config.drain_timeout,
                 "for running requests when the server is stopped");
-  table.integer("io-threads", server.io_threads, 1, 256, "threads that serve sockets");
-  table.integer("worker-threads", server.worker_threads, 1, 256,
+  table.integer("io-threads", server.limits.io_threads, 1, 256, "threads that serve sockets");
+  table.integer("worker-threads", server.limits.worker_threads, 1, 256,
                 "threads that read large bodies and long texts");
 }
 
@@ -698,8 +706,8 @@ void add_server_settings(SettingTable& table, AppConfig& config) {
   add_answer_rows(table, config.server);
   add_observer_rows(table, config.server);
   add_playground_row(table, config.server);
-  add_class_rows(table, config.server);
-  add_media_rows(table, config.server);
+  add_class_rows(table, config.server.answers);
+  add_media_rows(table, config.server.media);
   add_limit_rows(table, config);
 }
 

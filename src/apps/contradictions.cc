@@ -144,7 +144,8 @@ Status check_contradictions(const SettingTable& table, const AppConfig& config) 
                                 {"constrained-json-disable-any-whitespace", "grammar-threads",
                                  "grammar-compile-seconds", "grammar-mask-threads"},
                                 "none compiles no grammar"));
-  if (config.server.log_requests && config.log_level != "info" && config.log_level != "debug")
+  if (config.server.telemetry.log_requests && config.log_level != "info" &&
+      config.log_level != "debug")
     return invalid_argument(
         "{} contradicts {}: a request's line is of level info, and {} shows none; leave one out",
         given("log-requests"), given("log-level"), config.log_level);

@@ -5,7 +5,7 @@
 #include <string_view>
 
 #include "base/status.h"
-#include "server/server.h"
+#include "server/server_config.h"
 
 namespace espalier::apps {
 

@@ -60,8 +60,8 @@ int run_serve(const std::vector<std::string>& args) {
     if (!read) return report(read.error(), kExitUsage);
     warm_prompts = *std::move(read);
   }
-  const bool is_https = !config.server.tls.certificate.empty();
-  ServeSignals signals(block_signals(is_https || !config.server.api_keys_file.empty()));
+  const bool is_https = !config.server.access.tls.certificate.empty();
+  ServeSignals signals(block_signals(is_https || !config.server.access.api_keys_file.empty()));
   signal(SIGPIPE, SIG_IGN);
   signal(SIGXFSZ, SIG_IGN);  // a log file at its largest size ends no requests
   config.engine.disaggregation.disaggregation_host = config.server.host;

@@ -116,8 +116,8 @@ std::optional<int> parse_engine_command(CommandLine& command, SettingTable& tabl
 
 Result<std::unique_ptr<Engine>> start_engine(AppConfig& config, MakePrefixCache make_cache) {
   // Clients name the model as the launch line does, folders included.
-  if (config.server.served_model_name.empty())
-    config.server.served_model_name = config.engine.model.model_path.string();
+  if (config.server.answers.served_model_name.empty())
+    config.server.answers.served_model_name = config.engine.model.model_path.string();
   ESP_ASSIGN_OR_RETURN(config.engine.model.model_path,
                        resolve_model_path(config.engine.model.model_path, config.hub));
   EngineConfig engine = config.engine;

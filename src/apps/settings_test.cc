@@ -89,7 +89,7 @@ TEST_F(SettingsTest, AnEmptyKeyIsRefused) {
     EXPECT_EQ(run(args), kExitUsage) << args[0];
     EXPECT_THAT(error_, testing::AnyOf(HasSubstr("'' would open the server: give a key, or none"),
                                        HasSubstr("--api-key needs a value")));
-    EXPECT_EQ(config_.server.api_key, "");
+    EXPECT_EQ(config_.server.access.api_key, "");
   }
   for (const char* name : {"ESPALIER_API_KEY", "ESPALIER_ADMIN_API_KEY"}) {
     setenv(name, "", 1);
@@ -101,15 +101,15 @@ TEST_F(SettingsTest, AnEmptyKeyIsRefused) {
   EXPECT_EQ(run({}), -1) << error_;
   unsetenv("ESPALIER_HOST");
   ASSERT_EQ(run({"--api-key", "k"}), -1) << error_;
-  EXPECT_EQ(config_.server.api_key, "k");
+  EXPECT_EQ(config_.server.access.api_key, "k");
 }
 
 TEST_F(SettingsTest, AFlagWinsOverTheEnvironmentOverTheFileOverTheDefault) {
   const std::string file = write("c.json", R"({"port": 1, "host": "h", "stream_interval": 4})");
   ASSERT_EQ(run({"--config", file}), -1) << error_;
   EXPECT_EQ(config_.server.port, 1);
-  EXPECT_EQ(config_.server.stream_interval, 4);
-  EXPECT_EQ(config_.server.weight_version, "default");
+  EXPECT_EQ(config_.server.answers.stream_interval, 4);
+  EXPECT_EQ(config_.server.answers.weight_version, "default");
   setenv("ESPALIER_PORT", "2", 1);
   ASSERT_EQ(run({"--config", file}), -1) << error_;
   EXPECT_EQ(config_.server.port, 2);
@@ -124,7 +124,7 @@ TEST_F(SettingsTest, ATomlFileSetsTheSame) {
   setenv("ESPALIER_CONFIG", file.c_str(), 1);
   ASSERT_EQ(run({}), -1) << error_;
   EXPECT_EQ(config_.server.port, 7);
-  EXPECT_TRUE(config_.server.enable_metrics);
+  EXPECT_TRUE(config_.server.answers.enable_metrics);
   EXPECT_EQ(config_.engine.cache.mem_fraction_static, 0.25);
   EXPECT_EQ(config_.server.host, "x");
 }
@@ -279,14 +279,14 @@ TEST_F(SettingsTest, EventsOfTheCacheArePublishedAsVllmHasIt) {
             -1)
       << error_;
   EXPECT_EQ(config_.engine.cache.num_cache_events, 10000);
-  EXPECT_EQ(config_.server.kv_events.endpoint, "tcp://*:5557");
-  EXPECT_EQ(config_.server.kv_events.replay_endpoint, "tcp://*:5558");
-  EXPECT_EQ(config_.server.kv_events.topic, "kv@a@m");
+  EXPECT_EQ(config_.server.telemetry.kv_events.endpoint, "tcp://*:5557");
+  EXPECT_EQ(config_.server.telemetry.kv_events.replay_endpoint, "tcp://*:5558");
+  EXPECT_EQ(config_.server.telemetry.kv_events.topic, "kv@a@m");
   ASSERT_EQ(given(R"({"publisher": "zmq", "endpoint": "tcp://picker:5557"})"), -1) << error_;
-  EXPECT_EQ(config_.server.kv_events.endpoint, "tcp://picker:5557");
+  EXPECT_EQ(config_.server.telemetry.kv_events.endpoint, "tcp://picker:5557");
   ASSERT_EQ(given(R"({"enable_kv_cache_events": false, "publisher": "zmq"})"), -1) << error_;
   EXPECT_EQ(config_.engine.cache.num_cache_events, 0);
-  EXPECT_EQ(config_.server.kv_events.endpoint, "");
+  EXPECT_EQ(config_.server.telemetry.kv_events.endpoint, "");
   EXPECT_EQ(given(R"({"endpoint": "tcp://*:1"})"), kExitUsage);
   EXPECT_THAT(error_, HasSubstr(R"(add "publisher": "zmq")"));
   EXPECT_EQ(given(R"({"publisher": "zmq", "topic": 7})"), kExitUsage);
@@ -303,8 +303,8 @@ TEST_F(SettingsTest, ASwitchTakesTrueOrFalseBehindAnEqualsSign) {
     EXPECT_THAT(error_, HasSubstr(fmt::format("--enable-metrics: '{}' is neither", wrong)));
   }
   ASSERT_EQ(run({"--enable-metrics=true", "--log-requests=off", "--disable-radix-cache"}), -1);
-  EXPECT_TRUE(config_.server.enable_metrics);
-  EXPECT_FALSE(config_.server.log_requests);
+  EXPECT_TRUE(config_.server.answers.enable_metrics);
+  EXPECT_FALSE(config_.server.telemetry.log_requests);
   EXPECT_TRUE(config_.engine.cache.disable_radix_cache);
   EXPECT_EQ(run({"--enable-metrics", "--enable-metrics=false"}), kExitUsage);
   EXPECT_THAT(error_, HasSubstr("given twice"));

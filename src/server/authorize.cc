@@ -18,7 +18,7 @@ std::string_view key_of(const HttpRequest& request) {
 
 enum class Verdict { kAllowed, kUnauthorized, kForbidden };
 
-Verdict authorize(const ServerConfig& config, const Tenants* tenants, Access access,
+Verdict authorize(const AccessConfig& config, const Tenants* tenants, Access access,
                   const HttpRequest& request) {
   const std::string& admin_key =
       config.admin_api_key.empty() ? config.api_key : config.admin_api_key;
@@ -40,7 +40,7 @@ Verdict authorize(const ServerConfig& config, const Tenants* tenants, Access acc
 
 // Whether a browser sends the request for a page that neither this server nor --cors-origins
 // names. A page's requests of its own origin by GET carry no Origin.
-bool is_of_foreign_page(const ServerConfig& config, const HttpRequest& head) {
+bool is_of_foreign_page(const AccessConfig& config, const HttpRequest& head) {
   const std::string* const origin = head.header("Origin");
   if (origin == nullptr ||
       std::ranges::find(config.cors_origins, *origin) != config.cors_origins.end())
@@ -52,7 +52,7 @@ bool is_of_foreign_page(const ServerConfig& config, const HttpRequest& head) {
 
 }  // namespace
 
-std::optional<net::HttpResponse> refusal(const ServerConfig& config, const Tenants* tenants,
+std::optional<net::HttpResponse> refusal(const AccessConfig& config, const Tenants* tenants,
                                          Access access, const HttpRequest& head) {
   const bool needs_key =
       tenants != nullptr || !config.api_key.empty() || !config.admin_api_key.empty();
@@ -82,7 +82,7 @@ std::optional<net::HttpResponse> refusal(const ServerConfig& config, const Tenan
   return forbidden();
 }
 
-bool is_admin(const ServerConfig& config, const Tenants* tenants, const HttpRequest& head) {
+bool is_admin(const AccessConfig& config, const Tenants* tenants, const HttpRequest& head) {
   return authorize(config, tenants, Access::kAdmin, head) == Verdict::kAllowed;
 }
 

@@ -7,7 +7,7 @@
 
 #include "net/http.h"
 #include "server/routes.h"
-#include "server/server.h"
+#include "server/server_config.h"
 #include "tenants/tenants.h"
 
 namespace espalier::server {
@@ -15,11 +15,11 @@ namespace espalier::server {
 // What a request that lacks the key of a route is answered (401 without a key of this server, 403
 // with the wrong one); nothing where it may pass. The administrator's key opens everything.
 // tenants: whose keys open what --api-key opens; null: there are none.
-std::optional<net::HttpResponse> refusal(const ServerConfig& config, const Tenants* tenants,
+std::optional<net::HttpResponse> refusal(const AccessConfig& config, const Tenants* tenants,
                                          Access access, const net::HttpRequest& head);
 
 // Whether a request may see what is shown to administrators alone; without keys everyone is one.
-bool is_admin(const ServerConfig& config, const Tenants* tenants, const net::HttpRequest& head);
+bool is_admin(const AccessConfig& config, const Tenants* tenants, const net::HttpRequest& head);
 
 // Whether an address, as --host states it, is reached from this computer alone.
 bool is_loopback(std::string_view host);

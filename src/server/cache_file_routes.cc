@@ -119,7 +119,7 @@ HttpResponse file_report(const std::string& name, const StorageReport& report) {
 Result<StorageReport> transfer(const ContextPtr& context, const CacheFileBody& body,
                                StorageRequest request) {
   Engine& engine = context->engine;
-  ESP_ASSIGN_OR_RETURN(request.file, path_in(context->config.cache_file_dir, body.file));
+  ESP_ASSIGN_OR_RETURN(request.file, path_in(context->config.storage.cache_file_dir, body.file));
   if (request.action == StorageRequest::Action::kExport) {
     request.filter.extra_key = body.extra_key;
     ESP_ASSIGN_OR_RETURN(request.filter.tokens, tokens_of(engine, body));
@@ -133,7 +133,7 @@ Result<StorageReport> transfer(const ContextPtr& context, const CacheFileBody& b
 // workers are for requests.
 void handle_file(const ContextPtr& context, HttpRequest&& request, const ResponsePtr& response,
                  StorageRequest::Action action, const Fields<CacheFileBody>& fields) {
-  if (context->config.cache_file_dir.empty())
+  if (context->config.storage.cache_file_dir.empty())
     return response->send(http_error(
         501,
         "this server has no files of cached pages: start it with --cache-file-dir, their "

@@ -73,10 +73,11 @@ Status plan_tools(const Context& context, ChatRequest& request, AnswerFormat& an
           "else; leave one out");
     return {};
   }
-  std::string tag = tool_call_structural_tag(answer.tool_format, tools,
-                                             {.required = required,
-                                              .parallel = answer.parallel,
-                                              .max_calls = context.config.max_parallel_tool_calls});
+  std::string tag =
+      tool_call_structural_tag(answer.tool_format, tools,
+                               {.required = required,
+                                .parallel = answer.parallel,
+                                .max_calls = context.config.answers.max_parallel_tool_calls});
   answer.tools_make_grammar = !tag.empty();
   if (!tag.empty()) sampling.structural_tag = std::move(tag);
   return {};

@@ -37,8 +37,8 @@ class ChatToolsTest : public ServerTest {
 };
 
 TEST_F(ChatToolsTest, AListOfRequiredCallsHasABound) {
-  config_.tool_call_parser = "hermes";
-  config_.max_parallel_tool_calls = 3;
+  config_.answers.tool_call_parser = "hermes";
+  config_.answers.max_parallel_tool_calls = 3;
   start();
   reply("<tool_call>\n{\"name\": \"now\", \"arguments\": {}}\n</tool_call>");
   message(body(R"(,"tool_choice":"required")"));
@@ -46,7 +46,7 @@ TEST_F(ChatToolsTest, AListOfRequiredCallsHasABound) {
 }
 
 TEST_F(ChatToolsTest, CallsAreReadOutOfTheAnswer) {
-  config_.tool_call_parser = "hermes";
+  config_.answers.tool_call_parser = "hermes";
   start();
   reply(
       "I look.\n<tool_call>\n{\"name\": \"get_weather\", \"arguments\": {\"city\": \"Paris\"}}\n"
@@ -72,7 +72,7 @@ TEST_F(ChatToolsTest, CallsAreReadOutOfTheAnswer) {
 }
 
 TEST_F(ChatToolsTest, StreamsTheNameFirstAndArgumentsAsTheyCome) {
-  config_.tool_call_parser = "hermes";
+  config_.answers.tool_call_parser = "hermes";
   start();
   reply(
       "Well. <tool_call>{\"name\": \"now\", \"arguments\": {\"zone\": \"UTC\"}}</tool_call>"
@@ -195,7 +195,7 @@ TEST_F(ChatToolsTest, TokenizeCountsTools) {
 }
 
 TEST_F(ChatToolsTest, ReasoningStandsApart) {
-  config_.reasoning_parser = "qwen3";
+  config_.answers.reasoning_parser = "qwen3";
   start();
   reply("<think>\nHm.\n</think>\n\nYes.");
   json::object m = message(R"({"messages":[{"role":"user","content":"Hi"}],"regex":"Yes\\."})");

@@ -33,18 +33,19 @@ void WorkerPool::stop() {
 }
 
 Context::Context(ServerConfig c, Engine& e) : config(std::move(c)), engine(e) {
-  if (WeightControl* const weights = engine.weights()) weights->name_first(config.weight_version);
+  if (WeightControl* const weights = engine.weights())
+    weights->name_first(config.answers.weight_version);
 }
 Context::~Context() = default;
 
 std::string Context::weight_version(int32_t epoch) const {
   const WeightControl* const weights = engine.weights();
-  return weights != nullptr ? weights->version_of(epoch) : config.weight_version;
+  return weights != nullptr ? weights->version_of(epoch) : config.answers.weight_version;
 }
 
 std::string Context::weight_version() const {
   const WeightControl* const weights = engine.weights();
-  return weights != nullptr ? weights->version() : config.weight_version;
+  return weights != nullptr ? weights->version() : config.answers.weight_version;
 }
 
 std::string Context::make_rid() {

@@ -25,7 +25,7 @@ class EmbeddingServer : public ::testing::Test {
  protected:
   void start(const std::string& model, bool is_embedding = false, bool with_tokenizer = false,
              const std::string& chat_template = "") {
-    config_.chat_template = chat_template;
+    config_.answers.chat_template = chat_template;
     start({.model = {.model_path = model,
                      .skip_tokenizer_init = !with_tokenizer,
                      .is_embedding = is_embedding},
@@ -210,7 +210,7 @@ TEST_F(EmbeddingServer, RanksInOneObject) {
   expect_refused("/rerank", R"({"query":"a","documents":["b"],"return_embeddings":true})",
                  "return_embeddings");
   TearDown();
-  config_.rerank_format = "jina";
+  config_.answers.rerank_format = "jina";
   start("share/default_model", true, true);
   expect_object("/v1/rerank");
 }
@@ -236,7 +236,7 @@ TEST_F(EmbeddingServer, ModerationsFlagTheLabelsThatAreNotSafe) {
 
   // The same text with the other label safe has the opposite verdict.
   TearDown();
-  config_.moderation_safe_labels = "x,Hate";
+  config_.answers.moderation_safe_labels = "x,Hate";
   start_classifier(R"({"0":"hate","1":"SAFE"})");
   EXPECT_EQ(
       ask("/v1/moderations", R"({"input":"another one here"})").at("results").at(0).at("flagged"),

@@ -29,7 +29,7 @@ class EndToEnd : public ::testing::Test {
     parts_ = make_test_engine(std::move(options));
     ServerConfig config;
     config.port = 0;
-    config.api_keys_file = api_keys_file;
+    config.access.api_keys_file = api_keys_file;
     auto server = Server::create(config, *parts_.engine);
     ASSERT_TRUE(server) << server.error().to_string();
     server_ = std::move(*server);

@@ -100,7 +100,8 @@ void handle_score(const ContextPtr& context, HttpRequest&& request, ResponsePtr 
 
 std::shared_ptr<Generation> start_rerank(const ContextPtr& context, const ResponsePtr& response,
                                          RerankRequest&& request) {
-  if (context->config.rerank_format == "jina") request.format = RerankRequest::Format::kJina;
+  if (context->config.answers.rerank_format == "jina")
+    request.format = RerankRequest::Format::kJina;
   return make_rerank_generation(context, response, std::move(request));
 }
 

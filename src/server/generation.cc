@@ -291,7 +291,7 @@ void Generation::observe(Sample& sample, const TokenEvent& event) {
   if (sample.log != nullptr)
     context_->observed->requests.finish(sample.log, finish_name(*event.finish).data(), now);
   record_span(sample, event, now);
-  if (context_->config.log_requests) {
+  if (context_->config.telemetry.log_requests) {
     log_info("request rid={} prompt_tokens={} cached_tokens={} completion_tokens={} end={}",
              sample.rid, event.stats.prompt_tokens, event.stats.cached_tokens,
              event.stats.completion_tokens, finish_name(*event.finish));

@@ -171,10 +171,10 @@ std::shared_ptr<const MediaAccess> media_access(const Context& context) {
   const ServerConfig& config = context.config;
   return std::make_shared<const MediaAccess>(
       MediaAccess{.limits = {.bytes_max = context.engine.config().images.max_image_bytes,
-                             .local_folder = config.allowed_local_media_path},
-                  .domains = config.allowed_media_domains,
-                  .private_addresses = config.allow_private_media_addresses,
-                  .fetch_timeout = config.media_fetch_timeout});
+                             .local_folder = config.media.allowed_local_media_path},
+                  .domains = config.media.allowed_media_domains,
+                  .private_addresses = config.media.allow_private_media_addresses,
+                  .fetch_timeout = config.media.media_fetch_timeout});
 }
 
 std::vector<ImageInput> image_inputs(const std::shared_ptr<const MediaAccess>& access,

@@ -61,18 +61,18 @@ void write_private_settings(JsonWriter& w, const Context& context, bool admin) {
   path("model_path", e.model.model_path.string());
   path("tokenizer_path",
        (e.model.tokenizer_path.empty() ? e.model.model_path : e.model.tokenizer_path).string());
-  path("chat_template", context.config.chat_template);
-  path("api_keys_file", context.config.api_keys_file);
-  path("ssl_certfile", context.config.tls.certificate);
-  path("ssl_keyfile", context.config.tls.key);
-  path("ssl_ca_certs", context.config.tls.client_ca);
+  path("chat_template", context.config.answers.chat_template);
+  path("api_keys_file", context.config.access.api_keys_file);
+  path("ssl_certfile", context.config.access.tls.certificate);
+  path("ssl_keyfile", context.config.access.tls.key);
+  path("ssl_ca_certs", context.config.access.tls.client_ca);
   w.key("ssl_keyfile_password").null();  // it is a secret, so no client sees it
-  path("otlp_traces_endpoint", context.config.otlp_traces_endpoint);
-  path("request_log", context.config.request_log);
-  path("profile_dir", context.config.profile_dir);
-  path("cache_file_dir", context.config.cache_file_dir);
-  path("storage_path", context.config.storage_path);
-  path("allowed_local_media_path", context.config.allowed_local_media_path);
+  path("otlp_traces_endpoint", context.config.telemetry.otlp_traces_endpoint);
+  path("request_log", context.config.telemetry.request_log);
+  path("profile_dir", context.config.telemetry.profile_dir);
+  path("cache_file_dir", context.config.storage.cache_file_dir);
+  path("storage_path", context.config.storage.storage_path);
+  path("allowed_local_media_path", context.config.media.allowed_local_media_path);
   path("hicache_storage_path", e.tiers.hicache_storage_path);
   w.key("disaggregation_token").null();  // a secret, as the password
   // Without the user and password.
@@ -257,40 +257,42 @@ void write_settings(JsonWriter& w, const Context& context, bool admin) {
   w.member("served_model_name", context.model_name)
       .member("weight_version", context.weight_version());
   write_released_memory(w, context);
-  w.member("enable_metrics", c.enable_metrics);
+  w.member("enable_metrics", c.answers.enable_metrics);
   w.member("enable_playground", serves_playground(c));
-  write_text_or_null(w, "tool_call_parser", c.tool_call_parser);
-  write_text_or_null(w, "reasoning_parser", c.reasoning_parser);
-  w.member("max_parallel_tool_calls", c.max_parallel_tool_calls);
-  w.member("rerank_format", c.rerank_format);
-  w.member("moderation_safe_labels", c.moderation_safe_labels);
-  w.member("enable_cache_report", c.enable_cache_report);
-  w.member("incremental_streaming_output", c.incremental_streaming_output);
-  w.member("stream_interval", c.stream_interval).member("log_requests", c.log_requests);
-  w.member("request_log_prompts", c.request_log_prompts)
-      .member("request_log_max_bytes", c.request_log_max_bytes);
-  w.member("otlp_service_name", c.otlp_service_name);
-  w.member("max_connections", c.max_connections).member("max_body_bytes", c.max_body_bytes);
-  w.member("max_pending_output_bytes", c.max_pending_output_bytes);
+  write_text_or_null(w, "tool_call_parser", c.answers.tool_call_parser);
+  write_text_or_null(w, "reasoning_parser", c.answers.reasoning_parser);
+  w.member("max_parallel_tool_calls", c.answers.max_parallel_tool_calls);
+  w.member("rerank_format", c.answers.rerank_format);
+  w.member("moderation_safe_labels", c.answers.moderation_safe_labels);
+  w.member("enable_cache_report", c.answers.enable_cache_report);
+  w.member("incremental_streaming_output", c.answers.incremental_streaming_output);
+  w.member("stream_interval", c.answers.stream_interval)
+      .member("log_requests", c.telemetry.log_requests);
+  w.member("request_log_prompts", c.telemetry.request_log_prompts)
+      .member("request_log_max_bytes", c.telemetry.request_log_max_bytes);
+  w.member("otlp_service_name", c.telemetry.otlp_service_name);
+  w.member("max_connections", c.limits.max_connections)
+      .member("max_body_bytes", c.limits.max_body_bytes);
+  w.member("max_pending_output_bytes", c.limits.max_pending_output_bytes);
   w.member("max_bodies_bytes", context.accounts.at(0)->limit());
   w.member("max_outputs_bytes", context.accounts.at(1)->limit());
-  w.member("max_responses_bytes", c.max_responses_bytes);
-  w.member("responses_time_to_live", to_seconds(c.responses_time_to_live));
-  w.member("max_storage_bytes", c.max_storage_bytes);
-  w.member("max_batch_requests", c.max_batch_requests);
+  w.member("max_responses_bytes", c.storage.max_responses_bytes);
+  w.member("responses_time_to_live", to_seconds(c.storage.responses_time_to_live));
+  w.member("max_storage_bytes", c.storage.max_storage_bytes);
+  w.member("max_batch_requests", c.storage.max_batch_requests);
   w.key("cors_origins").begin_array();
-  for (const std::string& origin : c.cors_origins) w.value(origin);
+  for (const std::string& origin : c.access.cors_origins) w.value(origin);
   w.end_array();
   w.key("allowed_media_domains").begin_array();
-  for (const std::string& domain : c.allowed_media_domains) w.value(domain);
+  for (const std::string& domain : c.media.allowed_media_domains) w.value(domain);
   w.end_array();
-  w.member("allow_private_media_addresses", c.allow_private_media_addresses);
-  w.member("media_fetch_timeout", to_seconds(c.media_fetch_timeout));
-  w.member("header_timeout", to_seconds(c.header_timeout));
-  w.member("idle_timeout", to_seconds(c.idle_timeout));
-  w.member("write_timeout", to_seconds(c.write_timeout));
-  w.member("health_timeout", to_seconds(c.health_timeout));
-  w.member("io_threads", c.io_threads).member("worker_threads", c.worker_threads);
+  w.member("allow_private_media_addresses", c.media.allow_private_media_addresses);
+  w.member("media_fetch_timeout", to_seconds(c.media.media_fetch_timeout));
+  w.member("header_timeout", to_seconds(c.limits.header_timeout));
+  w.member("idle_timeout", to_seconds(c.limits.idle_timeout));
+  w.member("write_timeout", to_seconds(c.limits.write_timeout));
+  w.member("health_timeout", to_seconds(c.limits.health_timeout));
+  w.member("io_threads", c.limits.io_threads).member("worker_threads", c.limits.worker_threads);
   for (const auto& [name, value] : c.extra_info) w.member(name, value);
 }
 
@@ -378,7 +380,7 @@ void handle_health_generate(const ContextPtr& context, HttpRequest&&, ResponsePt
   const std::string rid = request.rid;
   const auto abort = [context, rid] { context->engine.abort(rid, Engine::AbortScope::kExact); };
   response->on_disconnect(abort);
-  response->post_after(context->config.health_timeout, [response, abort] {
+  response->post_after(context->config.limits.health_timeout, [response, abort] {
     if (response->closed()) return;
     abort();
     response->send(http_error(503, "no token was generated in time"));
@@ -470,7 +472,7 @@ void handle_server_info(const ContextPtr& context, HttpRequest&& request, Respon
   std::string out;
   JsonWriter w(out);
   w.begin_object();
-  write_settings(w, *context, is_admin(context->config, context->tenants.get(), request));
+  write_settings(w, *context, is_admin(context->config.access, context->tenants.get(), request));
   w.member("vocab_size", engine.model_info().vocab_size);
   w.member("status", context->stopping ? "stopping" : "ready");
   w.member("max_total_num_tokens", s.memory.kv_tokens);

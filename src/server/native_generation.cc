@@ -19,7 +19,7 @@ class NativeGeneration final : public Generation {
   void append_events(std::string& out, const Sample& sample) override {
     std::string payload;
     JsonWriter w(payload);
-    const bool delta = context().config.incremental_streaming_output;
+    const bool delta = context().config.answers.incremental_streaming_output;
     write_sample(w, sample, delta ? sample.text_sent : 0, delta ? sample.ids_sent : 0, is_list_);
     net::append_sse(out, payload);
   }
@@ -102,7 +102,7 @@ class NativeGeneration final : public Generation {
                           hidden_shape(context(), sample), sample.item->hidden_format);
     if (sample.finish) {
       w.member("e2e_latency", to_seconds(s.finished - s.arrived));
-      if (context().config.enable_metrics) write_timings(w, s);
+      if (context().config.answers.enable_metrics) write_timings(w, s);
     }
     w.end_object();
   }
@@ -220,7 +220,7 @@ std::shared_ptr<Generation> make_native_generation(ContextPtr context, net::Resp
     GenerationItem& item = items.emplace_back();
     item.logprob_start = resolve_start(native);
     item.hidden_format = native.hidden_format;
-    item.stream_interval = native.stream_interval.value_or(context->config.stream_interval);
+    item.stream_interval = native.stream_interval.value_or(context->config.answers.stream_interval);
     item.request = std::move(native.request);
     item.request.images = image_inputs(media_access(*context), std::move(native.pictures));
   }

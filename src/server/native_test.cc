@@ -174,7 +174,7 @@ TEST_F(NativeTest, Stream) {
 }
 
 TEST_F(NativeTest, IncrementalStream) {
-  config_.incremental_streaming_output = true;
+  config_.answers.incremental_streaming_output = true;
   engine_.set_script({.reply = "ab"});
   start();
   expect_stream("/generate", R"({"text":"Hi","rid":"r","stream":true})",
@@ -329,7 +329,7 @@ TEST_F(NativeTest, CacheHitRateIsInTheHeaders) {
 }
 
 TEST_F(NativeTest, TimingsWithMetricsEnabled) {
-  config_.enable_metrics = true;
+  config_.answers.enable_metrics = true;
   start();
   const std::string body = post("/generate", R"({"text":"x"})").body;
   for (const char* name : {"queue_time", "time_to_first_token", "decode_throughput"}) {
@@ -340,7 +340,7 @@ TEST_F(NativeTest, TimingsWithMetricsEnabled) {
 // Each event holds the log-probabilities of all tokens so far: the client cannot read them as fast
 // as they are made, and misses nothing where some are left out.
 TEST_F(NativeTest, AClientThatIsBehindGetsFewerEvents) {
-  config_.max_pending_output_bytes = 64 << 10;
+  config_.limits.max_pending_output_bytes = 64 << 10;
   const std::string reply(40, 'r');
   engine_.set_script({.reply = reply});
   start();
@@ -381,7 +381,7 @@ TEST_F(NativeTest, ACallMayNotAskForAnyNumberOfLogprobs) {
 }
 
 TEST_F(NativeTest, Errors) {
-  config_.max_body_bytes = 2048;
+  config_.limits.max_body_bytes = 2048;
   start();
   const auto malformed = [](std::string_view message) {
     return fmt::format(
@@ -544,7 +544,7 @@ TEST_F(NativeTest, GrammarsAreExplainedOneAtATime) {
 }
 
 TEST_F(NativeTest, LargeBodiesTakeTheWorker) {
-  config_.max_body_bytes = 8 << 20;
+  config_.limits.max_body_bytes = 8 << 20;
   engine_.set_script({.reply = "ok", .context_length = 10 << 20});
   start();
   const std::string text(2 << 20, 'a');
@@ -557,7 +557,7 @@ TEST_F(NativeTest, LargeBodiesTakeTheWorker) {
 
 // A million zeros take 48 MB while they are read.
 TEST_F(NativeTest, LargeBodiesAreChargedWithTheirJson) {
-  config_.max_bodies_bytes = 24 << 20;
+  config_.limits.max_bodies_bytes = 24 << 20;
   engine_.set_script({.reply = "ok"});
   start();
   std::string zeros = R"({"text":"a","x":[0)";

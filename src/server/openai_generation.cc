@@ -75,7 +75,7 @@ class OpenAiGeneration : public Generation {
     }
     w.begin_object().member("prompt_tokens", prompt).member("completion_tokens", completion);
     w.member("total_tokens", prompt + completion).key("prompt_tokens_details");
-    if (context().config.enable_cache_report) {
+    if (context().config.answers.enable_cache_report) {
       w.begin_object().member("cached_tokens", cached).end_object();
     } else {
       w.null();
@@ -505,7 +505,7 @@ std::shared_ptr<Generation> make_completion_generation(ContextPtr context,
   for (size_t i = 0; i < request.prompts.size(); ++i) {
     CompletionRequest::Prompt& prompt = request.prompts[i];
     GenerationItem& item = items.emplace_back();
-    item.stream_interval = context->config.stream_interval;
+    item.stream_interval = context->config.answers.stream_interval;
     item.request = request.make_request(i, request.prompts.size());
     choose_adapter(*context, request.model, item.request);
     item.request.return_logprob = request.logprobs.has_value();
@@ -529,7 +529,7 @@ std::shared_ptr<Generation> make_completion_generation(ContextPtr context,
 
 GenerationItem chat_item(const Context& context, ChatRequest& request, ChatPlan& plan) {
   GenerationItem item;
-  item.stream_interval = context.config.stream_interval;
+  item.stream_interval = context.config.answers.stream_interval;
   item.request = request.make_request(0, 1);
   choose_adapter(context, request.model, item.request);
   item.request.return_logprob = request.logprobs;

@@ -293,7 +293,7 @@ TEST_F(OpenAiTest, ChatLogprobs) {
 }
 
 TEST_F(OpenAiTest, CacheReport) {
-  config_.enable_cache_report = true;
+  config_.answers.enable_cache_report = true;
   engine_.set_script({.reply = "k"});
   start();
   expect("/v1/completions", R"({"prompt":[1,2,3,4],"rid":"r","n":2})", 200,
@@ -439,7 +439,7 @@ TEST_F(OpenAiTest, FieldsOfOpenAisOwnServersAreTakenOrRefused) {
 }
 
 TEST_F(OpenAiTest, NoChatTemplate) {
-  config_.chat_template.clear();
+  config_.answers.chat_template.clear();
   start();
   const Answer answer =
       post("/v1/chat/completions", R"({"messages":[{"role":"user","content":"a"}]})");
@@ -449,7 +449,7 @@ TEST_F(OpenAiTest, NoChatTemplate) {
 
 // Asking again would be no better: the request is at fault, not a busy server.
 TEST_F(OpenAiTest, WhatIsTooMuchForTheChatTemplateIsABadRequest) {
-  config_.chat_template = "{{ messages[0].content * 999999999 }}";
+  config_.answers.chat_template = "{{ messages[0].content * 999999999 }}";
   start();
   const Answer answer =
       post("/v1/chat/completions", R"({"messages":[{"role":"user","content":"a"}]})");

@@ -70,7 +70,7 @@ std::string unix_microseconds() {
 }
 
 void handle_start(const ContextPtr& context, HttpRequest&& request, ResponsePtr response) {
-  const std::string& root = context->config.profile_dir;
+  const std::string& root = context->config.telemetry.profile_dir;
   if (root.empty())
     return response->send(http_error(
         501, "this server writes no profiles: start it with --profile-dir, their folder"));

@@ -34,10 +34,12 @@ namespace {
 // A server without a key answers every client: pages of other origins only where it is bound
 // to loopback, and there only under names that are its own.
 void set_reach(const ServerConfig& c, net::HttpServerConfig& http) {
-  const bool open = c.api_key.empty() && c.api_keys_file.empty() && c.router_api_key.empty(),
-             local = server::is_loopback(c.host);
-  http.cors_origins = c.cors_origins;
-  if (c.cors_origins.empty() && (!open || local)) http.cors_origins = {"*"};
+  const AccessConfig& access = c.access;
+  const bool open =
+      access.api_key.empty() && access.api_keys_file.empty() && access.router_api_key.empty();
+  const bool local = server::is_loopback(c.host);
+  http.cors_origins = access.cors_origins;
+  if (access.cors_origins.empty() && (!open || local)) http.cors_origins = {"*"};
   http.local_hosts_only = open && local;
   if (open && !local)
     log_warning(
@@ -49,7 +51,7 @@ void set_reach(const ServerConfig& c, net::HttpServerConfig& http) {
 std::shared_ptr<MemoryAccount> open_account(const char* name, size_t stated,
                                             const ServerConfig& c) {
   const auto free_bytes = static_cast<size_t>(read_system_info().available_bytes);
-  const size_t chosen = std::max({free_bytes / 16, size_t{256} << 20, 8 * c.max_body_bytes});
+  const size_t chosen = std::max({free_bytes / 16, size_t{256} << 20, 8 * c.limits.max_body_bytes});
   return std::make_shared<MemoryAccount>(name, static_cast<int64_t>(stated != 0 ? stated : chosen));
 }
 
@@ -57,12 +59,13 @@ Status check(const ServerConfig& c) {
   if (c.port < 0 || c.port > 65535) {
     return invalid_argument("port {} is outside 0 to 65535", c.port);
   }
-  if (c.io_threads < 1 || c.worker_threads < 1) {
+  if (c.limits.io_threads < 1 || c.limits.worker_threads < 1) {
     return invalid_argument("io_threads and worker_threads must be at least 1");
   }
-  if (c.max_connections < 1) return invalid_argument("max_connections must be at least 1");
-  if (c.stream_interval < 1) return invalid_argument("stream_interval must be at least 1");
-  if (c.max_body_bytes < 1024) return invalid_argument("max_body_bytes must be at least 1024");
+  if (c.limits.max_connections < 1) return invalid_argument("max_connections must be at least 1");
+  if (c.answers.stream_interval < 1) return invalid_argument("stream_interval must be at least 1");
+  if (c.limits.max_body_bytes < 1024)
+    return invalid_argument("max_body_bytes must be at least 1024");
   return {};
 }
 
@@ -78,19 +81,20 @@ Result<net::BoundAddress> bind(const ServerConfig& config) {
 
 // Null without --api-keys-file and --router-api-key.
 Result<std::unique_ptr<Tenants>> read_tenants(const ServerConfig& config) {
-  if (config.api_keys_file.empty() && config.router_api_key.empty()) return nullptr;
-  if (!config.router_api_key.empty() &&
-      (config.router_api_key == config.api_key || config.router_api_key == config.admin_api_key))
+  if (config.access.api_keys_file.empty() && config.access.router_api_key.empty()) return nullptr;
+  if (!config.access.router_api_key.empty() &&
+      (config.access.router_api_key == config.access.api_key ||
+       config.access.router_api_key == config.access.admin_api_key))
     return fail(
         invalid_argument("--router-api-key is --api-key or --admin-api-key too, whose "
                          "holders could then state any tenant: give routers their own"));
-  auto read = Tenants::read(config.api_keys_file, config.router_api_key);
+  auto read = Tenants::read(config.access.api_keys_file, config.access.router_api_key);
   if (!read) return fail(read.error().with_context("--api-keys-file"));
   return read;
 }
 
 std::string name_of_model(const ServerConfig& config, const Engine& engine) {
-  if (!config.served_model_name.empty()) return config.served_model_name;
+  if (!config.answers.served_model_name.empty()) return config.answers.served_model_name;
   std::filesystem::path path = engine.config().model.model_path;
   if (!path.has_filename()) path = path.parent_path();  // "models/llama/"
   return path.empty() ? "default" : path.filename().string();
@@ -148,11 +152,12 @@ bool is_busy(const Context& context, const std::string& owner) {
 
 Status open_batches(const ContextPtr& context) {
   const ServerConfig& c = context->config;
-  if (c.storage_path.empty()) return {};
+  if (c.storage.storage_path.empty()) return {};
   const EngineConfig& e = context->engine.config();
   server::BatchSettings settings;
-  settings.max_calls = c.max_batch_requests != 0 ? c.max_batch_requests
-                                                 : std::max(1, e.schedule.max_running_requests / 2);
+  settings.max_calls = c.storage.max_batch_requests != 0
+                           ? c.storage.max_batch_requests
+                           : std::max(1, e.schedule.max_running_requests / 2);
   if (e.schedule.schedule_policy == "priority") settings.priority = kBatchPriority;
   server::BatchTarget target{
       .call =
@@ -165,8 +170,8 @@ Status open_batches(const ContextPtr& context) {
             const ContextPtr alive = weak.lock();
             return alive == nullptr || is_busy(*alive, owner);
           }};
-  auto opened =
-      server::Batches::open(c.storage_path, c.max_storage_bytes, std::move(target), settings);
+  auto opened = server::Batches::open(c.storage.storage_path, c.storage.max_storage_bytes,
+                                      std::move(target), settings);
   if (!opened) return opened.error().with_context("--storage-path");
   context->batches = std::move(*opened);
   return {};
@@ -175,13 +180,13 @@ Status open_batches(const ContextPtr& context) {
 Status choose_parsers(server::Context& context) {
   const ServerConfig& c = context.config;
   if (context.chat) context.tool_call_format = context.chat->tool_call_format();
-  if (!c.tool_call_parser.empty()) {
+  if (!c.answers.tool_call_parser.empty()) {
     ESP_ASSIGN_OR_RETURN([[maybe_unused]] const auto parser,
-                         make_tool_call_parser(c.tool_call_parser, {}, nullptr,
+                         make_tool_call_parser(c.answers.tool_call_parser, {}, nullptr,
                                                server::response_template_of(context)));
-    context.tool_call_format = c.tool_call_parser;
+    context.tool_call_format = c.answers.tool_call_parser;
   }
-  std::string reasoning = c.reasoning_parser;
+  std::string reasoning = c.answers.reasoning_parser;
   if (reasoning.empty() && context.chat) reasoning = context.chat->reasoning_format();
   if (!reasoning.empty() && reasoning != "none") {
     ESP_ASSIGN_OR_RETURN(
@@ -214,7 +219,8 @@ Status Server::Impl::add_routes(net::Router& router) {
             server::handle(context, route, std::move(request), std::move(response));
           },
           [context = context, &route](const HttpRequest& head) {
-            return server::refusal(context->config, context->tenants.get(), route.access, head);
+            return server::refusal(context->config.access, context->tenants.get(), route.access,
+                                   head);
           }));
     }
   }
@@ -223,12 +229,12 @@ Status Server::Impl::add_routes(net::Router& router) {
 
 Result<net::BoundAddress> Server::reserve(const ServerConfig& config) {
   ESP_RETURN_IF_ERROR(check(config));
-  if (!config.chat_template.empty())
-    ESP_RETURN_IF_ERROR(server::ChatFormat::check(config.chat_template));
+  if (!config.answers.chat_template.empty())
+    ESP_RETURN_IF_ERROR(server::ChatFormat::check(config.answers.chat_template));
   if (auto tenants = read_tenants(config); !tenants) return fail(tenants.error());
-  if (auto tls = net::read_tls(config.tls); !tls) return fail(tls.error());
-  if (!config.request_log.empty())
-    ESP_RETURN_IF_ERROR(server::RequestRecorder::check(config.request_log));
+  if (auto tls = net::read_tls(config.access.tls); !tls) return fail(tls.error());
+  if (!config.telemetry.request_log.empty())
+    ESP_RETURN_IF_ERROR(server::RequestRecorder::check(config.telemetry.request_log));
   return bind(config);
 }
 
@@ -244,11 +250,11 @@ Result<std::unique_ptr<Server>> Server::create(ServerConfig config, Engine& engi
   context.created_unix = std::chrono::duration_cast<std::chrono::seconds>(
                              std::chrono::system_clock::now().time_since_epoch())
                              .count();
-  auto chat = server::ChatFormat::load(context.config.chat_template,
+  auto chat = server::ChatFormat::load(context.config.answers.chat_template,
                                        engine.config().model.model_path, engine.tokenizer());
   if (chat) {
     context.chat = std::move(*chat);
-  } else if (!context.config.chat_template.empty()) {
+  } else if (!context.config.answers.chat_template.empty()) {
     return fail(chat.error());
   } else {
     context.chat_missing =
@@ -259,28 +265,28 @@ Result<std::unique_ptr<Server>> Server::create(ServerConfig config, Engine& engi
   }
   ESP_RETURN_IF_ERROR(choose_parsers(context));
   context.observed = std::make_unique<server::Observations>(context.model_name, engine);
-  if (!context.config.otlp_traces_endpoint.empty()) {
+  if (!context.config.telemetry.otlp_traces_endpoint.empty()) {
     ESP_ASSIGN_OR_RETURN(context.observed->spans,
-                         server::SpanExporter::start(context.config.otlp_traces_endpoint,
-                                                     context.config.otlp_service_name));
+                         server::SpanExporter::start(context.config.telemetry.otlp_traces_endpoint,
+                                                     context.config.telemetry.otlp_service_name));
   }
-  if (!context.config.request_log.empty()) {
-    ESP_ASSIGN_OR_RETURN(
-        context.observed->recorder,
-        server::RequestRecorder::start({.path = context.config.request_log,
-                                        .keeps_prompts = context.config.request_log_prompts,
-                                        .max_bytes = context.config.request_log_max_bytes}));
+  if (!context.config.telemetry.request_log.empty()) {
+    ESP_ASSIGN_OR_RETURN(context.observed->recorder,
+                         server::RequestRecorder::start(
+                             {.path = context.config.telemetry.request_log,
+                              .keeps_prompts = context.config.telemetry.request_log_prompts,
+                              .max_bytes = context.config.telemetry.request_log_max_bytes}));
   }
-  if (!context.config.kv_events.endpoint.empty()) {
+  if (!context.config.telemetry.kv_events.endpoint.empty()) {
     int32_t dp_rank = 0;
     for (const Engine* const replica : engine.replicas()) {
       auto publisher =
-          server::KvEventPublisher::start(context.config.kv_events, *replica, dp_rank++);
+          server::KvEventPublisher::start(context.config.telemetry.kv_events, *replica, dp_rank++);
       if (!publisher) return fail(publisher.error().with_context("--kv-events-config"));
       context.observed->kv_events.push_back(std::move(*publisher));
     }
   }
-  context.threads = std::make_unique<server::WorkThreads>(context.config.worker_threads);
+  context.threads = std::make_unique<server::WorkThreads>(context.config.limits.worker_threads);
   return std::unique_ptr<Server>(new Server(std::move(impl)));
 }
 
@@ -294,29 +300,29 @@ Status Server::start() {
   }
   const ServerConfig& c = impl_->context->config;
   net::HttpServerConfig http;
-  http.num_threads = c.io_threads;
-  http.max_connections = c.max_connections;
-  http.max_body_bytes = c.max_body_bytes;
-  http.max_pending_output_bytes = c.max_pending_output_bytes;
-  http.header_timeout = c.header_timeout;
-  http.idle_timeout = c.idle_timeout;
-  http.write_timeout = c.write_timeout;
+  http.num_threads = c.limits.io_threads;
+  http.max_connections = c.limits.max_connections;
+  http.max_body_bytes = c.limits.max_body_bytes;
+  http.max_pending_output_bytes = c.limits.max_pending_output_bytes;
+  http.header_timeout = c.limits.header_timeout;
+  http.idle_timeout = c.limits.idle_timeout;
+  http.write_timeout = c.limits.write_timeout;
   http.make_error = server::http_error;
-  http.bodies = open_account("bodies", c.max_bodies_bytes, c);
-  http.outputs = open_account("outputs", c.max_outputs_bytes, c);
-  const auto responses =
-      std::make_shared<MemoryAccount>("responses", static_cast<int64_t>(c.max_responses_bytes));
+  http.bodies = open_account("bodies", c.limits.max_bodies_bytes, c);
+  http.outputs = open_account("outputs", c.limits.max_outputs_bytes, c);
+  const auto responses = std::make_shared<MemoryAccount>(
+      "responses", static_cast<int64_t>(c.storage.max_responses_bytes));
   impl_->context->accounts = {http.bodies, http.outputs, responses};
   impl_->context->responses =
-      std::make_unique<server::ResponseStore>(responses, c.responses_time_to_live);
+      std::make_unique<server::ResponseStore>(responses, c.storage.responses_time_to_live);
   impl_->context->background =
       std::make_unique<server::BackgroundResponses>(*impl_->context->responses);
-  ESP_ASSIGN_OR_RETURN(http.tls, net::read_tls(c.tls));
+  ESP_ASSIGN_OR_RETURN(http.tls, net::read_tls(c.access.tls));
   ESP_RETURN_IF_ERROR(open_batches(impl_->context));
   set_reach(c, http);
   net::Router router;
   ESP_RETURN_IF_ERROR(impl_->add_routes(router));
-  raise_descriptor_limit(c.max_connections);
+  raise_descriptor_limit(c.limits.max_connections);
   if (!impl_->address) {
     ESP_ASSIGN_OR_RETURN(impl_->address, bind(c));
   }
@@ -334,15 +340,16 @@ int Server::port() const { return impl_->http != nullptr ? impl_->http->port() :
 Status Server::reload() {
   const ServerConfig& c = impl_->context->config;
   Tenants* const tenants = impl_->context->tenants.get();
-  ESP_ASSIGN_OR_RETURN(auto tls, net::read_tls(c.tls));
-  if (tenants != nullptr && !c.api_keys_file.empty()) {
+  ESP_ASSIGN_OR_RETURN(auto tls, net::read_tls(c.access.tls));
+  if (tenants != nullptr && !c.access.api_keys_file.empty()) {
     ESP_RETURN_IF_ERROR(tenants->reload().with_context("--api-keys-file"));
-    log_info("the keys of {} were read again: {} tenants", c.api_keys_file, tenants->all().size());
+    log_info("the keys of {} were read again: {} tenants", c.access.api_keys_file,
+             tenants->all().size());
   }
   std::lock_guard lock(impl_->mutex);
   if (tls == nullptr || impl_->http == nullptr) return {};
   impl_->http->set_tls(std::move(tls));
-  log_info("the certificate {} was read again", c.tls.certificate);
+  log_info("the certificate {} was read again", c.access.tls.certificate);
   return {};
 }
 

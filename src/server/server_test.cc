@@ -25,8 +25,8 @@ std::string raw_post(std::string_view path, std::string_view body) {
 }
 
 TEST_F(ServerTest, Keys) {
-  config_.api_key = "user-key";
-  config_.admin_api_key = "admin-key";
+  config_.access.api_key = "user-key";
+  config_.access.admin_api_key = "admin-key";
   start();
   struct Case {
     const char *method, *path, *key;
@@ -79,7 +79,7 @@ TEST_F(ServerTest, FiguresOfGpusAreOnesOfMetrics) {
 }
 
 TEST_F(ServerTest, AdminRoutesTakeTheOrdinaryKeyWhereThereIsNoOther) {
-  config_.api_key = "k";
+  config_.access.api_key = "k";
   start();
   EXPECT_EQ(call("POST", "/flush_cache").status, 401);
   EXPECT_EQ(call("POST", "/flush_cache", "", bearer("k")).status, 200);
@@ -114,7 +114,7 @@ TEST_F(ServerTest, ExactLikelihoodsThatCannotBeAreRefused) {
 }
 
 TEST_F(ServerTest, Models) {
-  config_.served_model_name = "org/model";
+  config_.answers.served_model_name = "org/model";
   start();
   const std::string card =
       R"({"id":"org/model","object":"model","created":0,"owned_by":"sglang","root":"org/model",)"
@@ -130,8 +130,8 @@ TEST_F(ServerTest, Models) {
 }
 
 TEST_F(ServerTest, AModelIsNotDeleted) {
-  config_.served_model_name = "org/model";
-  config_.api_key = "secret";
+  config_.answers.served_model_name = "org/model";
+  config_.access.api_key = "secret";
   start();
   EXPECT_EQ(call("DELETE", "/v1/models/org/model").status, 401);
   const Answer answer =
@@ -316,7 +316,7 @@ TEST_F(ServerTest, Health) {
   EXPECT_EQ(call("GET", "/health_generate").status, 200);
   EXPECT_EQ(engine_.submitted().back().sampling.max_new_tokens, 1);
   // An engine that does nothing is sick, and the attempt is not left behind.
-  config_.health_timeout = 50ms;
+  config_.limits.health_timeout = 50ms;
   server_.reset();
   start();
   engine_.set_script({.hold = true});
@@ -392,7 +392,7 @@ TEST_F(ServerTest, AnAbortedScoreIsAnError) {
 }
 
 TEST_F(ServerTest, AClientThatLeavesIsAborted) {
-  config_.max_body_bytes = 1 << 20;
+  config_.limits.max_body_bytes = 1 << 20;
   engine_.set_script({.reply = "abc", .hold = true, .hold_after = 1});
   start();
   const std::string long_text(100 << 10, 'a');  // taken by a worker
@@ -476,9 +476,9 @@ TEST_F(ServerTest, BadSettings) {
   config_.port = 70000;
   EXPECT_EQ(Server::create(config_, engine_).error().code(), StatusCode::kInvalidArgument);
   config_.port = 0;
-  config_.chat_template = "/no/such/file.jinja";
+  config_.answers.chat_template = "/no/such/file.jinja";
   EXPECT_EQ(Server::create(config_, engine_).error().code(), StatusCode::kNotFound);
-  config_.chat_template = kTestTemplate;
+  config_.answers.chat_template = kTestTemplate;
   start();
   ServerConfig second = config_;
   second.port = server_->port();
@@ -517,10 +517,10 @@ TEST_F(ServerTest, ReserveReportsErrorsBeforeThereIsAnEngine) {
   elsewhere.host = "";
   EXPECT_THAT(reserve_error(elsewhere).message(), HasSubstr("is empty"));
   ServerConfig templates = config_;
-  templates.chat_template = "/no/such/file.jinja";
+  templates.answers.chat_template = "/no/such/file.jinja";
   EXPECT_EQ(reserve_error(templates).code(), StatusCode::kNotFound);
   EXPECT_THAT(reserve_error(templates).message(), HasSubstr("--chat-template"));
-  templates.chat_template = "{% if %}";
+  templates.answers.chat_template = "{% if %}";
   EXPECT_EQ(reserve_error(templates).code(), StatusCode::kInvalidArgument);
   EXPECT_THAT(reserve_error(templates).message(), HasSubstr("--chat-template"));
 }

@@ -21,7 +21,7 @@ bool has(std::string_view line, std::string_view text) {
 }
 
 TEST_F(SglangRoutesTest, WhatIsNotServedAnswersWithAdvice) {
-  config_.api_key = "secret";
+  config_.access.api_key = "secret";
   start();
   const net::Headers key = {{"Authorization", "Bearer secret"}};
   for (const Route& route : sglang_routes()) {
@@ -38,7 +38,7 @@ TEST_F(SglangRoutesTest, WhatIsNotServedAnswersWithAdvice) {
 }
 
 TEST_F(SglangRoutesTest, HostsOfModelsGetTheirShapes) {
-  config_.weight_version = "v7";
+  config_.answers.weight_version = "v7";
   start();
   for (const char* path : {"/weight_version", "/get_weight_version"})
     EXPECT_EQ(call("GET", path).body, R"({"weight_version":"v7"})");

@@ -27,7 +27,7 @@ struct TenantServerTest : ServerTest {
       R"("max_priority":1},{"name":"large","key":"sk-large","weight":4}])"};
   void SetUp() override {
     ServerTest::SetUp();
-    config_.api_keys_file = file.path.string();
+    config_.access.api_keys_file = file.path.string();
   }
   Answer ask(std::string_view key, std::string_view path, std::string_view body) {
     return call("POST", path, body, {{"Authorization", "Bearer " + std::string(key)}});
@@ -108,7 +108,7 @@ TEST_F(TenantServerTest, ExactLikelihoodIsLimitedToo) {
 }
 
 TEST_F(TenantServerTest, ARoutersTenantsCountWithItsKeyAlone) {
-  config_.router_api_key = "sk-router";
+  config_.access.router_api_key = "sk-router";
   start();
   const auto ask_as = [&](std::string_view key, std::string_view path, std::string_view body) {
     return call("POST", path, body,
@@ -131,8 +131,8 @@ TEST_F(TenantServerTest, ARoutersTenantsCountWithItsKeyAlone) {
 }
 
 TEST_F(TenantServerTest, ARoutersKeyAloneClosesTheServerToOthers) {
-  config_.api_keys_file.clear();
-  config_.router_api_key = "sk-router";
+  config_.access.api_keys_file.clear();
+  config_.access.router_api_key = "sk-router";
   start();
   EXPECT_EQ(post("/v1/completions", kPrompt).status, 401);
   EXPECT_EQ(ask("sk-none", "/v1/completions", kPrompt).status, 401);
@@ -140,7 +140,7 @@ TEST_F(TenantServerTest, ARoutersKeyAloneClosesTheServerToOthers) {
 }
 
 TEST_F(TenantServerTest, AnotherAdministratorsKeyWorksBesideThem) {
-  config_.admin_api_key = "sk-admin";
+  config_.access.admin_api_key = "sk-admin";
   start();
   EXPECT_EQ(ask("sk-admin", "/flush_cache", "").status, 200);
   EXPECT_EQ(ask("sk-admin", "/v1/completions", kPrompt).status, 200);

@@ -26,7 +26,7 @@ class ServerTest : public ::testing::Test {
  protected:
   void SetUp() override {
     config_.port = 0;
-    config_.chat_template = kTestTemplate;
+    config_.answers.chat_template = kTestTemplate;
   }
   void start();
   net::HttpClient client(net::Headers headers = {}) const;

@@ -150,7 +150,7 @@ Result<int64_t> read_expiry_seconds(const Json& value, std::string_view where) {
 
 OwnerFilter filter_of(const Context& context, const HttpRequest& request) {
   return {.owner = owner_of(context, request),
-          .sees_all = is_admin(context.config, context.tenants.get(), request)};
+          .sees_all = is_admin(context.config.access, context.tenants.get(), request)};
 }
 
 RouteHandler on_worker(BatchHandler handler, Dialect dialect) {

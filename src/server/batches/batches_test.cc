@@ -39,7 +39,7 @@ struct BatchesTest : ServerTest {
   const std::filesystem::path folder = fresh_folder("server");
   void SetUp() override {
     ServerTest::SetUp();
-    config_.storage_path = folder.string();
+    config_.storage.storage_path = folder.string();
   }
   void TearDown() override {
     server_.reset();
@@ -124,7 +124,7 @@ TEST_F(BatchesTest, WhatIsWrongWithAFileIsSaid) {
 }
 
 TEST_F(BatchesTest, AreRefusedWithoutAFolder) {
-  config_.storage_path.clear();
+  config_.storage.storage_path.clear();
   start();
   for (const char* path : {"/v1/files", "/v1/batches"}) {
     const Answer answer = call("GET", path);
@@ -210,8 +210,8 @@ struct OwnedBatchesTest : BatchesTest {
   void SetUp() override {
     BatchesTest::SetUp();
     write_keys(R"({"name":"one","key":"sk-1","requests_per_minute":6000,"max_priority":0})");
-    config_.api_keys_file = keys.string();
-    config_.admin_api_key = "sk-admin";
+    config_.access.api_keys_file = keys.string();
+    config_.access.admin_api_key = "sk-admin";
   }
   void TearDown() override {
     BatchesTest::TearDown();

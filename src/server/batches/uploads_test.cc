@@ -29,7 +29,7 @@ struct UploadsTest : ServerTest {
   const std::filesystem::path folder = fresh_folder();
   void SetUp() override {
     ServerTest::SetUp();
-    config_.storage_path = folder.string();
+    config_.storage.storage_path = folder.string();
   }
   void TearDown() override {
     server_.reset();
@@ -128,7 +128,7 @@ TEST_F(UploadsTest, ACancelledUploadKeepsNothing) {
 }
 
 TEST_F(UploadsTest, PartsCountAsFilesDo) {
-  config_.max_storage_bytes = 1000;
+  config_.storage.max_storage_bytes = 1000;
   start();
   EXPECT_THAT(begin(1001).body, HasSubstr("--max-storage-bytes"));
   EXPECT_EQ(begin(1001).status, 400);  // whatever is deleted
@@ -145,7 +145,7 @@ TEST_F(UploadsTest, AKeySeesItsOwnAlone) {
   const std::filesystem::path file =
       std::filesystem::temp_directory_path() / fmt::format("espalier_uploads_{}.json", ::getpid());
   std::ofstream(file) << R"([{"name":"one","key":"sk-1"},{"name":"two","key":"sk-2"}])";
-  config_.api_keys_file = file.string();
+  config_.access.api_keys_file = file.string();
   start();
   const std::string upload = id_of(begin(5, "", "sk-1"));
   const std::string part = id_of(send(upload, "hello", "sk-1"));
@@ -160,7 +160,7 @@ TEST_F(UploadsTest, AKeySeesItsOwnAlone) {
 }
 
 TEST_F(UploadsTest, AServerWithoutStorageRefusesThem) {
-  config_.storage_path.clear();
+  config_.storage.storage_path.clear();
   start();
   EXPECT_EQ(begin(5).status, 400);
   EXPECT_THAT(begin(5).body, HasSubstr("--storage-path"));

@@ -34,7 +34,7 @@ TEST_F(AnthropicTest, AWholeMessage) {
 
 // The same paths serve OpenAI's clients, which do not state a version.
 TEST_F(AnthropicTest, ModelsAreListedInTheShapeOfTheClient) {
-  config_.served_model_name = "tiny";
+  config_.answers.served_model_name = "tiny";
   start();
   const net::Headers version = {{"anthropic-version", "2023-06-01"}};
   const Answer list = call("GET", "/v1/models", "", version);
@@ -73,7 +73,7 @@ TEST_F(AnthropicTest, AStreamOfBlocks) {
 TEST_F(AnthropicTest, ToolsAreCalledAndTheirResultsRead) {
   engine_.set_script(
       {.reply = R"({"name": "add", "parameters": {"a": 1}})", .context_length = 4000});
-  config_.tool_call_parser = "json";
+  config_.answers.tool_call_parser = "json";
   start();
   const std::string tools =
       R"("tools":[{"name":"add","description":"Sums.","input_schema":{"type":"object",)"
@@ -208,7 +208,7 @@ TEST_F(AnthropicTest, ErrorsHaveItsShapeAndNameItsFields) {
 }
 
 TEST_F(AnthropicTest, TakesItsKeyHeader) {
-  config_.api_key = "secret";
+  config_.access.api_key = "secret";
   start();
   EXPECT_EQ(call("POST", "/v1/messages", kHi).status, 401);
   EXPECT_EQ(call("POST", "/v1/messages", kHi, {{"x-api-key", "wrong"}}).status, 401);

@@ -141,7 +141,7 @@ TEST_F(ConversationsTest, AFailedResponseAddsNothing) {
 }
 
 TEST_F(ConversationsTest, MemoryIsBounded) {
-  config_.max_responses_bytes = 4000;
+  config_.storage.max_responses_bytes = 4000;
   start();
   const std::string path = make();
   const std::string large(3000, 'x');
@@ -156,7 +156,7 @@ TEST_F(ConversationsTest, AKeySeesItsOwnAlone) {
       std::filesystem::temp_directory_path() /
       ("espalier_conversations_" + std::to_string(getpid()) + ".json");
   std::ofstream(file) << R"([{"name":"one","key":"sk-1"},{"name":"two","key":"sk-2"}])";
-  config_.api_keys_file = file.string();
+  config_.access.api_keys_file = file.string();
   start();
   const auto with = [&](const char* key, const char* method, const std::string& path,
                         const std::string& body = "") {

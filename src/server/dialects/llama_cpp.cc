@@ -242,7 +242,7 @@ Status set_prompt(const Context& context, MixedPrompt&& prompt, GenerateRequest&
 GenerationItem item_of(const Context& context, const LlamaCppRequest& request,
                        const SamplingParams& sampling) {
   GenerationItem item;
-  item.stream_interval = context.config.stream_interval;
+  item.stream_interval = context.config.answers.stream_interval;
   item.request.sampling = sampling;
   item.request.return_logprob = request.n_probs > 0;
   item.request.top_logprobs_num = request.n_probs;

@@ -268,7 +268,7 @@ TEST_F(LlamaCppTest, TokenizesInItsShape) {
 }
 
 TEST_F(LlamaCppTest, SaysWhatItServes) {
-  config_.served_model_name = "tiny";
+  config_.answers.served_model_name = "tiny";
   engine_.set_script({.hold = true});
   start();
   const json::object props = object("/props", "");

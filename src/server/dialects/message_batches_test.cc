@@ -25,7 +25,7 @@ struct MessageBatchesTest : ServerTest {
   void SetUp() override {
     ServerTest::SetUp();
     std::filesystem::remove_all(folder);
-    config_.storage_path = folder.string();
+    config_.storage.storage_path = folder.string();
   }
   void TearDown() override {
     server_.reset();
@@ -201,7 +201,7 @@ TEST_F(MessageBatchesTest, GoOnInANewServer) {
 TEST_F(MessageBatchesTest, AKeySeesItsOwnAlone) {
   const std::filesystem::path keys = folder.string() + ".json";
   std::ofstream(keys) << R"([{"name":"one","key":"sk-1"},{"name":"two","key":"sk-2"}])";
-  config_.api_keys_file = keys.string();
+  config_.access.api_keys_file = keys.string();
   start();
   const net::Headers own = {{"x-api-key", "sk-1"}}, other = {{"x-api-key", "sk-2"}};
   const std::string id(
@@ -219,7 +219,7 @@ TEST_F(MessageBatchesTest, AKeySeesItsOwnAlone) {
 }
 
 TEST_F(MessageBatchesTest, AreRefusedWithoutAFolder) {
-  config_.storage_path.clear();
+  config_.storage.storage_path.clear();
   start();
   const Answer answer = post(kPath, body({one("a")}));
   EXPECT_THAT(answer.body, HasSubstr(R"({"type":"error")"));

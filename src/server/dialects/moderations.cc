@@ -128,8 +128,8 @@ class ModerationGeneration final : public Generation {
     const std::vector<std::string>& labels = context().engine.model_info().pooled->labels;
     bool flagged = false;
     for (size_t i = 0; i < labels.size(); ++i)
-      flagged |=
-          scores[i] >= kThreshold && !is_safe(labels[i], context().config.moderation_safe_labels);
+      flagged |= scores[i] >= kThreshold &&
+                 !is_safe(labels[i], context().config.answers.moderation_safe_labels);
     w.begin_object().member("flagged", flagged);
     write_labels(w, "categories", [&](size_t i) { w.value(scores[i] >= kThreshold); });
     write_labels(w, "category_scores", [&](size_t i) { w.value(scores[i]); });

@@ -56,7 +56,7 @@ TEST_F(OllamaTest, AnswersWhole) {
 TEST_F(OllamaTest, CallsComeWhole) {
   engine_.set_script(
       {.reply = R"({"name": "add", "parameters": {"a": 1}})", .context_length = 4000});
-  config_.tool_call_parser = "json";
+  config_.answers.tool_call_parser = "json";
   start();
   const auto got = lines(
       "/api/chat",
@@ -69,7 +69,7 @@ TEST_F(OllamaTest, CallsComeWhole) {
 }
 
 TEST_F(OllamaTest, SaysWhatItServes) {
-  config_.served_model_name = "tiny";
+  config_.answers.served_model_name = "tiny";
   start();
   EXPECT_THAT(call("GET", "/api/tags").body, HasSubstr(R"("name":"tiny")"));
   EXPECT_THAT(call("GET", "/api/ps").body, HasSubstr(R"("context_length":100)"));

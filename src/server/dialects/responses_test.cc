@@ -115,7 +115,7 @@ TEST_F(ResponsesTest, LogprobsAreThoseOfTheMessagesTokens) {
 
 // Neither reasoning nor marks are of the message, and a cut between the events changes nothing.
 TEST_F(ResponsesTest, StreamedLogprobsAreThoseOfTheWholeAnswer) {
-  config_.reasoning_parser = "qwen3";
+  config_.answers.reasoning_parser = "qwen3";
   engine_.set_script({.reply = "<think>A < b</think>\n\nc < d.", .context_length = 400});
   start();
   const std::string body = R"({"input":"x","top_logprobs":1,"stream":)";
@@ -253,7 +253,7 @@ TEST_F(BackgroundTest, AFailureIsTheStatusOfTheResponse) {
 }
 
 TEST_F(BackgroundTest, IsRefusedWhereItCannotBeFetched) {
-  config_.max_responses_bytes = 2000;
+  config_.storage.max_responses_bytes = 2000;
   start();
   EXPECT_THAT(post("/v1/responses", R"({"input":"x","background":true,"store":false})").body,
               HasSubstr("background needs store"));
@@ -303,7 +303,7 @@ TEST_F(ResponsesTest, AStoredAnswerIsFetchedContinuedAndDeleted) {
 TEST_F(ResponsesTest, CallsAndTheirResults) {
   engine_.set_script(
       {.reply = R"({"name": "add", "parameters": {"a": 1}})", .context_length = 4000});
-  config_.tool_call_parser = "json";
+  config_.answers.tool_call_parser = "json";
   start();
   const std::string tools =
       R"("tools":[{"type":"function","name":"add","parameters":{"type":"object"}}])";

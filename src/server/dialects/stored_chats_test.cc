@@ -114,7 +114,7 @@ TEST_F(StoredChatsTest, AKeySeesItsOwnAlone) {
       std::filesystem::temp_directory_path() /
       ("espalier_stored_chats_" + std::to_string(getpid()) + ".json");
   std::ofstream(file) << R"([{"name":"one","key":"sk-1"},{"name":"two","key":"sk-2"}])";
-  config_.api_keys_file = file.string();
+  config_.access.api_keys_file = file.string();
   start();
   store("a", "", "sk-1");
   store("a", R"(,"metadata":{"k":"two"})", "sk-2");

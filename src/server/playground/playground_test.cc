@@ -87,8 +87,8 @@ TEST_F(ServerTest, WithoutThePlaygroundNothingOfItIsServed) {
 }
 
 TEST_F(ServerTest, WhatAnObserverSeesTakesTheAdministratorsKey) {
-  config_.api_key = "user";
-  config_.admin_api_key = "admin";
+  config_.access.api_key = "user";
+  config_.access.admin_api_key = "admin";
   start();
   const net::Headers user = {{"Authorization", "Bearer user"}};
   const net::Headers admin = {{"Authorization", "Bearer admin"}};
@@ -118,7 +118,7 @@ TEST_F(ServerTest, PagesOfOtherOriginsReadNoPromptsWithoutAKey) {
 }
 
 TEST_F(ServerTest, OriginsThatAreNamedOrBringAKeyReadThem) {
-  config_.cors_origins = {"https://dashboard.example"};
+  config_.access.cors_origins = {"https://dashboard.example"};
   start();
   const net::Headers named = {{"Origin", "https://dashboard.example"}};
   EXPECT_EQ(call("GET", "/requests", {}, named).status, 200);
@@ -126,7 +126,7 @@ TEST_F(ServerTest, OriginsThatAreNamedOrBringAKeyReadThem) {
 }
 
 TEST_F(ServerTest, AKeyIsEnoughForAPageOfAnotherOrigin) {
-  config_.admin_api_key = "admin";
+  config_.access.admin_api_key = "admin";
   start();
   const net::Headers other = {{"Origin", "https://example.org"}, {"Authorization", "Bearer admin"}};
   EXPECT_EQ(call("GET", "/requests", {}, other).status, 200);

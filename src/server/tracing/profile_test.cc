@@ -134,7 +134,7 @@ TEST(ProfileFolder, AFailedWriteLeavesNothing) {
 
 class ProfileRoutesTest : public ServerTest {
  protected:
-  ProfileRoutesTest() { config_.profile_dir = root_.path().string(); }
+  ProfileRoutesTest() { config_.telemetry.profile_dir = root_.path().string(); }
   const ProfileRoot root_;
 };
 
@@ -178,7 +178,7 @@ TEST_F(ProfileRoutesTest, RefusesWhatItCannotDo) {
 }
 
 TEST_F(ProfileRoutesTest, WithoutAFolderThereAreNone) {
-  config_.profile_dir.clear();
+  config_.telemetry.profile_dir.clear();
   start();
   const Answer answer = post("/start_profile", "");
   EXPECT_EQ(answer.status, 501);
@@ -197,8 +197,8 @@ TEST_F(ProfileRoutesTest, WithoutAKeyForeignPagesMayNot) {
 }
 
 TEST_F(ProfileRoutesTest, WithAKeyTheAdministratorsOpensIt) {
-  config_.api_key = "user";
-  config_.admin_api_key = "admin";
+  config_.access.api_key = "user";
+  config_.access.admin_api_key = "admin";
   start();
   EXPECT_EQ(call("GET", "/start_profile").status, 401);
   EXPECT_EQ(call("POST", "/start_profile", "", {{"Authorization", "Bearer user"}}).status, 403);

@@ -174,7 +174,7 @@ TEST(RequestRecorder, RefusesWhatIsNoFile) {
 
 class RequestLogServerTest : public ServerTest {
  protected:
-  RequestLogServerTest() { config_.request_log = folder_.file(); }
+  RequestLogServerTest() { config_.telemetry.request_log = folder_.file(); }
   // All requests have been written when the server is gone.
   std::vector<boost::json::value> stop() {
     server_.reset();
@@ -222,7 +222,7 @@ TEST_F(RequestLogServerTest, EachRequestIsALine) {
 }
 
 TEST_F(RequestLogServerTest, PromptsAreKeptWhereThatIsSet) {
-  config_.request_log_prompts = true;
+  config_.telemetry.request_log_prompts = true;
   start();
   ASSERT_EQ(post("/generate", "{\n\"text\":\"secret\"}").status, 200);
   EXPECT_THAT(call("GET", "/metrics").body, HasSubstr("espalier:request_log_dropped_total 0"));

@@ -147,7 +147,7 @@ TEST(SpanExporter, WrongEndpointsAreRefused) {
 
 TEST_F(ServerTest, RequestsJoinTheirCallersTraces) {
   Collector collector;
-  config_.otlp_traces_endpoint = collector.url();
+  config_.telemetry.otlp_traces_endpoint = collector.url();
   start();
   const std::string trace = "4bf92f3577b34da6a3ce929d0e0e4736";
   ASSERT_EQ(call("POST", "/v1/chat/completions",
