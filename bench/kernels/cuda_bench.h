@@ -110,6 +110,6 @@ class Bench {
 
 // Experts of mixture-of-experts models: router scores, permutation and grouped GEMMs.
 void experts(Bench& bench);
-void mxfp4_experts(Bench& bench);
+void coded_experts(Bench& bench);
 
 }  // namespace espalier::kernels::cuda

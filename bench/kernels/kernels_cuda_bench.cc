@@ -753,7 +753,7 @@ int run(const std::string& only, const std::string& json_path) {
   int4(bench, **linear, workspace);
   prefill(bench, **linear, workspace);
   experts(bench);
-  mxfp4_experts(bench);
+  coded_experts(bench);
   if (!json_path.empty()) std::ofstream(json_path) << "[\n" << bench.json << "\n]\n";
   return 0;
 }

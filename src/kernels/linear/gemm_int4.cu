@@ -16,6 +16,7 @@
 #include "kernels/cuda/tensor_map.h"
 #include "kernels/cuda/wgmma.cuh"
 #include "kernels/linear/gemm_int4.h"
+#include "kernels/linear/int4_codes.cuh"
 #include "kernels/linear/small_batch_output.cuh"
 
 namespace espalier::kernels::cuda {
@@ -108,25 +109,6 @@ struct Fetcher {
   }
 };
 
-// Weights are multiplied as (code - zero) / 64: a code's bits, read as a bfloat16, are a subnormal
-// number, 2^-133 times the code where they are the lowest, and one multiplication brings two of
-// them to that scale and takes off the zero points, exactly.
-constexpr float kWeightScale = 64;
-
-__device__ __forceinline__ __nv_bfloat162 bfloat_pair(uint32_t bits) {
-  return *reinterpret_cast<const __nv_bfloat162*>(&bits);
-}
-__device__ __forceinline__ uint32_t bits_of(__nv_bfloat162 pair) {
-  return *reinterpret_cast<const uint32_t*>(&pair);
-}
-// The codes in bits 0 to 3 (HIGH: 4 to 7) of both halves. zero: two times -zero / 64.
-template <bool HIGH>
-__device__ __forceinline__ uint32_t two_weights(uint32_t codes, __nv_bfloat162 zero) {
-  constexpr uint32_t kFactor = HIGH ? 0x7d007d00u : 0x7f007f00u;  // 2^123, 2^127
-  const __nv_bfloat162 bits = bfloat_pair(codes & (HIGH ? 0x00f000f0u : 0x000f000fu));
-  return bits_of(__hfma2(bits, bfloat_pair(kFactor), zero));
-}
-
 // Sixteen rows of weights and half of a stage's inputs: what a lane has of them, in the rows
 // lane / 4 (low) and lane / 4 + 8 (high).
 template <int GROUP, int COLUMNS>
@@ -155,7 +137,7 @@ struct Tile {
 
   static __device__ __forceinline__ int row() { return static_cast<int>(threadIdx.x) % 32 / 4; }
   static __device__ __forceinline__ float scale(const char* scales, int group) {
-    return kWeightScale *
+    return kInt4Whole *
            __half2float(reinterpret_cast<const __half*>(scales)[group * kInt4Rows + row()]);
   }
   static __device__ __forceinline__ uint32_t zeros_of(const char* record, int half) {
@@ -167,18 +149,16 @@ struct Tile {
       all |= uint32_t{from[(half * kGroups + g) * kInt4Rows]} << 8 * g;
     return all;
   }
-  // Two times -zero / 64 of a group.
   static __device__ __forceinline__ __nv_bfloat162 zero(uint32_t zeros, int group) {
-    const uint32_t with_128 = (zeros >> 8 * group & 0xffu | 0x4300u) * 0x00010001u;  // 128 + zero
-    return __hfma2(bfloat_pair(with_128), bfloat_pair(0xbc80bc80u), bfloat_pair(0x40004000u));
+    return int4_zero_pair(zeros >> 8 * group & 0xffu);
   }
   // The fragment of 16 inputs, the first or second half of a word of codes.
   __device__ __forceinline__ void fragment(int word, int half, __nv_bfloat162 low_zero,
                                            __nv_bfloat162 high_zero, uint32_t (&a)[4]) const {
     const uint32_t from_low = low_codes[word] >> half * 8;
     const uint32_t from_high = high_codes[word] >> half * 8;
-    a[0] = two_weights<false>(from_low, low_zero), a[1] = two_weights<false>(from_high, high_zero);
-    a[2] = two_weights<true>(from_low, low_zero), a[3] = two_weights<true>(from_high, high_zero);
+    a[0] = int4_pair<false>(from_low, low_zero), a[1] = int4_pair<false>(from_high, high_zero);
+    a[2] = int4_pair<true>(from_low, low_zero), a[3] = int4_pair<true>(from_high, high_zero);
   }
 };
 

@@ -4,13 +4,15 @@
 // two steps of 16 inputs each, of row l / 4. Of a step it has the inputs k = 2 (l % 4), k + 1, k +
 // 8 and k + 9: those of wgmma's and mma.sync's fragments. In a word the step's nibbles are 0, 4, 1,
 // 5 (the second step's 2, 6, 3, 7), so that a shift and a mask give two neighbours in the halves of
-// a word. Parallel: a block a record when records are made, a thread 16 bytes when they are read.
-// Roof: memory, the records and the numbers once.
+// a word. Records of experts (moe/int4_experts.h) are made of the same eight rows and 256 inputs:
+// see moe/int4_expert_codes.cuh. Parallel: a block a record when records are made, a thread 16
+// bytes when they are read. Roof: memory, the records and the numbers once.
 #include <cuda_fp16.h>
 
 #include "kernels/cuda/device.cuh"
 #include "kernels/cuda/launch.h"
 #include "kernels/linear/int4_weights.h"
+#include "kernels/moe/int4_experts.h"
 
 namespace espalier::kernels::cuda {
 namespace {
@@ -29,9 +31,56 @@ __device__ __forceinline__ char* record_at(const Int4Destination& to, int k_tile
   return static_cast<char*>(to.records) + index * to.format.record_bytes();
 }
 
+// Where eight rows of a matrix lie in records of experts: they are the upper or the lower eight of
+// a warp's sixteen.
+struct ExpertRows {
+  int record, warp, lower;
+
+  __device__ ExpertRows(const Int4Destination& to, int eight) {
+    const int row = eight * kInt4Rows;
+    if (to.kind == Int4Records::kGatedExpert) {  // up below the gate that it is multiplied with
+      const int half = to.out_features / 2, of_half = row % half;
+      record = of_half / 32, warp = of_half % 32 / 8, lower = row / half;
+    } else {
+      record = row / 64, warp = row % 64 / 16, lower = row % 16 / 8;
+    }
+  }
+  // The record of 128 inputs, the `step`-th.
+  __device__ char* at(const Int4Destination& to, int step) const {
+    const Int4ExpertShape shape{to.out_features, to.in_features,
+                                to.kind == Int4Records::kGatedExpert};
+    const int steps = shape.input_records();
+    const int two = record / 2 * 2;                            // the first of the two
+    const int beside = two + 1 < shape.row_records() ? 2 : 1;  // records of one step
+    const int64_t index = int64_t{two} * steps + int64_t{step} * beside + record % 2;
+    return static_cast<char*>(to.records) + index * kInt4ExpertRecordBytes;
+  }
+};
+
+using Codes = uint8_t[kInt4Rows][kInt4Inputs];
+
+// Two bytes of a word have the eight rows' codes, the others those of rows eight apart, which may
+// be written at the same time.
+__device__ void store_expert_codes(const Codes& codes, const Int4Destination& to, int k_tile,
+                                   int eight) {
+  const ExpertRows rows(to, eight);
+  for (int i = static_cast<int>(threadIdx.x); i < kInt4Rows * kInt4Inputs / 4; i += kThreads) {
+    const int lane = i % 4, row = i / 4 % kInt4Rows, sixteen = i / 32;
+    const int step = k_tile * 2 + sixteen / 8, of_record = sixteen % 8;
+    if (step * kInt4ExpertInputs >= to.in_features) return;
+    const uint8_t* four = codes[row] + sixteen * 16 + lane * 2;
+    const int thread = rows.warp * 32 + row * 4 + lane;
+    char* word = rows.at(to, step) + of_record / 4 * (kInt4ExpertCodeBytes / 2) + thread * 16 +
+                 of_record % 4 * 4 + rows.lower;
+    word[0] = static_cast<char>(four[0] | four[8] << 4);
+    word[2] = static_cast<char>(four[1] | four[9] << 4);
+  }
+}
+
 // The codes of a record's rows, from shared memory into their places.
-__device__ __forceinline__ void store_codes(const uint8_t (&codes)[kInt4Rows][kInt4Inputs],
-                                            char* record) {
+__device__ __forceinline__ void store_codes(const Codes& codes, const Int4Destination& to,
+                                            int k_tile, int eight) {
+  if (to.kind != Int4Records::kDense) return store_expert_codes(codes, to, k_tile, eight);
   static_assert(kThreads == kInt4CodeBytes / 4);
   const int lane = static_cast<int>(threadIdx.x) / 4 % 32, word = static_cast<int>(threadIdx.x) % 4;
   const int first = static_cast<int>(threadIdx.x) / 128 * 128;
@@ -40,7 +89,27 @@ __device__ __forceinline__ void store_codes(const uint8_t (&codes)[kInt4Rows][kI
   for (int nibble = 0; nibble < 8; ++nibble)
     bits |= static_cast<uint32_t>(codes[lane / 4][first + input_of(lane, word, nibble)])
             << 4 * nibble;
-  reinterpret_cast<uint32_t*>(record)[threadIdx.x] = bits;
+  reinterpret_cast<uint32_t*>(record_at(to, k_tile, eight))[threadIdx.x] = bits;
+}
+
+// The scale and zero point of a row, one of the eight, and of a group of the tile's inputs.
+__device__ __forceinline__ void store_scale(const Int4Destination& to, int k_tile, int eight,
+                                            int row, int group, uint16_t scale, uint8_t zero) {
+  if (to.kind == Int4Records::kDense) {
+    const int groups = to.format.groups_per_record();
+    char* scales = record_at(to, k_tile, eight) + kInt4CodeBytes;
+    reinterpret_cast<uint16_t*>(scales)[group * kInt4Rows + row] = scale;
+    if (to.format.zeros)
+      scales[groups * kZeroBytesAt + group * kInt4Rows + row] = static_cast<char>(zero);
+    return;
+  }
+  const ExpertRows rows(to, eight);
+  const int step = k_tile * 2 + group;
+  if (step * kInt4ExpertInputs >= to.in_features) return;
+  char* scales = rows.at(to, step) + kInt4ExpertCodeBytes;
+  const int at = (rows.warp * 8 + row) * 2 + rows.lower;
+  reinterpret_cast<uint16_t*>(scales)[at] = scale;
+  scales[kInt4ExpertScaleBytes + at] = static_cast<char>(zero);
 }
 
 // Of `width` neighbouring lanes the value of the largest magnitude; a NaN wins.
@@ -56,7 +125,7 @@ __device__ __forceinline__ float largest_of(float value, int width) {
 
 template <typename T>
 __global__ void __launch_bounds__(kThreads) quantize_int4_kernel(const QuantizeInt4Args args) {
-  __shared__ uint8_t codes[kInt4Rows][kInt4Inputs];
+  __shared__ Codes codes;
   const Int4Destination& to = args.to;
   const int row = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
   const int k_tile = static_cast<int>(blockIdx.x), eight = static_cast<int>(blockIdx.y);
@@ -76,12 +145,11 @@ __global__ void __launch_bounds__(kThreads) quantize_int4_kernel(const QuantizeI
     const float code = step == 0 ? kInt4Zero : rintf(__fdiv_rn(values[i], step)) + kInt4Zero;
     codes[row][lane * kEach + i] = static_cast<uint8_t>(fminf(fmaxf(code, 0.0f), 15.0f));
   }
-  char* record = record_at(to, k_tile, to.first_row / kInt4Rows + eight);
-  const int lanes = to.format.group / kEach;
+  const int place = to.first_row / kInt4Rows + eight, lanes = to.format.group / kEach;
   if (lane % lanes == 0)
-    reinterpret_cast<__half*>(record + kInt4CodeBytes)[lane / lanes * kInt4Rows + row] = scale;
+    store_scale(to, k_tile, place, row, lane / lanes, __half_as_ushort(scale), kInt4Zero);
   __syncthreads();
-  store_codes(codes, record);
+  store_codes(codes, to, k_tile, place);
 }
 
 // Code of a row and an input of the range that a source has.
@@ -107,7 +175,7 @@ __device__ __forceinline__ uint8_t stored_code(const RepackInt4Args& args, int r
 }
 
 __global__ void __launch_bounds__(kThreads) repack_int4_kernel(const RepackInt4Args args) {
-  __shared__ uint8_t codes[kInt4Rows][kInt4Inputs];
+  __shared__ Codes codes;
   const Int4Destination& to = args.to;
   const int k_tile = static_cast<int>(blockIdx.x), eight = static_cast<int>(blockIdx.y);
   for (int i = static_cast<int>(threadIdx.x); i < kInt4Rows * kInt4Inputs; i += kThreads) {
@@ -115,13 +183,14 @@ __global__ void __launch_bounds__(kThreads) repack_int4_kernel(const RepackInt4A
     codes[row][i % kInt4Inputs] =
         input < args.inputs ? stored_code(args, eight * kInt4Rows + row, input) : kInt4Zero;
   }
-  char* record =
-      record_at(to, args.first_input / kInt4Inputs + k_tile, to.first_row / kInt4Rows + eight);
+  const int to_tile = args.first_input / kInt4Inputs + k_tile;
+  const int place = to.first_row / kInt4Rows + eight;
   const int groups = to.format.groups_per_record();
   const int all_groups = (args.inputs + to.format.group - 1) / to.format.group;
   if (static_cast<int>(threadIdx.x) < groups * kInt4Rows) {
-    const int row = eight * kInt4Rows + static_cast<int>(threadIdx.x) % kInt4Rows;
-    const int group = k_tile * groups + static_cast<int>(threadIdx.x) / kInt4Rows;
+    const int of_eight = static_cast<int>(threadIdx.x) % kInt4Rows;
+    const int of_tile = static_cast<int>(threadIdx.x) / kInt4Rows;
+    const int row = eight * kInt4Rows + of_eight, group = k_tile * groups + of_tile;
     uint16_t scale = 0;
     uint8_t zero = kInt4Zero;
     if (group < all_groups) {
@@ -135,12 +204,10 @@ __global__ void __launch_bounds__(kThreads) repack_int4_kernel(const RepackInt4A
       }
       if (to.format.zeros) zero = args.zeros[at];
     }
-    char* scales = record + kInt4CodeBytes;
-    reinterpret_cast<uint16_t*>(scales)[threadIdx.x] = scale;
-    if (to.format.zeros) scales[groups * kZeroBytesAt + threadIdx.x] = static_cast<char>(zero);
+    store_scale(to, to_tile, place, of_eight, of_tile, scale, zero);
   }
   __syncthreads();
-  store_codes(codes, record);
+  store_codes(codes, to, to_tile, place);
 }
 
 // A thread has 16 bytes of a record's codes.
@@ -191,8 +258,23 @@ Status check(const char* operation, const Int4Format& format, int32_t out, int32
       operation, out, in, format.group);
 }
 
+Status check_expert(const char* operation, const Int4Destination& to) {
+  const int32_t rows = to.kind == Int4Records::kGatedExpert ? 2 * kInt4Rows : kInt4Rows;
+  if (to.format.group == kInt4ExpertInputs && to.in_features > 0 &&
+      to.in_features % kInt4ExpertInputs == 0 && to.out_features > 0 &&
+      to.out_features % rows == 0 && aligned(to.records, 16))
+    return {};
+  return invalid_argument(
+      "{}: an expert's {} x {} in groups of {}, but groups are of {}, inputs a multiple of that "
+      "and "
+      "outputs of {}",
+      operation, to.out_features, to.in_features, to.format.group, kInt4ExpertInputs, rows);
+}
+
 Status check(const char* operation, const Int4Destination& to) {
-  ESP_RETURN_IF_ERROR(check(operation, to.format, to.out_features, to.in_features, to.records));
+  ESP_RETURN_IF_ERROR(to.kind != Int4Records::kDense ? check_expert(operation, to)
+                                                     : check(operation, to.format, to.out_features,
+                                                             to.in_features, to.records));
   if (to.first_row % kInt4Rows == 0 && to.rows % kInt4Rows == 0 && to.first_row >= 0 &&
       to.first_row + to.rows <= to.out_features)
     return {};
@@ -209,7 +291,7 @@ dim3 records_grid(int32_t inputs, int32_t rows) {
 
 Status quantize_int4(const QuantizeInt4Args& args, const LaunchOptions& launch) {
   ESP_RETURN_IF_ERROR(check("quantize_int4", args.to));
-  if (args.to.format.zeros)
+  if (args.to.format.zeros && args.to.kind == Int4Records::kDense)
     return invalid_argument("quantize_int4: numbers are rounded without zero points");
   if (args.to.rows == 0) return {};
   const dim3 grid = records_grid(args.to.in_features, args.to.rows);

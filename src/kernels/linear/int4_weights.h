@@ -38,19 +38,25 @@ constexpr int64_t int4_bytes(const Int4Format& format, int64_t out, int64_t in) 
   return int4_records(out, in) * format.record_bytes();
 }
 
+// Which records a matrix has: those above, or those of an expert (kernels/moe/int4_experts.h), of
+// whose first GEMM the rows are all of gate, then all of up. Records of experts have zero points
+// whatever their format, and groups of 128.
+enum class Int4Records : uint8_t { kDense, kExpert, kGatedExpert };
+
 // Records that are written: rows [first_row, first_row + rows) of a matrix.
 struct Int4Destination {
   Int4Format format;
+  Int4Records kind = Int4Records::kDense;
   void* records = nullptr;   // of the whole matrix, 16-byte aligned
-  int32_t out_features = 0;  // of the whole matrix, a multiple of 16
-  int32_t in_features = 0;   // a multiple of 32
+  int32_t out_features = 0;  // of the whole matrix, a multiple of 16; kExpert: of 8
+  int32_t in_features = 0;   // a multiple of 32; of an expert: of 128
   int32_t first_row = 0;     // multiples of 8
   int32_t rows = 0;
 };
 
 // Rounds numbers. In each group the number of the largest magnitude becomes code 0, eight steps
 // below the zero point; a NaN or an infinity makes its group's numbers NaN or infinite.
-// REQUIRES: to.format.zeros is false.
+// REQUIRES of dense records: to.format.zeros is false.
 struct QuantizeInt4Args {
   DType type = DType::kBFloat16;  // of x: kBFloat16 or kFloat32
   const void* x = nullptr;        // [to.rows, to.in_features]

@@ -68,6 +68,8 @@ struct GroupedArgs {
   // The weights are records of mxfp4_weights.h, weights_stride bytes between groups, gated where
   // there is an activation; x is bfloat16. As with e4m3 on Hopper alone, and in these forms.
   bool mxfp4 = false;
+  // The same of records of int4_experts.h.
+  bool int4 = false;
   const void* bias = nullptr;  // [num_groups, out_features], or none
   void* y = nullptr;           // rows y_stride apart
   int64_t y_stride = 0;

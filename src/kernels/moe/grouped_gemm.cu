@@ -9,11 +9,11 @@
 // are zeros in its last tile.
 #include "kernels/cuda/launch.h"
 #include "kernels/cuda/mma.cuh"
+#include "kernels/moe/coded_experts.h"
 #include "kernels/moe/cuda.h"
 #include "kernels/moe/experts_decode.h"
 #include "kernels/moe/grouped_gemm_sm90.h"
 #include "kernels/moe/grouped_gemm_tiles.h"
-#include "kernels/moe/mxfp4_experts.h"
 
 namespace espalier::kernels::cuda {
 namespace {
@@ -249,9 +249,10 @@ Status grouped_linear(const GroupedArgs& args, const LaunchOptions& launch) {
   const int32_t rows = by_plan ? args.num_pairs : args.num_groups * args.rows;
   if (rows == 0) return {};
   ESP_ASSIGN_OR_RETURN(const DeviceTraits traits, device_traits());
-  if (mxfp4_experts_supports(args, traits)) return mxfp4_experts(args, traits, launch);
-  if (args.mxfp4)
-    return error(StatusCode::kUnimplemented, "grouped linear: no MXFP4 of these shapes here");
+  if (coded_experts_supports(args, traits)) return coded_experts(args, traits, launch);
+  if (args.mxfp4 || args.int4)
+    return error(StatusCode::kUnimplemented, "grouped linear: no {} of these shapes here",
+                 args.mxfp4 ? "MXFP4" : "int4");
   if (experts_decode_supports(args, traits)) return experts_decode(args, traits, launch);
   if (grouped_gemm_sm90_supports(args, traits)) return grouped_gemm_sm90(args, traits, launch);
   if (args.activation || args.weight_scales != nullptr)
@@ -275,8 +276,8 @@ Status grouped_linear(const GroupedArgs& args, const LaunchOptions& launch) {
 Result<bool> grouped_linear_fuses(const GroupedArgs& args) {
   if (!args.activation) return false;
   ESP_ASSIGN_OR_RETURN(const DeviceTraits traits, device_traits());
-  return args.mxfp4 ? mxfp4_experts_supports(args, traits)
-                    : grouped_gemm_sm90_supports(args, traits);
+  return args.mxfp4 || args.int4 ? coded_experts_supports(args, traits)
+                                 : grouped_gemm_sm90_supports(args, traits);
 }
 
 }  // namespace espalier::kernels::cuda

@@ -3,11 +3,9 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
-#include <numeric>
 
-#include "kernels/activation/cuda.h"
 #include "kernels/cuda/test_device.h"
-#include "kernels/moe/cuda.h"
+#include "kernels/moe/coded_layer.h"
 #include "kernels/moe/mxfp4_weights.h"
 #include "kernels/random/cuda.h"
 
@@ -15,15 +13,6 @@ namespace espalier::kernels {
 namespace {
 
 using test::DeviceArray;
-
-struct Mxfp4LayerShape {
-  int rows, top_k, experts, dim, ffn;
-  Activation activation = Activation::kClampedSwiglu;
-  bool bias = true;
-  int favourites = 0;  // experts that most rows choose; 0: all alike
-};
-
-constexpr float kMxfp4Limit = 7;
 
 // Matrices of one expert behind the other as a checkpoint has them, and their numbers.
 struct Mxfp4Matrices {
@@ -82,187 +71,22 @@ std::vector<float> parted(const std::vector<float>& from, int experts, int rows,
   return out;
 }
 
-// Like parted(), of the activated sums in double: silu of the clamped gate.
-double swiglu(double gate, double up) {
-  gate = std::min<double>(gate, kMxfp4Limit);
-  up = std::clamp<double>(up, -kMxfp4Limit, kMxfp4Limit);
-  return gate / (1 + std::exp(-1.702 * gate)) * (up + 1);
-}
+// The same with their records; of gate and up, rows alternate in the checkpoint.
+struct Mxfp4Experts {
+  const cuda::Mxfp4Shape shape;
+  const Mxfp4Matrices matrices;
+  const std::vector<float> values;
+  const DeviceArray<uint8_t> records;
 
-class Mxfp4Layer {
- public:
-  Mxfp4Layer(Rng& rng, const Mxfp4LayerShape& s)
-      : shape_(s),
-        gate_up_shape_{2 * s.ffn, s.dim, true},
-        down_shape_{s.dim, s.ffn, false},
-        x_(random_rows(rng, int64_t{s.rows} * s.dim)),
-        gate_up_(rng, int64_t{s.experts} * 2 * s.ffn, s.dim),
-        down_(rng, int64_t{s.experts} * s.dim, s.ffn),
-        gate_up_records_(records_of(gate_up_, gate_up_shape_, s.experts)),
-        down_records_(records_of(down_, down_shape_, s.experts)),
-        gate_up_bias_(random_rows(rng, int64_t{s.experts} * 2 * s.ffn)),
-        down_bias_(random_rows(rng, int64_t{s.experts} * s.dim)),
-        host_chosen_(chosen_experts(rng, s)),
-        chosen_(host_chosen_),
-        slots_(chosen_.size()),
-        pairs_(chosen_.size()),
-        begins_(static_cast<size_t>(s.experts) + 1),
-        tiles_(static_cast<size_t>(s.experts) + 1),
-        plan_{slots_.get(), pairs_.get(), begins_.get(), tiles_.get()} {}
-
-  void arrange(int rows) {
-    rows_ = rows;
-    EXPECT_TRUE(cuda::arrange({.experts = chosen_.get(),
-                               .num_pairs = rows * shape_.top_k,
-                               .num_experts = shape_.experts,
-                               .plan = plan_},
-                              {})
-                    .ok());
-  }
-  size_t num_pairs() const { return static_cast<size_t>(rows_ * shape_.top_k); }
-
-  std::vector<BFloat16> inner(bool row_invariant) const {
-    const DeviceArray<BFloat16> x(x_), bias(gate_up_bias_);
-    const DeviceArray<BFloat16> y(num_pairs() * static_cast<size_t>(shape_.ffn));
-    cuda::GroupedArgs args = up_args(x.get(), gate_up_records_.get(), y.get());
-    args.weights_stride = gate_up_shape_.size_bytes();
+  Mxfp4Experts(Rng& rng, int experts, int rows, int in, bool gated)
+      : shape{rows, in, gated},
+        matrices(rng, int64_t{experts} * rows, in),
+        values(gated ? parted(matrices.values, experts, rows, in) : matrices.values),
+        records(records_of(matrices, shape, experts)) {}
+  void use(cuda::GroupedArgs& args) const {
+    args.weights = records.get(), args.weights_stride = shape.size_bytes();
     args.mxfp4 = true;
-    args.bias = shape_.bias ? bias.get() : nullptr;
-    args.activation = shape_.activation, args.limit = kMxfp4Limit;
-    args.y_stride = shape_.ffn;
-    args.row_invariant = row_invariant;
-    EXPECT_TRUE(cuda::grouped_linear(args, {.pdl = true}).ok());
-    return y.read();
   }
-  std::vector<BFloat16> outer(const std::vector<BFloat16>& inner, bool row_invariant) const {
-    const DeviceArray<BFloat16> x(inner), bias(down_bias_);
-    const DeviceArray<BFloat16> y(num_pairs() * static_cast<size_t>(shape_.dim));
-    cuda::GroupedArgs args = down_args(x.get(), down_records_.get(), y.get());
-    args.weights_stride = down_shape_.size_bytes();
-    args.mxfp4 = true;
-    args.bias = shape_.bias ? bias.get() : nullptr;
-    args.row_invariant = row_invariant;
-    EXPECT_TRUE(cuda::grouped_linear(args, {.pdl = true}).ok());
-    return y.read();
-  }
-  std::vector<float> float_inner() const {
-    const DeviceArray<float> x(test::to_floats(x_));
-    const DeviceArray<float> bias(test::to_floats(gate_up_bias_));
-    const DeviceArray<float> weights(
-        parted(gate_up_.values, shape_.experts, 2 * shape_.ffn, shape_.dim));
-    const DeviceArray<float> both(num_pairs() * static_cast<size_t>(2 * shape_.ffn));
-    cuda::GroupedArgs args = up_args(x.get(), weights.get(), both.get());
-    args.type = DType::kFloat32;
-    args.bias = shape_.bias ? bias.get() : nullptr;
-    EXPECT_TRUE(cuda::grouped_linear(args, {}).ok());
-    const DeviceArray<float> y(num_pairs() * static_cast<size_t>(shape_.ffn));
-    EXPECT_TRUE(cuda::gated({.type = DType::kFloat32,
-                             .gate = both.get(),
-                             .gate_stride = 2 * shape_.ffn,
-                             .up = both.get() + shape_.ffn,
-                             .up_stride = 2 * shape_.ffn,
-                             .y = y.get(),
-                             .y_stride = shape_.ffn,
-                             .rows = static_cast<int32_t>(num_pairs()),
-                             .dim = shape_.ffn,
-                             .activation = shape_.activation,
-                             .limit = kMxfp4Limit},
-                            {})
-                    .ok());
-    return y.read();
-  }
-  std::vector<float> float_outer(const std::vector<BFloat16>& inner) const {
-    const DeviceArray<float> x(test::to_floats(inner)), weights(down_.values);
-    const DeviceArray<float> bias(test::to_floats(down_bias_));
-    const DeviceArray<float> y(num_pairs() * static_cast<size_t>(shape_.dim));
-    cuda::GroupedArgs args = down_args(x.get(), weights.get(), y.get());
-    args.type = DType::kFloat32;
-    args.bias = shape_.bias ? bias.get() : nullptr;
-    EXPECT_TRUE(cuda::grouped_linear(args, {}).ok());
-    return y.read();
-  }
-  // The first pair's inner row by loops in double.
-  std::vector<double> slow_inner() const {
-    std::vector<double> out;
-    const int64_t expert = host_chosen_[0];
-    const auto sum = [&](int row) {  // of the checkpoint's, in which gate and up alternate
-      double total = 0;
-      for (int k = 0; k < shape_.dim; ++k)
-        total +=
-            gate_up_.values[static_cast<size_t>((expert * 2 * shape_.ffn + row) * shape_.dim + k)] *
-            double{to_float(x_[static_cast<size_t>(k)])};
-      const int64_t bias = row / 2 + row % 2 * shape_.ffn;
-      return total + to_float(gate_up_bias_[static_cast<size_t>(expert * 2 * shape_.ffn + bias)]);
-    };
-    for (int i = 0; i < shape_.ffn; ++i) out.push_back(swiglu(sum(2 * i), sum(2 * i + 1)));
-    return out;
-  }
-  int slot_of_first_pair() const { return slots_.read()[0]; }
-  // Rows in the order of slots become rows in the order of pairs.
-  std::vector<uint16_t> by_pair(const std::vector<BFloat16>& of_slots, int columns) const {
-    const std::vector<int32_t> slots = slots_.read();
-    std::vector<uint16_t> out;
-    for (size_t pair = 0; pair < num_pairs(); ++pair)
-      for (int i = 0; i < columns; ++i)
-        out.push_back(of_slots[static_cast<size_t>(slots[pair] * columns + i)].bits);
-    return out;
-  }
-
- private:
-  static std::vector<BFloat16> random_rows(Rng& rng, int64_t count) {
-    return test::to_bfloat16s(test::random_floats(rng, count, 1));
-  }
-  static std::vector<int32_t> chosen_experts(Rng& rng, const Mxfp4LayerShape& s) {
-    std::vector<int32_t> chosen, ids(static_cast<size_t>(s.experts));
-    std::iota(ids.begin(), ids.end(), 0);
-    for (int row = 0; row < s.rows; ++row) {
-      const bool all = s.favourites == 0 || rng.between(0, 7) == 0;
-      const int most = all ? s.experts : std::min(s.experts, std::max(s.favourites, s.top_k));
-      for (int i = 0; i < s.top_k; ++i)
-        std::swap(ids[static_cast<size_t>(i)], ids[static_cast<size_t>(rng.between(i, most - 1))]);
-      chosen.insert(chosen.end(), ids.begin(), ids.begin() + s.top_k);
-      std::ranges::sort(ids);
-    }
-    return chosen;
-  }
-  cuda::GroupedArgs up_args(const void* x, const void* weights, void* y) const {
-    return {.num_groups = shape_.experts,
-            .in_features = shape_.dim,
-            .out_features = 2 * shape_.ffn,
-            .x = x,
-            .x_stride = shape_.dim,
-            .weights = weights,
-            .weights_stride = int64_t{2} * shape_.ffn * shape_.dim,
-            .y = y,
-            .y_stride = 2 * shape_.ffn,
-            .plan = &plan_,
-            .num_pairs = static_cast<int32_t>(num_pairs()),
-            .pairs_per_row = shape_.top_k};
-  }
-  cuda::GroupedArgs down_args(const void* x, const void* weights, void* y) const {
-    return {.num_groups = shape_.experts,
-            .in_features = shape_.ffn,
-            .out_features = shape_.dim,
-            .x = x,
-            .x_stride = shape_.ffn,
-            .weights = weights,
-            .weights_stride = int64_t{shape_.ffn} * shape_.dim,
-            .y = y,
-            .y_stride = shape_.dim,
-            .plan = &plan_,
-            .num_pairs = static_cast<int32_t>(num_pairs())};
-  }
-
-  const Mxfp4LayerShape shape_;
-  const cuda::Mxfp4Shape gate_up_shape_, down_shape_;
-  int rows_ = 0;
-  const std::vector<BFloat16> x_;
-  const Mxfp4Matrices gate_up_, down_;
-  const DeviceArray<uint8_t> gate_up_records_, down_records_;
-  const std::vector<BFloat16> gate_up_bias_, down_bias_;
-  const std::vector<int32_t> host_chosen_;
-  const DeviceArray<int32_t> chosen_, slots_, pairs_, begins_, tiles_;
-  const cuda::ExpertPlan plan_;
 };
 
 class CudaMxfp4 : public test::OnDevice {
@@ -275,47 +99,14 @@ class CudaMxfp4 : public test::OnDevice {
     if (traits->compute_capability != 90)
       GTEST_SKIP() << "SKIPPED: experts in MXFP4 need code for Hopper";
   }
-  void check(const Mxfp4LayerShape& s) {
-    SCOPED_TRACE(fmt::format("{} rows, {} of {} experts, {} x {}", s.rows, s.top_k, s.experts,
-                             s.dim, s.ffn));
-    Mxfp4Layer layer(rng_, s);
-    layer.arrange(s.rows);
-    const auto inner = layer.inner(false);
-    const double inner_error = test::relative_error(test::to_floats(inner), layer.float_inner());
-    const auto outer = layer.outer(inner, false);
-    const double outer_error =
-        test::relative_error(test::to_floats(outer), layer.float_outer(inner));
-    fmt::print("{} rows, {} of {} experts, {} x {}: errors {:.5f} and {:.5f}\n", s.rows, s.top_k,
-               s.experts, s.dim, s.ffn, inner_error, outer_error);
-    EXPECT_LT(inner_error, 0.004);
-    EXPECT_LT(outer_error, 0.004);
-    EXPECT_EQ(layer.by_pair(layer.inner(false), s.ffn), layer.by_pair(inner, s.ffn));
-    // row_invariant: a row's bits are those that it has in a batch of fewer rows.
-    const auto invariant = layer.inner(true);
-    EXPECT_LT(test::relative_error(test::to_floats(invariant), layer.float_inner()), 0.004);
-    const auto all = layer.by_pair(invariant, s.ffn);
-    const auto all_outer = layer.by_pair(layer.outer(invariant, true), s.dim);
-    layer.arrange((s.rows + 1) / 2);
-    const auto half = layer.inner(true);
-    const auto some = layer.by_pair(half, s.ffn);
-    EXPECT_TRUE(std::equal(some.begin(), some.end(), all.begin()));
-    const auto some_outer = layer.by_pair(layer.outer(half, true), s.dim);
-    EXPECT_TRUE(std::equal(some_outer.begin(), some_outer.end(), all_outer.begin()));
+  void check(const test::CodedLayerShape& s) {
+    test::check_coded_layer<Mxfp4Experts>(rng_, s, 0.004);
   }
 };
 
 TEST_F(CudaMxfp4, OneRowAgainstSlowLoops) {
-  const Mxfp4LayerShape shape{.rows = 1, .top_k = 2, .experts = 3, .dim = 160, .ffn = 96};
-  Mxfp4Layer layer(rng_, shape);
-  layer.arrange(1);
-  const std::vector<double> expected = layer.slow_inner();
-  const std::vector<float> got = test::to_floats(layer.inner(false));
-  const auto first = static_cast<size_t>(layer.slot_of_first_pair() * shape.ffn);
-  double most = 0;
-  for (size_t i = 0; i < expected.size(); ++i)
-    most = std::max(most, std::abs(got[first + i] - expected[i]) / (1 + std::abs(expected[i])));
-  fmt::print("largest error {:.5f}\n", most);
-  EXPECT_LT(most, 0.005);
+  test::check_one_row<Mxfp4Experts>(
+      rng_, {.rows = 1, .top_k = 2, .experts = 3, .dim = 160, .ffn = 96}, 0.005);
 }
 
 TEST_F(CudaMxfp4, FewRows) {
@@ -415,7 +206,6 @@ TEST_F(CudaMxfp4, FillsUpTheLastBlock) {
 }
 
 TEST_F(CudaMxfp4, RefusesWhatTheKernelDoesNotTake) {
-  Mxfp4Layer layer(rng_, {.rows = 2, .top_k = 1, .experts = 2, .dim = 32, .ffn = 32});
   const DeviceArray<uint8_t> bytes(1 << 16);
   const cuda::GroupedArgs args{.num_groups = 2,
                                .in_features = 32,

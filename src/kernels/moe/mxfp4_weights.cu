@@ -10,7 +10,7 @@ namespace {
 
 constexpr int kMxfp4Threads = 256;
 // The exponent that the kernel's factor of a block has: its weights are multiplied as 2^-62 of
-// themselves, so that the factors of usual scales are bfloat16 (mxfp4_experts.cu).
+// themselves, so that the factors of usual scales are bfloat16 (coded_experts.cu).
 constexpr int kFactorOffset = 64, kMostScale = 190;
 
 struct BlockCodes {

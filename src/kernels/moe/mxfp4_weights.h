@@ -1,5 +1,5 @@
 // Experts' matrices in MXFP4 in device memory (OCP Microscaling formats 1.0: E2M1 elements, 32 of a
-// row share a scale of a power of two), in the order in which mxfp4_experts.cu reads them. This
+// row share a scale of a power of two), in the order in which coded_experts.cu reads them. This
 // header makes such records of a checkpoint's blocks or of numbers.
 //
 // A record has 64 rows x 64 inputs of a matrix: 16 bytes for each of a warp group's 128 threads,

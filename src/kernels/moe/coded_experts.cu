@@ -1,14 +1,14 @@
-// Grouped GEMM of experts in MXFP4 on Hopper, with the gather of rows in the loads and the gated
-// activation behind. x [tokens, in] by the plan's pairs (gate and up) or [pairs, in] in the order
-// of slots (down), W [experts] records of mxfp4_weights.h, y [pairs, out / 2] or [pairs, out];
-// bfloat16. Computed as y^T = W x^T: codes become bfloat16 exactly, as wgmma's 64 rows in
-// registers, the expert's rows are its columns in shared memory.
+// Grouped GEMM of experts in codes of 4 bits on Hopper, with the gather of rows in the loads and
+// the gated activation behind. x [tokens, in] by the plan's pairs (gate and up) or [pairs, in] in
+// the order of slots (down), W [experts] records of mxfp4_weights.h or int4_experts.h, y [pairs,
+// out / 2] or [pairs, out]; bfloat16. Computed as y^T = W x^T: codes become bfloat16 as wgmma's 64
+// rows in registers, the expert's rows are its columns in shared memory.
 // Parallel: a persistent block for each multiprocessor; an item is 128 rows of W for up to 64
-// (decode), 128 or 256 rows (prefill) of one expert; two consumer warp groups with 64 of W each.
-// Pipeline: 16, 10 or 6 stages of 64 inputs, W by TMA bulk copies, x by cp.async; it runs across
-// items.
-// Roof: memory at decode (each chosen expert's matrix once, 4.25 bits a weight), of whose rate it
-// reaches 40 %; tensor cores at prefill, 90 % of bfloat16's. History: docs/notes/mxfp4_experts.md.
+// (decode), 128 or 256 rows (prefill) of one expert; two consumer warp groups have 64 of W each.
+// Pipeline: 16, 10 or 6 times 64 inputs in stages of a record's, W by TMA bulk copies, x by
+// cp.async; it runs across items.
+// Roof: memory at decode (each chosen expert's matrix once, 4.2 bits a weight); tensor cores at
+// prefill. Rates and history: docs/notes/mxfp4_experts.md, docs/notes/int4_experts.md.
 #include <algorithm>
 
 #include "kernels/activation/activation.cuh"
@@ -16,35 +16,39 @@
 #include "kernels/cuda/launch.h"
 #include "kernels/cuda/mma.cuh"
 #include "kernels/cuda/wgmma_weights.cuh"
+#include "kernels/moe/coded_experts.h"
 #include "kernels/moe/expert_tiles.cuh"
-#include "kernels/moe/mxfp4_experts.h"
-#include "kernels/moe/mxfp4_weights.h"
+#include "kernels/moe/int4_expert_codes.cuh"
+#include "kernels/moe/mxfp4_codes.cuh"
 
 namespace espalier::kernels::cuda {
 namespace {
 
-constexpr int kWarpGroup = 128;              // threads
-constexpr int kItemRows = 128;               // of W
-constexpr int kRowBytes = kMxfp4Inputs * 2;  // of x in a stage: the swizzle's width
-constexpr int kHalves = 2;                   // of an item, a consumer warp group for each
+constexpr int kWarpGroup = 128;            // threads
+constexpr int kItemRows = 128;             // of W
+constexpr int kBoxInputs = 64;             // of a row of x that lie together in a stage:
+constexpr int kRowBytes = kBoxInputs * 2;  // the swizzle's width
+constexpr int kHalves = 2;                 // of an item, a consumer warp group for each
 constexpr int kThreads = (1 + kHalves) * kWarpGroup;
 // The most rows a group on average that the divisions for few and for some rows are faster for.
 constexpr int kFewRows = 40, kSomeRows = 600;
 
-// ROWS: of x in a tile.
-template <int ROWS>
+// CODES: Mxfp4Codes or Int4ExpertCodes. ROWS: of x in a tile.
+template <typename CODES, int ROWS>
 struct Division {
+  using Codes = CODES;
   static constexpr int kRows = ROWS;
-  static constexpr int kStages = ROWS == 256 ? 6 : ROWS == 128 ? 10 : 16;
-  static constexpr int kBehind = kStages / 2 - 1;  // stages between a row's request and its arrival
+  static constexpr int kBoxes = Codes::kInputs / kBoxInputs;  // of x in a stage
+  static constexpr int kBoxBytes = kRows * kRowBytes;
+  static constexpr int kStages = (ROWS == 256 ? 6 : ROWS == 128 ? 10 : 16) / kBoxes;
+  static constexpr int kBehind = (kStages - 1) / 2;  // stages between a row's request and arrival
   // Fewer rows take fewer columns of wgmma: a half, or a quarter. With 256 the sums of one form
   // are all that the registers hold.
   static constexpr bool kNarrows = ROWS < 256;
+  static constexpr bool kScalesSums = Codes::kScalesSums && ROWS < 256;
   static constexpr bool kOnce = ROWS == 64;  // weights are read once
+  static constexpr float kWhole = Codes::kWhole;
 };
-using FewRows = Division<64>;
-using SomeRows = Division<128>;
-using ManyRows = Division<256>;
 
 struct Params {
   const char* x;
@@ -69,8 +73,8 @@ struct Params {
 
 template <typename D>
 struct Shared {
-  alignas(1024) char x[D::kStages][D::kRows * kRowBytes];  // [rows] of kRowBytes, swizzled
-  alignas(128) char weights[D::kStages][kHalves * kMxfp4RecordBytes];
+  alignas(1024) char x[D::kStages][D::kBoxes * D::kBoxBytes];  // [boxes][rows], swizzled
+  alignas(128) char weights[D::kStages][kHalves * D::Codes::kRecordBytes];
   Barrier full[D::kStages], empty[D::kStages];
   ExpertTiles experts;
 };
@@ -181,9 +185,9 @@ __device__ void produce(const Params& p, Shared<D>& shared) {
       const int64_t row = GATED ? p.pairs[slot] / p.pairs_per_row : slot;
       offsets[i] = static_cast<uint32_t>(row * p.x_stride_bytes / 16 + part);
     }
-    const auto bytes = static_cast<uint32_t>(item.halves * kMxfp4RecordBytes);
+    const auto bytes = static_cast<uint32_t>(item.halves * D::Codes::kRecordBytes);
     const char* weights = p.weights + item.group * p.weights_stride +
-                          int64_t{item.chunk} * p.steps * (kHalves * kMxfp4RecordBytes);
+                          int64_t{item.chunk} * p.steps * (kHalves * D::Codes::kRecordBytes);
     for (int step = 0; step < p.steps; ++step) {
       barrier_wait(shared.empty[pipeline.stage], pipeline.parity ^ 1);
       if (thread == 0) {
@@ -192,12 +196,16 @@ __device__ void produce(const Params& p, Shared<D>& shared) {
                                bytes, shared.full[pipeline.stage]);
       }
       const uint32_t rows = shared_address(shared.x[pipeline.stage]) + to;
-      const bool known = step * kRowBytes + part * 16 < p.in_bytes;
 #pragma unroll
-      for (int i = 0; i < kCopies; ++i)  // rows that the tile lacks stay what they were
-        if (row0 + i * kRowStep < item.rows)
-          copy_async(rows + static_cast<uint32_t>(i * kRowStep * kRowBytes),
-                     p.x + (known ? (uint64_t{offsets[i]} + step * 8) * 16 : 0), known);
+      for (int box = 0; box < D::kBoxes; ++box) {
+        const int from = step * D::kBoxes + box;  // of the row, in boxes
+        const bool known = from * kRowBytes + part * 16 < p.in_bytes;
+#pragma unroll
+        for (int i = 0; i < kCopies; ++i)  // rows that the tile lacks stay what they were
+          if (row0 + i * kRowStep < item.rows)
+            copy_async(rows + static_cast<uint32_t>(box * D::kBoxBytes + i * kRowStep * kRowBytes),
+                       p.x + (known ? (uint64_t{offsets[i]} + from * 8) * 16 : 0), known);
+      }
       coming.add();
       pipeline.advance();
     }
@@ -207,44 +215,6 @@ __device__ void produce(const Params& p, Shared<D>& shared) {
 
 // --- the consumers ---
 
-__device__ __forceinline__ uint32_t multiply_pair(uint32_t a, uint32_t b) {
-  uint32_t result = 0;
-  ESP_HOPPER_ASM("mul.rn.bf16x2 %0, %1, %2;" : "=r"(result) : "r"(a), "r"(b));
-  return result;
-}
-
-// The fragment of 16 inputs of a word of codes (mxfp4_weights.cu): a code's bits are a bfloat16, of
-// 2^-126 of its number, that a row's factor multiplies exactly.
-__device__ __forceinline__ void widen(uint32_t word, uint32_t upper, uint32_t lower,
-                                      uint32_t (&fragment)[4]) {
-  constexpr uint32_t kBits = 0x81c081c0;
-  fragment[0] = multiply_pair(word & kBits, upper);
-  fragment[1] = multiply_pair(word << 3 & kBits, lower);
-  fragment[2] = multiply_pair(word << 6 & kBits, upper);
-  const uint32_t rest =
-      (word << 1 & 0x80008000) | (word >> 5 & 0x01000100) | (word >> 4 & 0x00c000c0);
-  fragment[3] = multiply_pair(rest, lower);
-}
-// Weights are multiplied as this part of themselves (mxfp4_weights.cu).
-constexpr float kWhole = 0x1p62f;
-
-// The calling thread's codes of a record, and the exponents of its two rows' factors.
-struct Codes {
-  uint4 words;
-  uint32_t exponents;
-
-  __device__ explicit Codes(const char* record) {
-    const int thread = static_cast<int>(threadIdx.x) % kWarpGroup;
-    words = reinterpret_cast<const uint4*>(record)[thread];
-    exponents = reinterpret_cast<const uint32_t*>(record + kMxfp4CodeBytes)[thread / 4];
-  }
-  // Twice the bfloat16 of an exponent.
-  template <int I>
-  __device__ __forceinline__ uint32_t factor() const {
-    return __byte_perm(exponents, 0, 0x4040 | I << 8 | I) << 7;
-  }
-};
-
 __device__ __forceinline__ void arrive_once(Barrier& empty) {
   __syncwarp();
   if (threadIdx.x % 32 == 0) barrier_arrive(empty);
@@ -253,6 +223,7 @@ __device__ __forceinline__ void arrive_once(Barrier& empty) {
 // A consumer warp group: `half` of the item's rows of W.
 template <typename D>
 struct Consumer {
+  using Codes = typename D::Codes;
   Shared<D>& shared;
   int half;
   uint64_t first_rows;  // the descriptor of stage 0; other addresses are sums, in 16 bytes
@@ -261,26 +232,81 @@ struct Consumer {
   // The sums of the group's 64 rows of W by COLUMNS rows of x.
   template <int COLUMNS>
   __device__ void multiply(int steps, float (&sums)[COLUMNS / 2]) {
-    int released = -1;                   // the stage that the multiplication in flight reads
-    uint32_t first[2][4], second[2][4];  // fragments of 32 inputs; those in flight stay as they are
+    if constexpr (D::kScalesSums)
+      multiply_whole<COLUMNS>(steps, sums);
+    else
+      multiply_weights<COLUMNS>(steps, sums);
+  }
+
+  template <int COLUMNS>
+  __device__ __forceinline__ void multiply_weights(int steps, float (&sums)[COLUMNS / 2]) {
+    int released = -1;            // the stage that the multiplication in flight reads
+    uint32_t fragments[2][2][4];  // of 32 inputs each; those in flight stay as they are
     for (int step = 0; step < steps; ++step) {
       const int stage = pipeline.stage;
       barrier_wait(shared.full[stage], pipeline.parity);
-      const Codes codes(shared.weights[stage] + half * kMxfp4RecordBytes);
-      const uint64_t rows = first_rows + static_cast<uint32_t>(stage) * (D::kRows * kRowBytes / 16);
-      widen(codes.words.x, codes.template factor<0>(), codes.template factor<1>(), first[0]);
-      widen(codes.words.y, codes.template factor<0>(), codes.template factor<1>(), first[1]);
-      multiply_32<COLUMNS>(rows, first, step > 0, sums);
-      if (released >= 0) arrive_once(shared.empty[released]);
+#pragma unroll 1
+      for (int box = 0; box < D::kBoxes; ++box) {
+        const typename Codes::Weights weights(record_of(stage), thread_of_group(), box);
+        const uint64_t rows = rows_of(stage, box);
+        weights.template widen<0>(fragments[0]);
+        multiply_32<COLUMNS>(rows, fragments[0], step + box > 0, sums);
+        if (box == 0 && released >= 0) arrive_once(shared.empty[released]);
+        weights.template widen<1>(fragments[1]);
+        multiply_32<COLUMNS>(rows + 4, fragments[1], true, sums);
+      }
       released = stage;
-      widen(codes.words.z, codes.template factor<2>(), codes.template factor<3>(), second[0]);
-      widen(codes.words.w, codes.template factor<2>(), codes.template factor<3>(), second[1]);
-      multiply_32<COLUMNS>(rows + 4, second, true, sums);
       pipeline.advance();
     }
     wgmma_wait<0>();
     pin(sums);
     arrive_once(shared.empty[released]);
+  }
+
+  // Of whole numbers, whose sum over a stage is scaled. No multiplication is in flight across the
+  // loop's end, or ptxas would serialise all; the next stage's codes are widened before it.
+  template <int COLUMNS>
+  __device__ __forceinline__ void multiply_whole(int steps, float (&sums)[COLUMNS / 2]) {
+    float partial[COLUMNS / 2];
+#pragma unroll
+    for (int i = 0; i < COLUMNS / 2; ++i) sums[i] = partial[i] = 0;
+    uint32_t fragments[2][2][4];
+    barrier_wait(shared.full[pipeline.stage], pipeline.parity);
+    Codes codes(record_of(pipeline.stage), thread_of_group());
+    codes.template widen_whole<0>(fragments[0]);
+    for (int step = 0; step < steps; ++step) {
+      const int stage = pipeline.stage;
+      const float upper = codes.scales.upper(), lower = codes.scales.lower();
+      multiply_32<COLUMNS>(rows_of(stage, 0), fragments[0], false, partial);
+      codes.template widen_whole<1>(fragments[1]);
+      multiply_32<COLUMNS>(rows_of(stage, 0) + 4, fragments[1], true, partial);
+      codes.template widen_whole<2>(fragments[0]);
+      multiply_32<COLUMNS>(rows_of(stage, 1), fragments[0], true, partial);
+      codes.template widen_whole<3>(fragments[1]);
+      multiply_32<COLUMNS>(rows_of(stage, 1) + 4, fragments[1], true, partial);
+      if (step + 1 < steps) pipeline.advance();  // behind the last the same again: no branch
+      barrier_wait(shared.full[pipeline.stage], pipeline.parity);
+      codes = Codes(record_of(pipeline.stage), thread_of_group());
+      codes.template widen_whole<0>(fragments[0]);
+      wgmma_wait<0>();
+      pin(partial);
+      arrive_once(shared.empty[stage]);
+#pragma unroll
+      for (int i = 0; i < COLUMNS / 2; ++i)
+        sums[i] += (i / 2 % 2 == 0 ? upper : lower) * partial[i];
+    }
+    pipeline.advance();
+  }
+
+  __device__ __forceinline__ const char* record_of(int stage) const {
+    return shared.weights[stage] + half * Codes::kRecordBytes;
+  }
+  static __device__ __forceinline__ int thread_of_group() {
+    return static_cast<int>(threadIdx.x) % kWarpGroup;
+  }
+  // The descriptor of 64 inputs of a stage; those from the 32nd on are four further.
+  __device__ __forceinline__ uint64_t rows_of(int stage, int box) const {
+    return first_rows + static_cast<uint32_t>(stage * D::kBoxes + box) * (D::kBoxBytes / 16);
   }
 
   // Starts to multiply 32 inputs; returns when the multiplication before is done.
@@ -307,7 +333,7 @@ struct Consumer {
 
 // A lane has rows lane / 4 and lane / 4 + 8 of its warp's 16 rows of W, of every eight rows of x
 // the two from lane % 4 * 2 on. GATED: its rows are of gate and of up.
-template <bool GATED>
+template <typename D, bool GATED>
 class Writer {
  public:
   __device__ Writer(const Params& p, const Item& item, int half) : p_(p), item_(item) {
@@ -325,8 +351,8 @@ class Writer {
     for (int i = 0; i < COLUMNS / 4; ++i) {  // of every eight rows two, each with two rows of W
       const int row = i / 2 * 8 + row0 + i % 2;
       if (row >= item_.rows) continue;
-      const float high = sums[i / 2 * 4 + i % 2] * kWhole + upper_bias;
-      const float low = sums[i / 2 * 4 + 2 + i % 2] * kWhole + lower_bias;
+      const float high = sums[i / 2 * 4 + i % 2] * D::kWhole + upper_bias;
+      const float low = sums[i / 2 * 4 + 2 + i % 2] * D::kWhole + lower_bias;
       bf16* y = p_.y + int64_t{item_.first + row} * p_.y_stride;
       if constexpr (GATED) {
         if (upper_ < p_.columns)
@@ -353,7 +379,7 @@ template <typename D, bool GATED, int COLUMNS>
 __device__ __forceinline__ void compute(const Params& p, Consumer<D>& consumer, const Item& item) {
   float sums[COLUMNS / 2];
   consumer.template multiply<COLUMNS>(p.steps, sums);
-  Writer<GATED>(p, item, consumer.half).template write<COLUMNS>(sums);
+  Writer<D, GATED>(p, item, consumer.half).template write<COLUMNS>(sums);
 }
 
 template <typename D, bool GATED>
@@ -379,7 +405,7 @@ __device__ void consume(const Params& p, Shared<D>& shared) {
 }
 
 template <typename D, bool GATED>
-__global__ void __launch_bounds__(kThreads, 1) mxfp4_experts_kernel(const Params p) {
+__global__ void __launch_bounds__(kThreads, 1) coded_experts_kernel(const Params p) {
   extern __shared__ char raw[];
   auto& shared = *reinterpret_cast<Shared<D>*>(raw + (1024 - shared_address(raw) % 1024) % 1024);
   release_next();
@@ -407,7 +433,7 @@ __global__ void __launch_bounds__(kThreads, 1) mxfp4_experts_kernel(const Params
 
 template <typename D, bool GATED>
 Status start(const GroupedArgs& args, const DeviceTraits& traits, const LaunchOptions& launch) {
-  const Mxfp4Shape shape{args.out_features, args.in_features, GATED};
+  const typename D::Codes::Shape shape{args.out_features, args.in_features, GATED};
   const Params params{.x = static_cast<const char*>(args.x),
                       .x_stride_bytes = args.x_stride * 2,
                       .weights = static_cast<const char*>(args.weights),
@@ -428,7 +454,7 @@ Status start(const GroupedArgs& args, const DeviceTraits& traits, const LaunchOp
                       .activation = args.activation.value_or(Activation::kSilu),
                       .limit = args.limit,
                       .row_invariant = args.row_invariant};
-  auto* kernel = mxfp4_experts_kernel<D, GATED>;
+  auto* kernel = coded_experts_kernel<D, GATED>;
   constexpr size_t kBytes = sizeof(Shared<D>) + 1024;
   static_assert(kBytes <= 227 * 1024);
   ESP_RETURN_IF_ERROR(allow_shared("grouped linear", kernel, kBytes));
@@ -444,24 +470,33 @@ Status start_division(const GroupedArgs& args, const DeviceTraits& traits,
                          : start<D, false>(args, traits, launch);
 }
 
-}  // namespace
-
-bool mxfp4_experts_supports(const GroupedArgs& args, const DeviceTraits& traits) {
-  const bool gathers = args.pairs_per_row > 0;
-  return traits.compute_capability == 90 && args.mxfp4 && args.type == DType::kBFloat16 &&
-         args.plan != nullptr && gathers == args.activation.has_value() &&
-         args.weight_scales == nullptr && args.num_groups <= kMaxExperts &&
-         args.in_features % 8 == 0 && args.x_stride % 8 == 0 && args.weights_stride % 16 == 0 &&
-         aligned(args.x, 16) && aligned(args.weights, 16);
+// Steps whose rows may not depend on how many there are take one division.
+template <typename CODES>
+Status start_codes(const GroupedArgs& args, const DeviceTraits& traits,
+                   const LaunchOptions& launch) {
+  const int32_t each = args.num_pairs / num_routed(args);
+  if (each <= kFewRows || args.row_invariant)
+    return start_division<Division<CODES, 64>>(args, traits, launch);
+  return each <= kSomeRows ? start_division<Division<CODES, 128>>(args, traits, launch)
+                           : start_division<Division<CODES, 256>>(args, traits, launch);
 }
 
-// Steps whose rows may not depend on how many there are take one division.
-Status mxfp4_experts(const GroupedArgs& args, const DeviceTraits& traits,
+}  // namespace
+
+bool coded_experts_supports(const GroupedArgs& args, const DeviceTraits& traits) {
+  const bool gathers = args.pairs_per_row > 0;
+  return traits.compute_capability == 90 && args.mxfp4 != args.int4 &&
+         args.type == DType::kBFloat16 && args.plan != nullptr &&
+         gathers == args.activation.has_value() && args.weight_scales == nullptr &&
+         args.num_groups <= kMaxExperts &&
+         args.in_features % (args.int4 ? kInt4ExpertInputs : 8) == 0 && args.x_stride % 8 == 0 &&
+         args.weights_stride % 16 == 0 && aligned(args.x, 16) && aligned(args.weights, 16);
+}
+
+Status coded_experts(const GroupedArgs& args, const DeviceTraits& traits,
                      const LaunchOptions& launch) {
-  const int32_t each = args.num_pairs / num_routed(args);
-  if (each <= kFewRows || args.row_invariant) return start_division<FewRows>(args, traits, launch);
-  return each <= kSomeRows ? start_division<SomeRows>(args, traits, launch)
-                           : start_division<ManyRows>(args, traits, launch);
+  return args.int4 ? start_codes<Int4ExpertCodes>(args, traits, launch)
+                   : start_codes<Mxfp4Codes>(args, traits, launch);
 }
 
 }  // namespace espalier::kernels::cuda

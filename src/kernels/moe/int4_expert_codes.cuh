@@ -1,0 +1,116 @@
+// Codes of 4 bits with scales of groups become bfloat16 in registers, for coded_experts.cu. Device
+// code only.
+//
+// A word of codes is a thread's fragment of 16 inputs: its first row's in bytes 0 and 2, that of
+// the row eight further in bytes 1 and 3; of a byte, inputs k in the low bits and k + 8 in the high
+// ones, k even in bytes 0 and 1 and odd in the others (linear/int4_weights.cu).
+#pragma once
+
+#include <cuda_fp16.h>
+
+#include "kernels/linear/int4_codes.cuh"
+#include "kernels/moe/int4_experts.h"
+
+namespace espalier::kernels::cuda {
+
+// The fragment of a word, as whole numbers over 64; zero points by int4_zero_pair().
+__device__ __forceinline__ void widen_int4_word(uint32_t word, __nv_bfloat162 upper,
+                                                __nv_bfloat162 lower, uint32_t (&fragment)[4]) {
+  fragment[0] = int4_pair<false>(word, upper);
+  fragment[1] = int4_pair<false>(word >> 8, lower);
+  fragment[2] = int4_pair<true>(word, upper);
+  fragment[3] = int4_pair<true>(word >> 8, lower);
+}
+
+// The scales and zero points of the calling thread's two rows of a record.
+struct Int4ExpertScales {
+  __half2 scales;
+  uint32_t zeros;  // bytes
+
+  __device__ Int4ExpertScales(const char* record, int thread) {
+    const char* behind = record + kInt4ExpertCodeBytes;
+    scales = reinterpret_cast<const __half2*>(behind)[thread / 4];
+    zeros = reinterpret_cast<const uint16_t*>(behind + kInt4ExpertScaleBytes)[thread / 4];
+  }
+  __device__ __forceinline__ float upper() const { return kInt4Whole * __low2float(scales); }
+  __device__ __forceinline__ float lower() const { return kInt4Whole * __high2float(scales); }
+  __device__ __forceinline__ __nv_bfloat162 upper_zero() const {
+    return int4_zero_pair(zeros & 0xff);
+  }
+  __device__ __forceinline__ __nv_bfloat162 lower_zero() const {
+    return int4_zero_pair(zeros >> 8);
+  }
+};
+
+// The calling thread's weights of 64 inputs of a record, the first or the second, in bfloat16.
+class Int4ExpertWeights {
+ public:
+  // thread: of the warp group.
+  __device__ Int4ExpertWeights(const char* record, int thread, int box) : scales_(record, thread) {
+    constexpr int kVectors = kInt4ExpertCodeBytes / 2 / 16;
+    words_ = reinterpret_cast<const uint4*>(record)[thread + box * kVectors];
+  }
+  // The fragments of 32 inputs, the PART-th of these. A weight is rounded once: the part of a scale
+  // that bfloat16 lacks has three bits, so what it adds is exact and the sum of both is rounded.
+  template <int PART>
+  __device__ __forceinline__ void widen(uint32_t (&fragments)[2][4]) const {
+    const __nv_bfloat162 upper_zero = scales_.upper_zero(), lower_zero = scales_.lower_zero();
+    const Factor upper(scales_.upper()), lower(scales_.lower());
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const uint32_t word =
+          PART == 0 ? (i == 0 ? words_.x : words_.y) : (i == 0 ? words_.z : words_.w);
+      widen_int4_word(word, upper_zero, lower_zero, fragments[i]);
+#pragma unroll
+      for (int j = 0; j < 4; ++j)
+        fragments[i][j] = (j % 2 == 0 ? upper : lower).times(fragments[i][j]);
+    }
+  }
+
+ private:
+  // A scale as two bfloat16, twice each.
+  struct Factor {
+    __nv_bfloat162 most, rest;
+    __device__ explicit Factor(float scale) {
+      most = __float2bfloat162_rn(scale);
+      rest = __float2bfloat162_rn(scale - __low2float(most));
+    }
+    __device__ __forceinline__ uint32_t times(uint32_t whole) const {
+      return bits_of(__hfma2(bfloat_pair(whole), most, __hmul2(bfloat_pair(whole), rest)));
+    }
+  };
+
+  uint4 words_;
+  Int4ExpertScales scales_;
+};
+
+// The calling thread's codes of a record.
+struct Int4ExpertCodes {
+  static constexpr int kInputs = kInt4ExpertInputs;  // of a record: a group
+  static constexpr int kRecordBytes = kInt4ExpertRecordBytes;
+  // The sum over a record is scaled in float32, where registers hold it beside all sums.
+  static constexpr bool kScalesSums = true;
+  static constexpr float kWhole = 1;
+  using Weights = Int4ExpertWeights;
+  using Shape = Int4ExpertShape;
+
+  uint4 first, second;  // of 64 inputs each
+  Int4ExpertScales scales;
+
+  // thread: of the warp group.
+  __device__ Int4ExpertCodes(const char* record, int thread) : scales(record, thread) {
+    first = reinterpret_cast<const uint4*>(record)[thread];
+    second = reinterpret_cast<const uint4*>(record + kInt4ExpertCodeBytes / 2)[thread];
+  }
+  // The fragments of 32 inputs, the PART-th of the record, as whole numbers over 64: times 64 and
+  // the rows' scales they are the weights.
+  template <int PART>
+  __device__ __forceinline__ void widen_whole(uint32_t (&fragments)[2][4]) const {
+    const __nv_bfloat162 upper = scales.upper_zero(), lower = scales.lower_zero();
+    const uint4& words = PART < 2 ? first : second;
+    widen_int4_word(PART % 2 == 0 ? words.x : words.z, upper, lower, fragments[0]);
+    widen_int4_word(PART % 2 == 0 ? words.y : words.w, upper, lower, fragments[1]);
+  }
+};
+
+}  // namespace espalier::kernels::cuda
