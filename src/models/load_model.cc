@@ -282,10 +282,15 @@ int64_t stored_bytes(const DecoderSpec& spec, const WeightLayout& layout, const 
   const auto whole = elements * static_cast<int64_t>(dtype_size(types.type));
   const bool expert = id.kind == WeightKind::kExpertGateUp || id.kind == WeightKind::kExpertDown;
   const bool stays = spec.names.experts == WeightNames::Experts::kFusedMxfp4 && types.keep_blocks;
-  if (expert && (stays || experts_round_to_mxfp4(
-                              layout.layers[static_cast<size_t>(id.index)].experts, types))) {
+  const ExpertsLayout* experts =
+      expert ? &layout.layers[static_cast<size_t>(id.index)].experts : nullptr;
+  if (expert && (stays || experts_round_to_mxfp4(*experts, types))) {
     const BlockFormatInfo& mxfp4 = block_format_info(BlockFormat::kMxfp4);
     return elements * static_cast<int64_t>(mxfp4.bytes) / mxfp4.elements;
+  }
+  if (expert && experts_are_int4(*experts, types, nullptr)) {
+    using kernels::cuda::kInt4ExpertInputs, kernels::cuda::kInt4ExpertRows;
+    return elements * kernels::cuda::kInt4ExpertRecordBytes / (kInt4ExpertRows * kInt4ExpertInputs);
   }
   const MatrixLayout* matrix = find_matrix(layout, id);
   if (matrix == nullptr || matrix->empty()) return whole;

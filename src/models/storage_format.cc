@@ -35,8 +35,14 @@ class Memory {
       bytes_[std::string(dtype_name(type))] += count * static_cast<int64_t>(dtype_size(type));
     }
   }
-  bool are_e4m3(const ExpertsLayout& experts) const {
-    return experts_are_e4m3(experts, types_, codes_);
+  ExpertCodes codes_of(const ExpertsLayout& experts) const {
+    return expert_codes(experts, types_, codes_);
+  }
+  void int4(const MlpLayout& expert) {
+    for (const MatrixLayout* matrix : {&expert.gate_up, &expert.down})
+      bytes_["INT4"] += int4_expert_shape(*matrix).size_bytes();
+    vector(expert.gate_up_bias);
+    vector(expert.down_bias);
   }
   // Of one tensor for all, rows of whole blocks or nearly; mxfp4: which is stored so.
   void experts(int64_t rows, int64_t in_features, bool mxfp4) {
@@ -94,12 +100,17 @@ void add_layer(const DecoderSpec& spec, size_t index, const LayerLayout& layout,
   memory.matrix(layout.experts.shared_gate);
   memory.numbers(types.type,  // cut up by heads, never in blocks
                  layout.latent.kv_b.out_features() * layout.latent.kv_b.in_features);
-  const bool e4m3 = layer.experts && memory.are_e4m3(layout.experts);
-  memory.mlp(layout.mlp, fuses(WeightKind::kGateUp), !layer.experts || e4m3);
+  const ExpertCodes codes = memory.codes_of(layout.experts);
+  const bool e4m3 = codes == ExpertCodes::kE4m3, int4 = codes == ExpertCodes::kInt4;
+  memory.mlp(layout.mlp, fuses(WeightKind::kGateUp), !layer.experts || e4m3 || int4);
   if (!layer.experts) return;
   const ExpertsSpec& experts = *layer.experts;
-  if (experts_round_to_mxfp4(layout.experts, types)) {
+  if (codes == ExpertCodes::kMxfp4) {
     for (const MlpLayout& expert : layout.experts.experts) memory.mxfp4(expert);
+    return;
+  }
+  if (int4) {
+    for (const MlpLayout& expert : layout.experts.experts) memory.int4(expert);
     return;
   }
   for (const MlpLayout& expert : layout.experts.experts) {
@@ -225,17 +236,51 @@ bool experts_are_e4m3(const ExpertsLayout& layout, const WeightTypes& types,
   });
 }
 
+namespace {
+
+// A tensor of its own for down, or for gate and for up, all of it on the device.
+bool is_expert(const MatrixLayout& matrix, size_t blocks) {
+  return matrix.precision == Precision::kWeights && !matrix.fused && !matrix.transposed &&
+         matrix.shard.whole() && matrix.blocks.size() == blocks &&
+         matrix.blocks[0].rows == matrix.blocks[blocks - 1].rows;
+}
+
+}  // namespace
+
+bool experts_are_int4(const ExpertsLayout& layout, const WeightTypes& types,
+                      const StoredCodesOf& stored) {
+  const auto takes = [&](const MatrixLayout& matrix, size_t blocks) {
+    return is_expert(matrix, blocks) &&
+           matrix.in_features % kernels::cuda::kInt4ExpertInputs == 0 &&
+           device_codes(matrix, types, stored).int4.group == kernels::cuda::kInt4ExpertInputs;
+  };
+  return !layout.experts.empty() && !experts_round_to_mxfp4(layout, types) &&
+         std::ranges::all_of(layout.experts, [&](const MlpLayout& expert) {
+           return takes(expert.gate_up, 2) && takes(expert.down, 1);
+         });
+}
+
+kernels::cuda::Int4ExpertShape int4_expert_shape(const MatrixLayout& layout) {
+  return {.out_features = static_cast<int32_t>(layout.out_features()),
+          .in_features = static_cast<int32_t>(layout.in_features),
+          .gated = layout.blocks.size() == 2};
+}
+
 bool experts_round_to_mxfp4(const ExpertsLayout& layout, const WeightTypes& types) {
   const auto takes = [](const MatrixLayout& matrix, size_t blocks) {
-    return matrix.precision == Precision::kWeights && !matrix.fused && !matrix.transposed &&
-           matrix.shard.whole() && matrix.blocks.size() == blocks &&
-           matrix.blocks[0].rows == matrix.blocks[blocks - 1].rows &&
-           matrix.in_features % 8 == 0;  // kernels/moe/mxfp4_weights.h
+    return is_expert(matrix, blocks) && matrix.in_features % 8 == 0;  // moe/mxfp4_weights.h
   };
   return types.mxfp4 && !layout.experts.empty() &&
          std::ranges::all_of(layout.experts, [&](const MlpLayout& expert) {
            return takes(expert.gate_up, 2) && takes(expert.down, 1);
          });
+}
+
+ExpertCodes expert_codes(const ExpertsLayout& layout, const WeightTypes& types,
+                         const StoredCodesOf& stored) {
+  if (experts_round_to_mxfp4(layout, types)) return ExpertCodes::kMxfp4;
+  if (experts_are_e4m3(layout, types, stored)) return ExpertCodes::kE4m3;
+  return experts_are_int4(layout, types, stored) ? ExpertCodes::kInt4 : ExpertCodes::kNone;
 }
 
 namespace {

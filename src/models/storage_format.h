@@ -14,6 +14,7 @@
 
 #include "base/status.h"
 #include "kernels/linear/int4_weights.h"
+#include "kernels/moe/int4_experts.h"
 #include "models/decoder_spec.h"
 #include "models/weight_id.h"
 #include "models/weight_layout.h"
@@ -50,7 +51,7 @@ struct WeightCodes {
   bool e4m3 = false;
   bool block_scales = false;  // of e4m3: for 128 x 128 weights instead of for a row
   bool mxfp4 = false;         // a stack of experts in the records of kernels/moe/mxfp4_weights.h
-  kernels::cuda::Int4Format int4;
+  kernels::cuda::Int4Format int4;  // a stack of experts: in the records of int4_experts.h
 };
 // The codes that a checkpoint's tensor is stored in.
 using StoredCodesOf = std::function<WeightCodes(std::string_view name)>;
@@ -88,13 +89,21 @@ bool may_be_codes(const DecoderSpec& spec, WeightId id);
 WeightCodes device_codes(const MatrixLayout& layout, const WeightTypes& types,
                          const StoredCodesOf& stored);
 // Whether a GPU has all experts of a layer in e4m3, and then its shared expert where that can be;
-// experts in other codes, or of which some are stored so, become elements, as do those that lie in
-// one tensor.
+// experts of which some are stored so become elements, as do those that lie in one tensor.
 bool experts_are_e4m3(const ExpertsLayout& layout, const WeightTypes& types,
                       const StoredCodesOf& stored);
+// The same of 4 bits: a tensor for each matrix, all of it on the device, in groups of 128 inputs.
+bool experts_are_int4(const ExpertsLayout& layout, const WeightTypes& types,
+                      const StoredCodesOf& stored);
+// The records of such an expert's matrix: of gate and up, or of down.
+kernels::cuda::Int4ExpertShape int4_expert_shape(const MatrixLayout& layout);
 // Whether a GPU rounds a layer's experts to MXFP4: a tensor for each matrix, all of it on the
 // device.
 bool experts_round_to_mxfp4(const ExpertsLayout& layout, const WeightTypes& types);
+// Which of these holds.
+enum class ExpertCodes : uint8_t { kNone, kE4m3, kInt4, kMxfp4 };
+ExpertCodes expert_codes(const ExpertsLayout& layout, const WeightTypes& types,
+                         const StoredCodesOf& stored);
 // Whether a GPU rounds weights as `types` states: an error names a matrix that the division among
 // ranks keeps from it, an expert that has no tensor of its own, or a matrix of a model of which
 // none takes the format. Others of odd sizes stay elements.

@@ -63,6 +63,62 @@ TEST(Rounding, AmongRanksIsTakenOrRefusedByName) {
   EXPECT_THAT(refusal(experts, Format::kMxfp4, 2, 2), IsEmpty());
 }
 
+WeightTypes int4_types() {
+  WeightTypes types(DType::kBFloat16);
+  types.int4 = true;
+  return types;
+}
+
+// A tensor each, whole, in groups of 128 inputs; a requested MXFP4 comes first.
+TEST(Rounding, ExpertsOfFourBitsAreWholeAndInGroupsOf128) {
+  const auto experts = [](const DecoderSpec& spec) {
+    return weight_layout(spec).layers[0].experts;
+  };
+  const DecoderSpec spec = wide("qwen3_moe");
+  EXPECT_TRUE(experts_are_int4(experts(spec), int4_types(), nullptr));
+  EXPECT_FALSE(experts_are_int4(experts(spec), WeightTypes(), nullptr)) << "not requested";
+  WeightTypes both = int4_types();
+  both.mxfp4 = true;
+  EXPECT_FALSE(experts_are_int4(experts(spec), both, nullptr));
+  DecoderSpec narrow = spec;
+  for (LayerSpec& layer : narrow.layers) layer.experts->expert.intermediate_size = 64;
+  EXPECT_FALSE(experts_are_int4(experts(narrow), int4_types(), nullptr)) << "half a group";
+  EXPECT_FALSE(experts_are_int4(experts(wide("llama_tied_llama3")), int4_types(), nullptr));
+  DecoderSpec divided = spec;
+  const auto of_rank = [&](int32_t groups) {
+    divided.expert_groups = groups;
+    return program::partition_weights(divided, {.rank = 0, .num_ranks = 2}).layers[0].experts;
+  };
+  EXPECT_FALSE(experts_are_int4(of_rank(1), int4_types(), nullptr)) << "parts of matrices";
+  EXPECT_TRUE(experts_are_int4(of_rank(2), int4_types(), nullptr)) << "whole experts";
+}
+
+// What a checkpoint stores counts for each tensor; one of another kind makes all of them numbers.
+TEST(Rounding, StoredExpertsOfFourBitsStaySoWhereAllAre) {
+  const ExpertsLayout layout = weight_layout(wide("qwen3_moe")).layers[1].experts;
+  const std::string odd = layout.experts[3].down.blocks[0].name;
+  for (const int32_t group : {128, 32, 0}) {
+    const StoredCodesOf stored = [&](std::string_view name) {
+      return WeightCodes{.int4 = {.group = name == odd ? group : 128, .zeros = true}};
+    };
+    EXPECT_EQ(experts_are_int4(layout, WeightTypes(), stored), group == 128) << group;
+  }
+}
+
+TEST(Rounding, MemoryOfExpertsIsThatOfTheirRecords) {
+  const DecoderSpec spec = wide("qwen3_moe");
+  const auto bytes = weight_memory(spec, int4_types(),
+                                   [](std::string_view) { return std::optional<BlockFormat>(); });
+  const auto& experts = *spec.layers[0].experts;
+  const kernels::cuda::Int4ExpertShape up{512, 256, true}, down{256, 256, false};
+  const kernels::cuda::Int4Format dense{.group = 128};
+  const int64_t attention = kernels::cuda::int4_bytes(dense, (8 + 2 * 4) * 32, 256) +
+                            kernels::cuda::int4_bytes(dense, 256, 8 * 32);
+  EXPECT_EQ(bytes.at("INT4"),
+            std::ssize(spec.layers) *
+                (experts.router.num_experts * (up.size_bytes() + down.size_bytes()) + attention));
+}
+
 TEST(Rounding, OfPartsThatTheFormatDoesNotTakeIsRefused) {
   DecoderSpec spec = wide("llama_tied_llama3");
   for (LayerSpec& layer : spec.layers) layer.mlp.intermediate_size = 16;

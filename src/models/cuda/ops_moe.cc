@@ -81,7 +81,7 @@ Result<bool> runs_moe_block(CudaContext& c, const Op& op) {
   if (c.attention_group(op).shape.fixed_split > 0) return false;
   const auto& block = op.as<MoeBlock>();
   const WeightCodes codes = c.weights().at(block.experts.gate_up.weight).format.codes;
-  if (codes.mxfp4 || codes.block_scales) return false;
+  if (codes.mxfp4 || codes.int4.group > 0 || codes.block_scales) return false;
   if (block.experts.combine.shared &&
       c.weights().at(block.shared_gate_up.weight).format.codes.block_scales) {
     return false;
@@ -152,6 +152,7 @@ kc::GroupedArgs grouped_args(const CudaContext& c, const Op& op) {
                        .weights = weight.data,
                        .weights_stride = weight.group_stride,
                        .mxfp4 = weight.format.codes.mxfp4,
+                       .int4 = weight.format.codes.int4.group > 0,
                        .bias = c.weights().data(matmul.bias),
                        .y = c.write(y),
                        .y_stride = c.stride(y),

@@ -197,8 +197,8 @@ StoredCodesOf WeightPlacer::stored_codes() const {
       [this](std::string_view name) { return rounding_.stored->stored_codes(std::string(name)); };
 }
 
-bool WeightPlacer::are_e4m3(const ExpertsLayout& layout) const {
-  return experts_are_e4m3(layout, rounding_.types, stored_codes());
+ExpertCodes WeightPlacer::codes_of(const ExpertsLayout& layout) const {
+  return expert_codes(layout, rounding_.types, stored_codes());
 }
 
 Status WeightPlacer::coded_matrix(const MatrixLayout& layout, CudaWeight& out) {
@@ -241,6 +241,33 @@ Status WeightPlacer::e4m3_stack(std::span<const MatrixLayout* const> matrices, C
       data += loaded * columns;
       scales += scales_of(loaded);
     }
+  }
+  return Status();
+}
+
+Status WeightPlacer::int4_stack(std::span<const MatrixLayout* const> matrices, CudaWeight& out) {
+  const kc::Int4ExpertShape shape = int4_expert_shape(*matrices.front());
+  const kc::Int4Format format{.group = kc::kInt4ExpertInputs, .zeros = true};
+  auto* records = arena_.take<std::byte>(std::ssize(matrices) * shape.size_bytes());
+  out = {.data = records,
+         .in_features = shape.in_features,
+         .out_features = shape.out_features,
+         .group_stride = shape.size_bytes(),
+         .format = {.type = type_, .codes = {.int4 = format}}};
+  if (loader_ == nullptr) return Status();
+  for (const MatrixLayout* layout : matrices) {
+    kc::Int4Destination to{
+        .format = format,
+        .kind = shape.gated ? kc::Int4Records::kGatedExpert : kc::Int4Records::kExpert,
+        .records = records,
+        .out_features = shape.out_features,
+        .in_features = shape.in_features};
+    for (const TensorPart& part : parts_of(*layout)) {
+      to.rows = static_cast<int32_t>(part.shape[0]);
+      ESP_RETURN_IF_ERROR(loader_->put_int4(part, to));
+      to.first_row += to.rows;
+    }
+    records += shape.size_bytes();
   }
   return Status();
 }

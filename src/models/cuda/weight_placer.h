@@ -35,7 +35,8 @@ struct CudaWeight {
   const float* scales = nullptr;
   int32_t in_features = 0;
   int32_t out_features = 0;
-  int64_t group_stride = 0;  // elements, of MXFP4 bytes, between the matrices of a stack
+  // Elements between the matrices of a stack; of those in 4 bits bytes.
+  int64_t group_stride = 0;
   // Elements of the model's type; float32 where weight_id.h states it. Where there are scales, the
   // type of what is multiplied with them.
   StorageFormat format;
@@ -79,8 +80,8 @@ class WeightPlacer {
   Status matrix(const MatrixLayout& layout, CudaWeight& out, int64_t columns = 1);
   // The same of a matrix that GEMMs of kernels/linear alone read: in the codes of device_codes().
   Status coded_matrix(const MatrixLayout& layout, CudaWeight& out);
-  // Whether the layer's experts are stacks of e4m3.
-  bool are_e4m3(const ExpertsLayout& layout) const;
+  // The codes that the stacks of a layer's experts are in.
+  ExpertCodes codes_of(const ExpertsLayout& layout) const;
   // A stack of matrices alike, one behind the other, in e4m3 with the scales that device_codes() of
   // the first states.
   Status e4m3_stack(std::span<const MatrixLayout* const> matrices, CudaWeight& out);
@@ -88,12 +89,10 @@ class WeightPlacer {
   bool keeps_codes() const { return rounding_.stored != nullptr; }
   // A stack that is stored in MXFP4 (StoredForm::kMxfp4), as records; interleaved: gated.
   Status mxfp4_stack(const MatrixStack& stack, CudaWeight& out);
-  // Whether the layer's experts are stacks that are rounded to MXFP4.
-  bool round_to_mxfp4(const ExpertsLayout& layout) const {
-    return experts_round_to_mxfp4(layout, rounding_.types);
-  }
-  // A stack of matrices alike; of two blocks: gate and up.
+  // A stack of matrices alike that are rounded to MXFP4; of two blocks: gate and up.
   Status rounded_mxfp4_stack(std::span<const MatrixLayout* const> matrices, CudaWeight& out);
+  // The same of 4-bit codes with scales of groups.
+  Status int4_stack(std::span<const MatrixLayout* const> matrices, CudaWeight& out);
   Status vector(const VectorLayout& layout, CudaWeight& out);
   // In float32 whatever the model's type is. REQUIRES of a matrix: check_whole().
   Status float_matrix(const MatrixLayout& layout, CudaWeight& out);

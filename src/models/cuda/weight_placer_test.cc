@@ -322,11 +322,11 @@ TEST_F(PlacedMatrix, ExpertsAreAllInE4m3OrNone) {
     layout.experts = {expert("a.weight"), expert(second)};
     placer_.emplace(DType::kBFloat16, WeightPlacer::Rounding{.stored = &loader_}, arena_, staging_,
                     &loader_);
-    EXPECT_EQ(placer_->are_e4m3(layout), stored);
+    EXPECT_EQ(placer_->codes_of(layout) == ExpertCodes::kE4m3, stored);
     placer_.emplace(DType::kBFloat16, WeightPlacer::Rounding{.types = kE4m3}, arena_, staging_,
                     &loader_);
-    EXPECT_TRUE(placer_->are_e4m3(layout));
-    EXPECT_FALSE(placer_->are_e4m3({})) << "which lie in one tensor";
+    EXPECT_EQ(placer_->codes_of(layout), ExpertCodes::kE4m3);
+    EXPECT_EQ(placer_->codes_of({}), ExpertCodes::kNone) << "which lie in one tensor";
   }
 }
 
@@ -427,6 +427,32 @@ TEST_F(PlacedMatrix, WithoutALoaderIsMeasuredAlike) {
 }
 
 // A rank's biases: runs of the blocks' elements, in order, across the blocks' ends.
+// Gate and up are tensors of one matrix, whose records lie together.
+TEST_F(PlacedMatrix, ExpertsOfFourBitsAreAStackOfRecords) {
+  namespace kc = kernels::cuda;
+  alignas(cuda::Arena::kAlignment) static std::byte memory[1 << 16];
+  const MatrixLayout gate_up{.blocks = {{"a.weight", 64}, {"b.weight", 64}}, .in_features = 256};
+  const MatrixLayout* const matrices[] = {&gate_up, &gate_up};
+  cuda::Arena arena(memory);
+  WeightPlacer placer(DType::kBFloat16, {}, arena, staging_, &loader_);
+  ASSERT_TRUE(placer.int4_stack(matrices, weight_).ok());
+  const kc::Int4ExpertShape shape{128, 256, true};
+  EXPECT_EQ(shape.size_bytes(), 2 * 2 * kc::kInt4ExpertRecordBytes);
+  EXPECT_EQ(weight_.group_stride, shape.size_bytes());
+  EXPECT_EQ(weight_.format.codes.int4.group, 128);
+  EXPECT_EQ(arena.used_bytes(), 2 * shape.size_bytes());
+  ASSERT_EQ(loader_.int4().size(), 4u);
+  for (size_t i = 0; i < 4; ++i) {
+    const auto& [name, to] = loader_.int4()[i];
+    EXPECT_EQ(name, i % 2 == 0 ? "a.weight" : "b.weight");
+    EXPECT_EQ(to.kind, kc::Int4Records::kGatedExpert);
+    EXPECT_EQ(to.records, memory + static_cast<int64_t>(i / 2) * shape.size_bytes());
+    EXPECT_EQ(to.first_row, i % 2 == 0 ? 0 : 64);
+    EXPECT_EQ(to.rows, 64);
+    EXPECT_EQ(to.out_features, 128);
+  }
+}
+
 TEST_F(PlacedMatrix, VectorsHaveTheirParts) {
   const VectorLayout whole{.blocks = {{"a.weight", 6}, {"b.weight", 4}}};
   VectorLayout parts = whole;

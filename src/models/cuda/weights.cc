@@ -91,9 +91,9 @@ class ModelPlacer {
     return may_be_codes(spec_, {kind, layer_}) ? placer_.coded_matrix(layout, at(kind))
                                                : placer_.matrix(layout, at(kind));
   }
-  // e4m3: the layer's experts are, so its shared expert is in the same codes.
-  Status mlp_matrix(const MatrixLayout& layout, WeightKind kind, bool e4m3) {
-    return e4m3 ? placer_.coded_matrix(layout, at(kind)) : matrix(layout, kind);
+  // coded: the layer's experts are, so its shared expert is in such codes too.
+  Status mlp_matrix(const MatrixLayout& layout, WeightKind kind, bool coded) {
+    return coded ? placer_.coded_matrix(layout, at(kind)) : matrix(layout, kind);
   }
   Status vector(const VectorLayout& layout, WeightKind kind) {
     return placer_.vector(layout, at(kind));
@@ -112,12 +112,13 @@ class ModelPlacer {
     ESP_RETURN_IF_ERROR(vector(layout.attention_output_bias, WeightKind::kAttentionOutputBias));
     ESP_RETURN_IF_ERROR(vector(layout.attention_output_norm, WeightKind::kAttentionOutputNorm));
     ESP_RETURN_IF_ERROR(vector(layout.post_attention_norm, WeightKind::kPostAttentionNorm));
-    const bool e4m3 = of.experts && placer_.are_e4m3(layout.experts);
+    const ExpertCodes codes = placer_.codes_of(layout.experts);
+    const bool coded = codes == ExpertCodes::kE4m3 || codes == ExpertCodes::kInt4;
     if (spec_.patches && of.mlp.intermediate_size % program::kGemmColumns != 0)
       return place_widened_mlp(spec_, layer_, layout.mlp, placer_, out_);
-    ESP_RETURN_IF_ERROR(mlp_matrix(layout.mlp.gate_up, WeightKind::kGateUp, e4m3));
+    ESP_RETURN_IF_ERROR(mlp_matrix(layout.mlp.gate_up, WeightKind::kGateUp, coded));
     ESP_RETURN_IF_ERROR(vector(layout.mlp.gate_up_bias, WeightKind::kGateUpBias));
-    ESP_RETURN_IF_ERROR(mlp_matrix(layout.mlp.down, WeightKind::kDown, e4m3));
+    ESP_RETURN_IF_ERROR(mlp_matrix(layout.mlp.down, WeightKind::kDown, coded));
     ESP_RETURN_IF_ERROR(vector(layout.mlp.down_bias, WeightKind::kDownBias));
     if (of.experts) ESP_RETURN_IF_ERROR(experts(*of.experts, layout.experts));
     return vector(layout.mlp_output_norm, WeightKind::kMlpOutputNorm);
@@ -161,25 +162,20 @@ class ModelPlacer {
     ESP_RETURN_IF_ERROR(placer_.float_matrix(layout.shared_gate, at(WeightKind::kSharedGate)));
     for (const MlpLayout& expert : layout.elsewhere) placer_.pass_over(expert);
     if (layout.experts.empty()) return fused_experts(of, layout);
-    return each_expert(of, layout.experts, placer_.are_e4m3(layout),
-                       placer_.round_to_mxfp4(layout));
+    return each_expert(of, layout);
   }
 
   // A tensor for each expert; all experts are cut alike.
-  Status each_expert(const ExpertsSpec& of, const std::vector<MlpLayout>& experts, bool e4m3,
-                     bool mxfp4) {
+  Status each_expert(const ExpertsSpec& of, const ExpertsLayout& layout) {
+    const std::vector<MlpLayout>& experts = layout.experts;
     const auto count = static_cast<int64_t>(experts.size());
+    const ExpertCodes codes = placer_.codes_of(layout);
     std::vector<const MatrixLayout*> gate_ups, downs;
     for (const MlpLayout& expert : experts) {
       gate_ups.push_back(&expert.gate_up), downs.push_back(&expert.down);
     }
-    if (mxfp4) {
-      ESP_RETURN_IF_ERROR(placer_.rounded_mxfp4_stack(gate_ups, at(WeightKind::kExpertGateUp)));
-      ESP_RETURN_IF_ERROR(placer_.rounded_mxfp4_stack(downs, at(WeightKind::kExpertDown)));
-    } else {
-      ESP_RETURN_IF_ERROR(expert_matrices(gate_ups, WeightKind::kExpertGateUp, e4m3));
-      ESP_RETURN_IF_ERROR(expert_matrices(downs, WeightKind::kExpertDown, e4m3));
-    }
+    ESP_RETURN_IF_ERROR(expert_matrices(gate_ups, WeightKind::kExpertGateUp, codes));
+    ESP_RETURN_IF_ERROR(expert_matrices(downs, WeightKind::kExpertDown, codes));
     std::byte *gate_up_bias = nullptr, *down_bias = nullptr;
     if (of.expert.bias) {
       gate_up_bias = placer_.stack(count, experts[0].gate_up_bias.local_size(), 1,
@@ -195,9 +191,11 @@ class ModelPlacer {
   }
 
   Status expert_matrices(const std::vector<const MatrixLayout*>& matrices, WeightKind kind,
-                         bool e4m3) {
+                         ExpertCodes codes) {
     const MatrixLayout& first = *matrices.front();
-    if (e4m3) {
+    if (codes == ExpertCodes::kMxfp4) return placer_.rounded_mxfp4_stack(matrices, at(kind));
+    if (codes == ExpertCodes::kInt4) return placer_.int4_stack(matrices, at(kind));
+    if (codes == ExpertCodes::kE4m3) {
       ESP_RETURN_IF_ERROR(placer_.e4m3_stack(matrices, at(kind)));
       // A stack of one matrix too, which a rank may have.
       at(kind).group_stride = first.local_rows() * first.local_columns();
