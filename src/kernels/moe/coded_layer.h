@@ -2,8 +2,6 @@
 // the same in float32 with the numbers that the codes stand for. Not thread-safe.
 #pragma once
 
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <cmath>
 #include <numeric>
@@ -53,11 +51,14 @@ class CodedLayer {
         tiles_(static_cast<size_t>(s.experts) + 1),
         plan_{slots_.get(), pairs_.get(), begins_.get(), tiles_.get()} {}
 
-  void arrange(int rows) {
-    rows_ = rows;
+  // Of the experts [first, first + count); none: of all.
+  void arrange(int rows, int first = 0, int count = 0) {
+    rows_ = rows, first_ = first, count_ = count > 0 ? count : shape_.experts;
     EXPECT_TRUE(cuda::arrange({.experts = chosen_.get(),
                                .num_pairs = rows * shape_.top_k,
                                .num_experts = shape_.experts,
+                               .first_local = first_,
+                               .num_local = count_,
                                .plan = plan_},
                               {})
                     .ok());
@@ -68,8 +69,7 @@ class CodedLayer {
     const DeviceArray<BFloat16> x(x_), bias(gate_up_bias_);
     const DeviceArray<BFloat16> y(num_pairs() * static_cast<size_t>(shape_.ffn));
     cuda::GroupedArgs args = up_args(x.get(), nullptr, y.get());
-    gate_up_.use(args);
-    args.bias = shape_.bias ? bias.get() : nullptr;
+    use(gate_up_, bias.get(), args);
     args.activation = shape_.activation, args.limit = kLayerLimit;
     args.y_stride = shape_.ffn;
     args.row_invariant = row_invariant;
@@ -80,8 +80,7 @@ class CodedLayer {
     const DeviceArray<BFloat16> x(inner), bias(down_bias_);
     const DeviceArray<BFloat16> y(num_pairs() * static_cast<size_t>(shape_.dim));
     cuda::GroupedArgs args = down_args(x.get(), nullptr, y.get());
-    down_.use(args);
-    args.bias = shape_.bias ? bias.get() : nullptr;
+    use(down_, bias.get(), args);
     args.row_invariant = row_invariant;
     EXPECT_TRUE(cuda::grouped_linear(args, {.pdl = true}).ok());
     return y.read();
@@ -137,13 +136,23 @@ class CodedLayer {
     return out;
   }
   int slot_of_first_pair() const { return slots_.read()[0]; }
-  // Rows in the order of slots become rows in the order of pairs.
+  // Rows in the order of slots become rows in the order of pairs, of those that are here.
   std::vector<uint16_t> by_pair(const std::vector<BFloat16>& of_slots, int columns) const {
     const std::vector<int32_t> slots = slots_.read();
     std::vector<uint16_t> out;
     for (size_t pair = 0; pair < num_pairs(); ++pair)
-      for (int i = 0; i < columns; ++i)
+      for (int i = 0; i < columns && slots[pair] != cuda::kNoSlot; ++i)
         out.push_back(of_slots[static_cast<size_t>(slots[pair] * columns + i)].bits);
+    return out;
+  }
+  // The rows of `all`, those of all pairs, whose experts are here.
+  std::vector<uint16_t> here(const std::vector<uint16_t>& all, int columns) const {
+    std::vector<uint16_t> out;
+    for (size_t pair = 0; pair < num_pairs(); ++pair) {
+      if (host_chosen_[pair] < first_ || host_chosen_[pair] >= first_ + count_) continue;
+      const auto from = all.begin() + static_cast<std::ptrdiff_t>(pair) * columns;
+      out.insert(out.end(), from, from + columns);
+    }
     return out;
   }
 
@@ -164,8 +173,15 @@ class CodedLayer {
     }
     return chosen;
   }
+  // The matrices and biases of the experts that are here.
+  void use(const MATRICES& matrices, const BFloat16* bias, cuda::GroupedArgs& args) const {
+    matrices.use(args);
+    args.weights = static_cast<const uint8_t*>(args.weights) + first_ * args.weights_stride;
+    if (shape_.bias) args.bias = bias + int64_t{first_} * args.out_features;
+  }
   cuda::GroupedArgs up_args(const void* x, const void* weights, void* y) const {
-    return {.num_groups = shape_.experts,
+    return {.num_groups = count_,
+            .num_experts = shape_.experts,
             .in_features = shape_.dim,
             .out_features = 2 * shape_.ffn,
             .x = x,
@@ -179,7 +195,8 @@ class CodedLayer {
             .pairs_per_row = shape_.top_k};
   }
   cuda::GroupedArgs down_args(const void* x, const void* weights, void* y) const {
-    return {.num_groups = shape_.experts,
+    return {.num_groups = count_,
+            .num_experts = shape_.experts,
             .in_features = shape_.ffn,
             .out_features = shape_.dim,
             .x = x,
@@ -193,7 +210,7 @@ class CodedLayer {
   }
 
   const CodedLayerShape shape_;
-  int rows_ = 0;
+  int rows_ = 0, first_ = 0, count_ = 0;
   const std::vector<BFloat16> x_;
   const MATRICES gate_up_, down_;
   const std::vector<BFloat16> gate_up_bias_, down_bias_;
@@ -201,50 +218,5 @@ class CodedLayer {
   const DeviceArray<int32_t> chosen_, slots_, pairs_, begins_, tiles_;
   const cuda::ExpertPlan plan_;
 };
-
-// A layer's two GEMMs against float32, again, and as parts of other batches. bound: of the relative
-// error.
-template <typename MATRICES>
-void check_coded_layer(Rng& rng, const CodedLayerShape& s, double bound) {
-  SCOPED_TRACE(
-      fmt::format("{} rows, {} of {} experts, {} x {}", s.rows, s.top_k, s.experts, s.dim, s.ffn));
-  CodedLayer<MATRICES> layer(rng, s);
-  layer.arrange(s.rows);
-  const auto inner = layer.inner(false);
-  const double inner_error = relative_error(to_floats(inner), layer.float_inner());
-  const auto outer = layer.outer(inner, false);
-  const double outer_error = relative_error(to_floats(outer), layer.float_outer(inner));
-  fmt::print("{} rows, {} of {} experts, {} x {}: errors {:.5f} and {:.5f}\n", s.rows, s.top_k,
-             s.experts, s.dim, s.ffn, inner_error, outer_error);
-  EXPECT_LT(inner_error, bound);
-  EXPECT_LT(outer_error, bound);
-  EXPECT_EQ(layer.by_pair(layer.inner(false), s.ffn), layer.by_pair(inner, s.ffn));
-  // row_invariant: a row's bits are those that it has in a batch of fewer rows.
-  const auto invariant = layer.inner(true);
-  EXPECT_LT(relative_error(to_floats(invariant), layer.float_inner()), bound);
-  const auto all = layer.by_pair(invariant, s.ffn);
-  const auto all_outer = layer.by_pair(layer.outer(invariant, true), s.dim);
-  layer.arrange((s.rows + 1) / 2);
-  const auto half = layer.inner(true);
-  const auto some = layer.by_pair(half, s.ffn);
-  EXPECT_TRUE(std::equal(some.begin(), some.end(), all.begin()));
-  const auto some_outer = layer.by_pair(layer.outer(half, true), s.dim);
-  EXPECT_TRUE(std::equal(some_outer.begin(), some_outer.end(), all_outer.begin()));
-}
-
-// The first row's first pair against slow loops on the CPU.
-template <typename MATRICES>
-void check_one_row(Rng& rng, const CodedLayerShape& shape, double bound) {
-  CodedLayer<MATRICES> layer(rng, shape);
-  layer.arrange(1);
-  const std::vector<double> expected = layer.slow_inner();
-  const std::vector<float> got = to_floats(layer.inner(false));
-  const auto first = static_cast<size_t>(layer.slot_of_first_pair() * shape.ffn);
-  double most = 0;
-  for (size_t i = 0; i < expected.size(); ++i)
-    most = std::max(most, std::abs(got[first + i] - expected[i]) / (1 + std::abs(expected[i])));
-  fmt::print("largest error {:.5f}\n", most);
-  EXPECT_LT(most, bound);
-}
 
 }  // namespace espalier::kernels::test

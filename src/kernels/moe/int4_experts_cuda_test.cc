@@ -7,7 +7,7 @@
 
 #include "kernels/cuda/test_device.h"
 #include "kernels/linear/int4_weights.h"
-#include "kernels/moe/coded_layer.h"
+#include "kernels/moe/coded_layer_checks.h"
 #include "kernels/moe/int4_experts.h"
 
 namespace espalier::kernels {
@@ -205,6 +205,12 @@ TEST_F(CudaInt4Experts, TheShapeOfQwen3) {
            .ffn = 768,
            .activation = Activation::kSilu,
            .bias = false});
+}
+
+TEST_F(CudaInt4Experts, RangesOfExperts) {
+  for (const int rows : {1, 70})
+    test::check_expert_ranges<Int4Experts>(
+        rng_, {.rows = rows, .top_k = 3, .experts = 7, .dim = 256, .ffn = 128});
 }
 
 TEST_F(CudaInt4Experts, OddSizes) {

@@ -5,7 +5,7 @@
 #include <cstring>
 
 #include "kernels/cuda/test_device.h"
-#include "kernels/moe/coded_layer.h"
+#include "kernels/moe/coded_layer_checks.h"
 #include "kernels/moe/mxfp4_weights.h"
 #include "kernels/random/cuda.h"
 
@@ -129,6 +129,12 @@ TEST_F(CudaMxfp4, ManyRows) {
 TEST_F(CudaMxfp4, TheShapeOfGptOss) {
   check({.rows = 9, .top_k = 4, .experts = 8, .dim = 2880, .ffn = 2880});
   check({.rows = 150, .top_k = 4, .experts = 8, .dim = 2880, .ffn = 2880});
+}
+
+TEST_F(CudaMxfp4, RangesOfExperts) {
+  for (const int rows : {1, 70})
+    test::check_expert_ranges<Mxfp4Experts>(
+        rng_, {.rows = rows, .top_k = 3, .experts = 7, .dim = 256, .ffn = 128});
 }
 
 TEST_F(CudaMxfp4, OddSizes) {
