@@ -34,12 +34,13 @@ struct MixtureFile {
   int top_k = 2;
   int group = 128;
   bool act_order = false;  // of one expert's matrix in layer 1
+  uint64_t seed = 7;
 };
 
 // Writes config.json and model.safetensors of a Qwen3 mixture with random weights.
 class MixtureWriter {
  public:
-  explicit MixtureWriter(const MixtureFile& file) : file_(file) {
+  explicit MixtureWriter(const MixtureFile& file) : file_(file), rng_(file.seed) {
     const std::string config = fmt::format(
         R"({{"architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe",
              "attention_bias": false, "decoder_sparse_step": 1, "head_dim": {}, "hidden_act": "silu",
@@ -104,25 +105,41 @@ class MixtureWriter {
   const MixtureFile file_;
   TempFolder folder_;
   test::SafetensorsBuilder written_;
-  Rng rng_{7};
+  Rng rng_;
 };
 
-// The group of the codes that the layer's experts have on the device; 0: elements.
-int32_t group_of_experts(const ModelLoadOptions& options, int32_t layer) {
-  const auto plan = plan_model(options);
-  EXPECT_TRUE(plan) << plan.error().to_string();
-  const WeightLayout layout = weight_layout(plan->spec);
+// A checkpoint's weights on the device, with what is stored in codes.
+struct LoadedMixture {
+  ModelLoadOptions options;
+  ModelPlan plan;
   WeightTypes types = DType::kBFloat16;
-  types.keep_blocks = true;
-  auto pending = load_cuda_weights(plan->spec, layout, types, options);
-  EXPECT_TRUE(pending) << pending.error().to_string();
-  EXPECT_TRUE(pending->loader->finish().ok());
-  const auto group = [&](WeightKind kind) {
-    return pending->weights.at({kind, layer}).format.codes.int4.group;
-  };
-  EXPECT_EQ(group(WeightKind::kExpertGateUp), group(WeightKind::kExpertDown));
-  return group(WeightKind::kExpertDown);
-}
+  CudaWeights weights;
+
+  explicit LoadedMixture(const MixtureWriter& file)
+      : options{.path = file.path()}, plan(plan_model(options).value()) {
+    types.keep_blocks = true;
+    auto pending = load_cuda_weights(plan.spec, weight_layout(plan.spec), types, options);
+    EXPECT_TRUE(pending) << pending.error().to_string();
+    EXPECT_TRUE(pending->loader->finish().ok());
+    weights = std::move(pending->weights);
+  }
+  // Of the codes that the layer's experts have; 0: elements.
+  int32_t group_of_experts(int32_t layer) const {
+    const auto group = [&](WeightKind kind) {
+      return weights.at({kind, layer}).format.codes.int4.group;
+    };
+    EXPECT_EQ(group(WeightKind::kExpertGateUp), group(WeightKind::kExpertDown));
+    return group(WeightKind::kExpertDown);
+  }
+  std::vector<std::byte> bytes() const {
+    std::vector<std::byte> out(static_cast<size_t>(weights.size_bytes()));
+    const auto stream = cuda::Stream::create();
+    EXPECT_TRUE(
+        cuda::copy_to_host(out.data(), weights.block(), weights.size_bytes(), *stream).ok());
+    EXPECT_TRUE(stream->synchronize().ok());
+    return out;
+  }
+};
 
 quantized::Logits gpu_logits(const ModelLoadOptions& options, int32_t chunk,
                              int64_t* weight_bytes = nullptr) {
@@ -183,7 +200,7 @@ TEST(Int4ExpertsModelCuda, HaveTheLogitsOfTheirNumbers) {
           << "chunks of " << chunk;
     }
     if (!keeps_int4()) continue;
-    EXPECT_EQ(group_of_experts({.path = file.path()}, 1), 128);
+    EXPECT_EQ(LoadedMixture(file).group_of_experts(1), 128);
     constexpr int64_t kCoded = kNumLayers * (kNumExperts * 3 * kHidden * kExpertFfn +
                                              2 * kHidden * (kHeads + kKvHeads) * kHeadDim);
     EXPECT_LT(bytes, wide_bytes - kCoded * 4 / 3) << "4.2 to 4.4 bits instead of 16";
@@ -211,13 +228,34 @@ TEST(Int4ExpertsModelCuda, OthersBecomeNumbers) {
   const MixtureWriter ordered(
       {.method = test::kInt4Methods[0], .top_k = kNumExperts, .act_order = true});
   const MixtureWriter small({.method = test::kInt4Methods[0], .top_k = kNumExperts, .group = 64});
-  EXPECT_EQ(group_of_experts({.path = ordered.path()}, 0), keeps_int4() ? 128 : 0);
-  EXPECT_EQ(group_of_experts({.path = ordered.path()}, 1), 0);
-  EXPECT_EQ(group_of_experts({.path = small.path()}, 0), 0);
+  EXPECT_EQ(LoadedMixture(ordered).group_of_experts(0), keeps_int4() ? 128 : 0);
+  EXPECT_EQ(LoadedMixture(ordered).group_of_experts(1), 0);
+  EXPECT_EQ(LoadedMixture(small).group_of_experts(0), 0);
   for (const MixtureWriter* file : {&ordered, &small}) {
     EXPECT_LT(
         quantized::difference(gpu_logits({.path = file->path()}, 32), cpu_logits(file->path())),
         0.05);
+  }
+}
+
+// Records are written over those of another checkpoint, twice.
+TEST(Int4ExpertsModelCuda, AnUpdateGivesTheBytesOfAFreshLoad) {
+  ESPALIER_REQUIRE_DEVICE();
+  const MixtureWriter first({.method = test::kInt4Methods[1]});
+  const MixtureWriter second({.method = test::kInt4Methods[1], .seed = 8});
+  const LoadedMixture running(first);
+  const std::vector<std::byte> want = LoadedMixture(second).bytes();
+  EXPECT_NE(running.bytes(), want);
+  for (int round = 0; round < 2; ++round) {
+    auto update = CudaWeightUpdate::prepare({.spec = running.plan.spec,
+                                             .layout = weight_layout(running.plan.spec),
+                                             .types = running.types,
+                                             .weights = running.weights},
+                                            {.path = second.path()}, nullptr);
+    ASSERT_TRUE(update) << update.error().to_string();
+    ASSERT_TRUE(update->start().ok());
+    ASSERT_TRUE(update->finish().ok());
+    EXPECT_EQ(running.bytes(), want) << "round " << round;
   }
 }
 
