@@ -37,8 +37,9 @@ Status check_stages(const EngineConfig& c) {
     return error(StatusCode::kUnimplemented,
                  "{} not divided into stages of a pipeline: leave {} or --pp-size out", what, flag);
   };
-  if (c.speculation.speculative_algorithm == "EAGLE3")
-    return refuse("draft heads are", "--speculative-algorithm EAGLE3");
+  if (c.speculation.has_draft_head())
+    return refuse("draft heads are",
+                  "--speculative-algorithm " + c.speculation.speculative_algorithm);
   if (c.lora.enable_lora) return refuse("adapters are", "--enable-lora");
   if (c.compute.expert_distribution_recorder_mode != "none")
     return refuse("counts of experts' tokens are", "--expert-distribution-recorder-mode");
@@ -189,11 +190,11 @@ Result<int32_t> resolve_total_tokens(const EngineConfig& user, const EngineConfi
 
 Status check_draft_head(const EngineConfig& c) {
   const SpeculationSettings& settings = c.speculation;
-  if (settings.speculative_algorithm != "EAGLE3") {
+  if (!settings.has_draft_head()) {
     if (settings.speculative_draft_model_path.empty()) return {};
     return invalid_argument(
         "speculative_draft_model_path is set, and speculative_algorithm {} has no draft model: set "
-        "speculative_algorithm to EAGLE3",
+        "speculative_algorithm to EAGLE3 or NEXTN",
         settings.speculative_algorithm);
   }
   if (settings.speculative_num_steps < 1 || settings.speculative_num_steps > HeadText::kChainMax)
@@ -201,17 +202,19 @@ Status check_draft_head(const EngineConfig& c) {
                             settings.speculative_num_steps, HeadText::kChainMax);
   if (c.tiers.enable_hierarchical_cache || c.disaggregation.disaggregation_mode != "null")
     return error(StatusCode::kUnimplemented,
-                 "speculative_algorithm EAGLE3 keeps keys of its draft head on the device alone: "
-                 "leave enable_hierarchical_cache and disaggregation_mode out, or set COMBINED");
+                 "speculative_algorithm {} keeps keys of its draft head on the device alone: "
+                 "leave enable_hierarchical_cache and disaggregation_mode out, or set COMBINED",
+                 settings.speculative_algorithm);
   return {};
 }
 
 Status check_speculation(const EngineConfig& c) {
   ESP_RETURN_IF_ERROR(check_draft_head(c));
-  constexpr std::string_view kAlgorithms[] = {"none", "NGRAM", "RADIX", "COMBINED", "EAGLE3"};
+  constexpr std::string_view kAlgorithms[] = {"none",     "NGRAM",  "RADIX",
+                                              "COMBINED", "EAGLE3", "NEXTN"};
   if (std::ranges::find(kAlgorithms, c.speculation.speculative_algorithm) == std::end(kAlgorithms))
     return invalid_argument(
-        "speculative_algorithm is '{}', but must be none, NGRAM, RADIX, COMBINED or EAGLE3",
+        "speculative_algorithm is '{}', but must be none, NGRAM, RADIX, COMBINED, EAGLE3 or NEXTN",
         c.speculation.speculative_algorithm);
   if (c.speculation.speculative_algorithm == "RADIX" && c.cache.disable_radix_cache)
     return invalid_argument(
@@ -388,9 +391,10 @@ Result<EngineConfig> resolve(const EngineConfig& user, const ModelInfo& info,
 namespace {
 std::filesystem::path draft_path(const EngineConfig& config) {
   const SpeculationSettings& settings = config.speculation;
-  if (settings.speculative_algorithm != "EAGLE3") return {};
-  return settings.speculative_draft_model_path.empty() ? config.model.model_path / "draft"
-                                                       : settings.speculative_draft_model_path;
+  if (!settings.has_draft_head()) return {};
+  if (!settings.speculative_draft_model_path.empty()) return settings.speculative_draft_model_path;
+  const std::filesystem::path& model = config.model.model_path;
+  return settings.speculative_algorithm == "NEXTN" ? model : model / "draft";
 }
 }  // namespace
 

@@ -160,17 +160,21 @@ struct GrammarSettings {
 struct SpeculationSettings {
   // none; or draft tokens for requests without a grammar: NGRAM from their own text and recent
   // answers of their namespace, RADIX from what other requests said behind the same prefix,
-  // COMBINED from whichever of these was right of late, EAGLE3 from a draft head. Changes no
-  // answer.
+  // COMBINED from whichever of these was right of late, EAGLE3 from a draft head, NEXTN from the
+  // layer for multi-token prediction in the model's checkpoint. Changes no answer.
   std::string speculative_algorithm = "none";
-  // Of EAGLE3: the draft head's folder (empty: `draft` in the model's), and how many tokens it
-  // proposes in a row at most.
+  // Of EAGLE3 and NEXTN: the draft head's folder (empty: `draft` in the model's, or the model's),
+  // and how many tokens it proposes in a row at most.
   std::filesystem::path speculative_draft_model_path;
   int32_t speculative_num_steps = 5;
   int32_t speculative_num_draft_tokens = 8;      // of one request in one step, at most
   int32_t speculative_ngram_capacity = 1 << 18;  // tokens of recent answers that are kept
   // False: what draft tokens cost is assumed to be little, so that tests verify some on any device.
   bool measures_cost = true;
+
+  bool has_draft_head() const {
+    return speculative_algorithm == "EAGLE3" || speculative_algorithm == "NEXTN";
+  }
 };
 
 // Of models that read pictures: threads that read and decode them (0: 4, beside a GPU up to 16),

@@ -17,13 +17,19 @@ namespace fs = std::filesystem;
 
 struct CudaHeads {
   const char* name;
-  fs::path model, head;
-  double right_least;  // of draft tokens, where chains have one
+  fs::path model, head;  // no head: it is in the model's own checkpoint
+  double right_least;    // of draft tokens, where chains have one
+
+  const char* algorithm() const { return head.empty() ? "NEXTN" : "EAGLE3"; }
 };
-// The random one is never right but by chance.
+// Random ones are never right but by chance.
 const CudaHeads kCudaHeads[] = {
     {"random", kModels / "llama_tied_llama3", "tests/golden/draft/llama_tied_llama3", 0},
     {"shipped", "share/default_model", "share/default_model/draft", 0.03},
+    {"mimo", "tests/golden/mtp/mimo", {}, 0},
+    {"mimo_right", "tests/golden/mtp/mimo_right", {}, 0.3},
+    {"glm4_moe", "tests/golden/mtp/glm4_moe", {}, 0},
+    {"deepseek_v3", "tests/golden/mtp/deepseek_v3", {}, 0},
 };
 
 // In float32, where the best two logits are never so close that the order of a sum decides.
@@ -32,7 +38,7 @@ class DraftHeadEngineCuda : public testing::TestWithParam<CudaHeads> {
   std::unique_ptr<Engine> load(EngineConfig config, bool with_head = true) {
     if (config.compute.device == "auto") config.compute.device = "cuda";
     if (config.model.dtype == "auto") config.model.dtype = "float32";
-    config.speculation.speculative_algorithm = with_head ? "EAGLE3" : "none";
+    config.speculation.speculative_algorithm = with_head ? GetParam().algorithm() : "none";
     if (with_head) config.speculation.speculative_draft_model_path = GetParam().head;
     return load_golden(fs::absolute(GetParam().model).string(), config);
   }
@@ -157,13 +163,15 @@ TEST(DraftHeadGrammarCuda, AnswersAreThoseOfTheCpu) {
 
 TEST(DraftHeadSettingsCuda, RefusesRanks) {
   ESPALIER_REQUIRE_DEVICE();
-  EngineConfig config{.compute = {.device = "cuda", .tp_size = 2},
-                      .speculation = {.speculative_algorithm = "EAGLE3"}};
-  config.model.model_path = "share/default_model";
-  config.model.skip_tokenizer_init = true;
-  const auto made = Engine::create(config);
-  ASSERT_FALSE(made);
-  EXPECT_THAT(made.error().message(), testing::HasSubstr("not divided among GPUs"));
+  for (const char* algorithm : {"EAGLE3", "NEXTN"}) {
+    EngineConfig config{.compute = {.device = "cuda", .tp_size = 2},
+                        .speculation = {.speculative_algorithm = algorithm}};
+    config.model.model_path = "share/default_model";
+    config.model.skip_tokenizer_init = true;
+    const auto made = Engine::create(config);
+    ASSERT_FALSE(made);
+    EXPECT_THAT(made.error().message(), testing::HasSubstr("not divided among GPUs"));
+  }
 }
 
 }  // namespace

@@ -1,6 +1,6 @@
 // A draft head beside a real model: answers are those without it, bit for bit, whatever is cached,
-// chunked, retracted or paused. The heads that are tested are a random one, whose draft tokens are
-// never right, and the one that ships.
+// chunked, retracted or paused. The heads that are tested are random ones, whose draft tokens are
+// never right, the one that ships, and layers of checkpoints, one of which is always right.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -15,21 +15,28 @@ namespace espalier {
 namespace {
 
 const std::filesystem::path kRandomHead = "tests/golden/draft/llama_tied_llama3";
+const std::filesystem::path kMtpModels = "tests/golden/mtp";
 
-// A model, and where its head is.
+// A model, and where its head is; empty: in its own checkpoint.
 struct Heads {
   const char* name;
   std::filesystem::path model, head;
+
+  const char* algorithm() const { return head.empty() ? "NEXTN" : "EAGLE3"; }
 };
 const Heads kHeads[] = {
     {"random", kModels / "llama_tied_llama3", kRandomHead},
     {"shipped", "share/default_model", "share/default_model/draft"},
+    {"mimo", kMtpModels / "mimo", {}},
+    {"mimo_right", kMtpModels / "mimo_right", {}},
+    {"glm4_moe", kMtpModels / "glm4_moe", {}},
+    {"deepseek_v3", kMtpModels / "deepseek_v3", {}},
 };
 
 class DraftHeadEngine : public testing::TestWithParam<Heads> {
  protected:
   std::unique_ptr<Engine> load(EngineConfig config, bool with_head = true) {
-    config.speculation.speculative_algorithm = with_head ? "EAGLE3" : "none";
+    config.speculation.speculative_algorithm = with_head ? GetParam().algorithm() : "none";
     if (with_head) config.speculation.speculative_draft_model_path = GetParam().head;
     return load_golden(std::filesystem::absolute(GetParam().model).string(), config);
   }
@@ -111,6 +118,29 @@ TEST_P(DraftHeadEngine, PausesAndGoesOn) {
 INSTANTIATE_TEST_SUITE_P(Heads, DraftHeadEngine, testing::ValuesIn(kHeads),
                          [](const auto& heads) { return std::string(heads.param.name); });
 
+// A layer that makes what the model makes has its draft tokens accepted.
+TEST(DraftHeadOfCheckpoint, ThatIsRightIsAccepted) {
+  const auto run = [](const char* algorithm, EngineStats::Speculation& stats) {
+    EngineConfig config;
+    config.speculation.speculative_algorithm = algorithm;
+    const auto engine =
+        load_golden(std::filesystem::absolute(kMtpModels / "mimo_right").string(), config);
+    GenerateRequest request{.input_ids = {5, 80, 17, 33}};
+    request.sampling = {.max_new_tokens = 200, .temperature = 0.0f, .ignore_eos = true};
+    const auto result = engine->generate(request);
+    EXPECT_TRUE(result) << result.error().to_string();
+    stats = engine->stats().speculation;
+    return result->output_ids;
+  };
+  EngineStats::Speculation without, with_layer;
+  const std::vector<TokenId> want = run("none", without);
+  ASSERT_EQ(want.size(), 200u);
+  EXPECT_EQ(run("NEXTN", with_layer), want);
+  EXPECT_EQ(without.drafted_tokens, 0);
+  EXPECT_GT(with_layer.drafted_tokens, 50);
+  EXPECT_GE(with_layer.accepted_tokens, with_layer.drafted_tokens * 9 / 10);
+}
+
 // Requests under a grammar have no chains, and stand beside those that do.
 TEST(DraftHeadGrammar, AnswersAreThoseWithoutAHead) {
   const auto answers = [](const char* algorithm) {
@@ -140,6 +170,12 @@ TEST(DraftHeadSettings, NamesWhatDoesNotGoTogether) {
   refused({.compute = {.tp_size = 2}, .speculation = eagle}, "draft heads are not divided");
   refused({.tiers = {.enable_hierarchical_cache = true}, .speculation = eagle},
           "enable_hierarchical_cache");
+  const SpeculationSettings nextn{.speculative_algorithm = "NEXTN"};
+  refused({.speculation = nextn}, "'LlamaForCausalLM' is not known");
+  refused({.compute = {.pp_size = 2}, .speculation = nextn}, "--speculative-algorithm NEXTN");
+  refused(
+      {.tiers = {.enable_hierarchical_cache = true, .hicache_size_gb = 1}, .speculation = nextn},
+      "speculative_algorithm NEXTN keeps keys");
   SpeculationSettings long_chains = eagle;
   long_chains.speculative_num_steps = 17;
   refused({.speculation = long_chains}, "must be 1 to 16");

@@ -30,7 +30,7 @@ SchedulerConfig scheduler_config(const EngineConfig& c, const Executor& executor
           c.grammar.disable_draft_tokens && c.speculation.speculative_algorithm == "none"
               ? 0
               : executor.draft_samples_max(),
-      .chain_max = c.speculation.speculative_algorithm == "EAGLE3" ? executor.chain_max() : 0,
+      .chain_max = c.speculation.has_draft_head() ? executor.chain_max() : 0,
       .find_shared_prefixes = c.compute.device == "cuda" && !c.compute.disable_cascade_attention &&
                               !c.compute.enable_deterministic_inference,
       .conservativeness = c.schedule.schedule_conservativeness};

@@ -223,7 +223,7 @@ TEST(SpeculationEngine, RefusesWhatIsNotKnown) {
     EXPECT_NE(made.error().message().find(why), std::string::npos) << made.error().message();
   };
   refused({.speculation = {.speculative_algorithm = "EAGLE"}},
-          "must be none, NGRAM, RADIX, COMBINED or EAGLE3");
+          "must be none, NGRAM, RADIX, COMBINED, EAGLE3 or NEXTN");
   refused(
       {.cache = {.disable_radix_cache = true}, .speculation = {.speculative_algorithm = "RADIX"}},
       "reads the radix cache");

@@ -256,16 +256,21 @@ Status validate_pooling(const DecoderSpec& spec) {
 int64_t draft_parameters(const DecoderSpec& spec) {
   const AttentionSpec& a = spec.layers[0].attention;
   const int64_t hidden = spec.hidden_size, qkv = a.q_dim() + 2ll * a.kv_dim();
+  if (spec.draft->is_mtp()) return 2 * hidden * hidden + 2 * hidden;
   return static_cast<int64_t>(spec.draft->target_layers.size()) * hidden * hidden + qkv * hidden +
          hidden;
 }
 
 Status validate_draft(const DecoderSpec& spec) {
   const DraftSpec& draft = *spec.draft;
-  if (spec.layers.size() != 1 || spec.layers[0].attention.latent || spec.layers[0].experts ||
-      !spec.layers[0].input_norm || !spec.final_norm) {
+  const bool dense = !spec.layers[0].attention.latent && !spec.layers[0].experts;
+  if (spec.layers.size() != 1 || (!dense && !draft.is_mtp()) || !spec.layers[0].input_norm ||
+      !spec.final_norm) {
     return error(StatusCode::kUnimplemented,
                  "a draft head has one layer of attention and a dense MLP, with norms");
+  }
+  if (draft.is_mtp() && draft.target_layers.size() != 1) {
+    return invalid_argument("an MTP layer reads one state of the target");
   }
   if (draft.target_layers.empty() || draft.target_layers[0] < 0 ||
       std::ranges::adjacent_find(draft.target_layers, std::greater_equal()) !=
@@ -285,6 +290,7 @@ int32_t DecoderSpec::pooled_size() const {
 int64_t DecoderSpec::num_parameters() const {
   const int64_t table = static_cast<int64_t>(vocab_size) * hidden_size;
   int64_t count = tied_embeddings || pooling || draft ? table : 2 * table;
+  if (draft && draft->is_mtp()) count = 0;  // both tables are the target's
   if (draft) count += draft_parameters(*this);
   if (pooling) count += head_parameters(pooling->head, hidden_size);
   if (projector) {

@@ -177,11 +177,11 @@ struct WeightNames {
   std::string gate_up;
   bool transposed = false;  // matrices of layers lie [in, out]: GPT-2's Conv1D
 
-  std::string draft_input;      // of DraftSpec, as is
+  std::string draft_input;      // of DraftSpec's fc, as is
   std::string hidden_norm;      // the next
   std::string patch_embedding;  // a convolution, [hidden, channels, patch, patch]
   std::string class_embedding;  // whole
-  std::string embedding_norm;   // of PatchesSpec
+  std::string embedding_norm;   // of PatchesSpec, or of DraftSpec
   std::string position_embedding;
   std::string attention_output_norm;
   std::string mlp_output_norm;
@@ -272,17 +272,31 @@ struct ProjectorSpec {
   int32_t merge = 1;  // rows that are put side by side before the first matrix
 };
 
-// Of a draft head (EAGLE-3, Li et al. 2025): a decoder of one layer behind a target, without an
-// embedding of its own. A row reads what the target made of position p and the embedding of the
-// token at p + 1, and predicts the token at p + 2:
-//   x = fc(the target's states in front of three of its layers)
-//   attention reads cat(input_norm(embedding), hidden_norm(x)); x is the residual
-// vocab_size counts the tokens that it predicts among.
+// Of a draft head: a decoder of one layer behind a target, without an embedding of its own. A row
+// reads what the target made of position p and the embedding of the token at p + 1, and predicts
+// the token at p + 2. vocab_size counts the tokens that it predicts among.
 struct DraftSpec {
-  std::vector<int32_t> target_layers;  // rising
+  enum class Kind : uint8_t {
+    // EAGLE-3 (Li et al. 2025), trained beside a target:
+    //   x = fc(the target's states in front of three of its layers)
+    //   attention reads cat(input_norm(embedding), hidden_norm(x)); x is the residual
+    kEagle3,
+    // A layer for multi-token prediction (MTP, DeepSeek-V3, section 2.2), trained with the target:
+    //   x = fc(cat(embedding_norm(embedding), hidden_norm(state))), then a layer as the target's
+    //   the head's own state is final_norm(x); the target's head makes its logits
+    kMtp,
+  };
+  Kind kind = Kind::kEagle3;
+  std::vector<int32_t> target_layers;  // rising; the number of layers: behind the last one
   int32_t target_vocab_size = 0;
   NormSpec hidden_norm;
-  bool own_states = false;  // x is the head's own state of the row before: behind a draft token
+  bool own_states = false;  // of the row before, behind a draft token, instead of the target's
+  // Of kMtp.
+  NormSpec embedding_norm;
+  bool states_first = false;   // fc reads the state in front of the embedding
+  bool normed_states = false;  // the target's states are those behind its final norm
+
+  bool is_mtp() const { return kind == Kind::kMtp; }
 };
 
 // Which part of a model a spec describes where its layers are divided into stages of a pipeline
@@ -322,7 +336,10 @@ struct DecoderSpec {
   std::optional<TilesSpec> tiles;             // of an encoder
   std::optional<ImagesSpec> images;           // of a decoder beside an encoder
   std::optional<DraftSpec> draft;             // it is a draft head
-  std::vector<int32_t> kept_states;           // layers in front of which states are kept for one
+  // For a draft head: layers in front of which states are kept. One is the number of layers where
+  // those behind the last layer are kept, behind the final norm too where `keeps_normed_states`.
+  std::vector<int32_t> kept_states;
+  bool keeps_normed_states = false;
   StageSpec stage;
   WeightNames names;
 

@@ -35,6 +35,10 @@ class Loader {
     ESP_RETURN_IF_ERROR(read_.table(layout.position_embedding, weights.position_embedding));
     ESP_RETURN_IF_ERROR(read_.matrix(layout.head, weights.head));
     ESP_RETURN_IF_ERROR(read_.matrix(layout.draft_input, weights.draft_input));
+    if (spec_.draft && spec_.draft->is_mtp()) {
+      ESP_RETURN_IF_ERROR(
+          read_.norm(spec_.draft->embedding_norm, layout.embedding_norm, weights.embedding_norm));
+    }
     ESP_RETURN_IF_ERROR(load_head(layout.pooling_head, weights.pooling_head));
     ESP_RETURN_IF_ERROR(load_head(layout.projector, weights.projector));
     for (size_t i = 0; i < layout.layers.size(); ++i) {
@@ -240,14 +244,13 @@ int64_t DecoderWeights::size_bytes() const {
          bytes_of(quantized_embedding) + bytes_of(head) + bytes_of(draft_input) +
          bytes_of_all(pooling_head) + bytes_of_all(projector) + bytes_of(patch_embedding) +
          bytes_of(patch_embedding_bias) + bytes_of(class_embedding) + bytes_of(line_end) +
-         bytes_of(embedding_norm) +
-         bytes_of(final_norm) + bytes_of_all(layers);
+         bytes_of(embedding_norm) + bytes_of(final_norm) + bytes_of_all(layers);
 }
 
 const PackedMatrix& DecoderWeights::matrix(WeightId id) const {
   switch (id.kind) {
     case WeightKind::kHead:
-      return head;
+      return target_head != nullptr ? *target_head : head;
     case WeightKind::kPoolingHead:
       return pooling_head[static_cast<size_t>(id.index)].matrix;
     case WeightKind::kProjector:

@@ -91,10 +91,12 @@ struct DecoderWeights {
   std::vector<float> line_end;                               // [outputs of the projector], or empty
   NormWeights embedding_norm;                                // [hidden]
   Buffer position_embedding;                                 // [learned_positions, hidden]
-  kernels::PackedMatrix draft_input;                         // of a draft head: 3 hidden -> hidden
+  kernels::PackedMatrix draft_input;  // of a draft head: 3 hidden (MTP: 2) -> hidden
   std::vector<LayerWeights> layers;
   NormWeights final_norm;      // [hidden]
   kernels::PackedMatrix head;  // hidden -> vocab
+  // Of an MTP layer: its target's head, which is borrowed. Else null.
+  const kernels::PackedMatrix* target_head = nullptr;
   std::vector<PoolingWeights> pooling_head;
   std::vector<PoolingWeights> projector;
 

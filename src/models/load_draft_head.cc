@@ -4,7 +4,7 @@
 #include <numeric>
 
 #include "base/log.h"
-#include "models/families/eagle3.h"
+#include "models/families/draft.h"
 #include "models/weight_source.h"
 
 namespace espalier {
@@ -12,26 +12,21 @@ namespace {
 
 Status check_draft_target(const DecoderSpec& spec, const ModelLoadOptions& options) {
   if (options.pp_size != 1) {
-    return error(StatusCode::kUnimplemented,
-                 "draft heads are not divided into stages: leave --speculative-draft-model-path or "
-                 "--pp-size out");
-  }
-  if (options.tp_size != 1) {
-    return error(StatusCode::kUnimplemented,
-                 "draft heads are not divided among ranks: leave --speculative-draft-model-path or "
-                 "--tp-size out");
-  }
-  if (spec.layers[0].attention.latent) {
     return error(
         StatusCode::kUnimplemented,
-        "{} keeps latents, and draft heads are for models that keep keys and values: leave "
-        "--speculative-draft-model-path out",
-        spec.architecture);
+        "draft heads are not divided into stages: set --speculative-algorithm to COMBINED, "
+        "or leave --pp-size out");
+  }
+  if (options.tp_size != 1) {
+    return error(
+        StatusCode::kUnimplemented,
+        "draft heads are not divided among ranks: set --speculative-algorithm to COMBINED, "
+        "or leave --tp-size out");
   }
   if (spec.pooling || spec.images) {
     return error(StatusCode::kUnimplemented,
                  "{} {}, and draft heads are for models of text that generate: leave "
-                 "--speculative-draft-model-path out",
+                 "--speculative-algorithm out",
                  spec.architecture, spec.pooling ? "makes vectors" : "reads pictures");
   }
   return Status();
@@ -52,6 +47,7 @@ Result<std::optional<DecoderSpec>> plan_draft_head(const ModelLoadOptions& optio
   ESP_RETURN_IF_ERROR(check_draft_target(target, options));
   ESP_ASSIGN_OR_RETURN(DecoderSpec head, read_draft_spec(options.draft_path, target));
   target.kept_states = head.draft->target_layers;
+  target.keeps_normed_states = head.draft->normed_states;
   return std::optional(std::move(head));
 }
 

@@ -1,4 +1,4 @@
-// A draft head from its folder, beside the model that it drafts for.
+// A draft head from its folder, or from that of the model that it drafts for.
 #pragma once
 
 #include <filesystem>

@@ -39,7 +39,8 @@ struct ImagesInfo {
   int32_t width = 0;         // of a row
 };
 
-// Of a draft head beside a model: what its layer keeps of a token.
+// Of a draft head beside a model: what its layer keeps of a token, in as many planes as the
+// model's layers have.
 struct DraftKvInfo {
   int32_t num_kv_heads = 0;
   int32_t head_dim = 0;
@@ -79,7 +80,8 @@ struct ModelInfo {
   }
   int64_t draft_kv_bytes_per_token(KvType type) const {
     if (!draft_kv) return 0;
-    return int64_t{2} * draft_kv->num_kv_heads * draft_kv->head_dim * kv_element_bytes(type);
+    return int64_t{kv_planes} * draft_kv->num_kv_heads * draft_kv->head_dim *
+           kv_element_bytes(type);
   }
   // Of all layers together.
   int64_t kv_bytes_per_token(KvType type) const {

@@ -80,7 +80,8 @@ class Layer {
   void add_qkv(const AttentionSpec& a, LayerLayout& out) const {
     out.qkv = matrix(
         {{name(names_.q), a.q_dim()}, {name(names_.k), a.kv_dim()}, {name(names_.v), a.kv_dim()}},
-        (spec_.draft ? 2 : 1) * spec_.hidden_size, names_.qkv.empty() ? "" : name(names_.qkv));
+        (spec_.draft && !spec_.draft->is_mtp() ? 2 : 1) * spec_.hidden_size,
+        names_.qkv.empty() ? "" : name(names_.qkv));
     if (a.qkv_bias) out.qkv_bias = biases(out.qkv);
     const bool all = a.qk_norm_scope == AttentionSpec::NormScope::kAll;
     out.q_norm = norm(a.qk_norm, names_.q_norm, all ? a.q_dim() : a.head_dim);
@@ -333,9 +334,13 @@ WeightLayout weight_layout(const DecoderSpec& spec) {
   if (spec.patches) {
     add_patches(spec, out);
   } else if (spec.draft) {
-    out.draft_input = {
-        .blocks = {{names.draft_input + ".weight", spec.hidden_size}},
-        .in_features = std::ssize(spec.draft->target_layers) * int64_t{spec.hidden_size}};
+    const bool mtp = spec.draft->is_mtp();
+    const int64_t inputs = mtp ? 2 : std::ssize(spec.draft->target_layers);
+    out.draft_input = {.blocks = {{names.draft_input + ".weight", spec.hidden_size}},
+                       .in_features = inputs * spec.hidden_size};
+    if (mtp)
+      out.embedding_norm =
+          whole_norm(spec.draft->embedding_norm, names.embedding_norm, spec.hidden_size);
   } else if (!spec.tied_embeddings && spec.stage.embeds) {
     out.embedding = table(names.embedding, spec.vocab_size);
   }
@@ -347,7 +352,8 @@ WeightLayout weight_layout(const DecoderSpec& spec) {
   if (spec.tiles) {
     out.line_end = vector_of(spec.tiles->line_end, spec.projector->layers.back().outputs);
   }
-  const bool has_head = spec.stage.samples || (spec.tied_embeddings && spec.stage.embeds);
+  const bool has_head = (spec.stage.samples || (spec.tied_embeddings && spec.stage.embeds)) &&
+                        !(spec.draft && spec.draft->is_mtp());
   if (spec.pooling && spec.stage.samples) {
     out.pooling_head = head_layout(spec.pooling->head, spec.hidden_size, Precision::kFloat32);
   } else if (!spec.patches && has_head) {

@@ -182,6 +182,7 @@ class Operations(unittest.TestCase):
                 (("--tp-size", "2", "--pp-size", "2"), "--pp-size does not go over several nodes"),
                 (("--tp-size", "2", "--dp-size", "2"), "--dp-size does not go over several nodes"),
                 (("--tp-size", "2", "--enable-lora"), "--enable-lora does not go over several nodes"),
+                (("--tp-size", "2", "--speculative-algorithm", "NEXTN"), "--speculative-algorithm NEXTN does not go over several nodes"),
                 (("--tp-size", "2", "--enable-hierarchical-cache", "--hicache-size", "1"), "--enable-hierarchical-cache"),
                 (("--tp-size", "2", "--dist-init-addr", "10.0.0.1:1"), "--dist-token"),
                 (("--tp-size", "2", "--dist-init-addr", "nowhere"), "must be HOST:PORT")):

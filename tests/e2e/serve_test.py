@@ -248,6 +248,8 @@ class SpeculationTest(unittest.TestCase):
         self.assertIn("set 1", refused("--speculative-algorithm", "EAGLE3", "--speculative-eagle-topk", "4"))
         self.assertIn("draft heads are not divided", refused("--speculative-algorithm", "EAGLE3", "--tp-size", "2"))
         self.assertIn("the draft head", refused("--speculative-algorithm", "EAGLE3", "--speculative-draft-model-path", "/tmp"))
+        self.assertIn("draft heads are not divided", refused("--speculative-algorithm", "NEXTN", "--tp-size", "2"))
+        self.assertIn("multi-token prediction", refused("--speculative-algorithm", "NEXTN"))
 
 
 class SettingsTest(unittest.TestCase):

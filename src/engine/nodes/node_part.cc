@@ -44,8 +44,8 @@ Status check_features(const EngineConfig& c) {
   if (c.lora.enable_lora || !c.lora.lora_paths.empty()) return refuse("--enable-lora");
   if (c.tiers.enable_hierarchical_cache) return refuse("--enable-hierarchical-cache");
   if (c.disaggregation.disaggregation_mode != "null") return refuse("--disaggregation-mode");
-  if (c.speculation.speculative_algorithm == "EAGLE3")
-    return refuse("--speculative-algorithm EAGLE3");
+  if (c.speculation.has_draft_head())
+    return refuse("--speculative-algorithm " + c.speculation.speculative_algorithm);
   if (c.compute.enable_return_hidden_states) return refuse("--enable-return-hidden-states");
   return {};
 }

@@ -12,7 +12,7 @@ RequestProposer::RequestProposer(const EngineConfig& config, const RequestTable&
     : requests_(requests), grammars_(config, requests, masks) {
   const SpeculationSettings& settings = config.speculation;
   if (settings.speculative_algorithm == "none") return;
-  if (settings.speculative_algorithm == "EAGLE3") {
+  if (settings.has_draft_head()) {
     head_ = std::make_unique<HeadDrafter>(HeadDrafter::Config{
         .chain_max =
             std::min(settings.speculative_num_steps, settings.speculative_num_draft_tokens),

@@ -178,7 +178,7 @@ Result<StartedExecutor> start_cuda_executor(const EngineConfig& config, const Sy
                       "--device cpu, or --tp-size for several GPUs",
                       config.compute.pp_size));
   }
-  if (config.speculation.speculative_algorithm == "EAGLE3" && config.compute.tp_size > 1) {
+  if (config.speculation.has_draft_head() && config.compute.tp_size > 1) {
     return fail(error(StatusCode::kUnimplemented,
                       "--tp-size is {}, and draft heads are not divided among GPUs; set "
                       "--speculative-algorithm to COMBINED, or use --dp-size for several GPUs",

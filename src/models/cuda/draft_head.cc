@@ -85,6 +85,10 @@ Result<std::unique_ptr<CudaDraftHead>> CudaDraftHead::load(const DecoderSpec& sp
   ESP_ASSIGN_OR_RETURN(
       PendingCudaWeights weights,
       load_cuda_weights(spec, weight_layout(spec), WeightTypes(target.type()), own));
+  if (spec.draft->is_mtp()) {
+    const CudaWeights& of_target = target.placed_weights().weights;
+    weights.weights.at({WeightKind::kHead}) = of_target.at({WeightKind::kHead});
+  }
   ESP_ASSIGN_OR_RETURN(auto linear,
                        kc::Linear::create({.cache_folder = kc::default_linear_cache()}));
   std::unique_ptr<CudaDraftHead> head(new CudaDraftHead(

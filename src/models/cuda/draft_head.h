@@ -32,8 +32,8 @@ class CudaDraftHead {
  public:
   // Loads the folder options.draft_path, or draws weights where the format is kDummy, whose draft
   // tokens then are the first of the vocabulary. spec: as read_draft_spec() makes it, whose states
-  // the target keeps. The weights have the target's type. kUnimplemented names what the GPU does
-  // not do.
+  // the target keeps. The weights have the target's type; an MTP layer has the target's own head.
+  // kUnimplemented names what the GPU does not do.
   static Result<std::unique_ptr<CudaDraftHead>> load(const DecoderSpec& spec,
                                                      const ModelLoadOptions& options,
                                                      const CudaDecoder& target);

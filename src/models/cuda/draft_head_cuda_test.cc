@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <cmath>
 #include <filesystem>
+#include <functional>
 #include <numeric>
 
 #include "base/mapped_file.h"
@@ -21,11 +22,25 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr char kHeadTarget[] = "tests/golden/models/llama_tied_llama3";
 constexpr char kHeadFolder[] = "tests/golden/draft/llama_tied_llama3";
+
+struct HeadGolden {
+  const char* name;
+  fs::path target, head;
+  // Of the logits' spread; 0: not compared, for another expert may be taken in bfloat16.
+  float bfloat16_tolerance;
+};
+const HeadGolden kHeadGoldens[] = {
+    {"eagle3", "tests/golden/models/llama_tied_llama3", kHeadFolder, 0.05f},
+    {"mimo", "tests/golden/mtp/mimo", "tests/golden/mtp/mimo", 0.1f},
+    {"glm4_moe", "tests/golden/mtp/glm4_moe", "tests/golden/mtp/glm4_moe", 0},
+    {"deepseek_v3", "tests/golden/mtp/deepseek_v3", "tests/golden/mtp/deepseek_v3", 0},
+};
+
 constexpr int32_t kPasses = 4, kPageSize = 4, kNumPages = 64, kMostTokens = 64, kMostChains = 4;
-// Of the logits' spread.
-constexpr float kFloat32Tolerance = 1e-3f, kBFloat16Tolerance = 0.05f;
+constexpr float kFloat32Tolerance = 1e-3f;  // of the logits' spread
+
+using ChangeSpecs = std::function<void(DecoderSpec& target, DecoderSpec& head)>;
 
 template <typename T>
 std::vector<T> tensor_values(const SafetensorsFile& file, std::string_view name) {
@@ -44,8 +59,8 @@ struct HeadReference {
   float spread = 0;
 };
 
-HeadReference read_head_reference() {
-  const auto file = SafetensorsFile::open(std::string(kHeadFolder) + "/reference.safetensors");
+HeadReference read_head_reference(const fs::path& folder) {
+  const auto file = SafetensorsFile::open(folder / "reference.safetensors");
   EXPECT_TRUE(file) << file.error().to_string();
   HeadReference out;
   for (const int32_t id : tensor_values<int32_t>(*file, "tokens")) out.tokens.push_back(id);
@@ -59,12 +74,14 @@ HeadReference read_head_reference() {
 // One sequence through the model and its head, on pages in their order.
 class CudaHeadRun {
  public:
-  static std::unique_ptr<CudaHeadRun> load(const fs::path& folder, const char* dtype) {
-    ModelLoadOptions options{.path = kHeadTarget, .dtype = dtype, .draft_path = folder};
+  static std::unique_ptr<CudaHeadRun> load(const fs::path& target_folder, const fs::path& folder,
+                                           const char* dtype, const ChangeSpecs& change = {}) {
+    ModelLoadOptions options{.path = target_folder, .dtype = dtype, .draft_path = folder};
     auto plan = plan_model(options);
     EXPECT_TRUE(plan) << plan.error().to_string();
-    const auto spec = plan_draft_head(options, plan->spec);
+    auto spec = plan_draft_head(options, plan->spec);
     EXPECT_TRUE(spec) << spec.error().to_string();
+    if (change) change(plan->spec, **spec);
     auto target = CudaDecoder::load(std::move(*plan), options);
     EXPECT_TRUE(target) << target.error().to_string();
     auto head = CudaDraftHead::load(**spec, options, **target);
@@ -75,19 +92,20 @@ class CudaHeadRun {
   }
 
   // The next `count` tokens, and what the head makes of them; then passes behind the text's own
-  // tokens. Returns the logits of each pass.
+  // tokens. Returns the logits of each of `passes`. 0: no row is wanted.
   std::vector<std::vector<float>> add(const std::vector<TokenId>& text, int32_t count,
                                       int32_t passes) {
     CudaStep step = step_of(done_, ids(text, done_, count));
     step.keeps_states = true;
     step.rows = put({count - 1});
-    step.num_rows = 1;
+    step.num_rows = passes > 0 ? 1 : 0;
     must(target_->forward(step, view_, stream_));
-    must(target_->logits(0, 1, target_logits_, stream_));
+    if (passes > 0) must(target_->logits(0, 1, target_logits_, stream_));
     step.ids = put(ids(text, done_ + 1, count));
     must(head_->draft(step, view_, logits_, stream_));
-    std::vector<std::vector<float>> out = {read_logits()};
     done_ += count;
+    if (passes == 0) return {};
+    std::vector<std::vector<float>> out = {read_logits()};
     for (int32_t pass = 1; pass < passes; ++pass) {
       CudaStep next = step_of(done_ - 1 + pass, ids(text, done_ + pass, 1));
       next.num_rows = 1;
@@ -114,13 +132,16 @@ class CudaHeadRun {
     view_.page_size = kPageSize;
     for (int32_t i = 0; i <= info.num_layers; ++i) {
       const bool own = i == info.num_layers;
-      KvView::Layer layer{.type = target_->kv_type(),
+      KvView::Layer layer{.kind = info.kv_planes == 1 ? KvLayerKind::kLatent : KvLayerKind::kPages,
+                          .type = target_->kv_type(),
                           .num_pages = kNumPages,
                           .num_kv_heads = own ? head_->kv_info().num_kv_heads : info.num_kv_heads,
                           .head_dim = own ? head_->kv_info().head_dim : info.head_dim};
       layer.set_dense_strides(kPageSize);
-      for (void** plane : {&layer.k, &layer.v}) {
-        ESP_ASSIGN_OR_RETURN(*plane, allocate(layer.plane_bytes()));
+      ESP_ASSIGN_OR_RETURN(layer.k, allocate(layer.plane_bytes()));
+      layer.v = layer.k;
+      if (info.kv_planes == 2) {
+        ESP_ASSIGN_OR_RETURN(layer.v, allocate(layer.plane_bytes()));
       }
       view_.layers.push_back(layer);
     }
@@ -198,12 +219,16 @@ class DraftHeadCuda : public testing::Test {
   void SetUp() override { ESPALIER_REQUIRE_DEVICE(); }
 };
 
-TEST_F(DraftHeadCuda, LogitsAreTheReferencesInAnyCut) {
-  const HeadReference reference = read_head_reference();
+class DraftHeadsCuda : public DraftHeadCuda, public testing::WithParamInterface<HeadGolden> {};
+
+TEST_P(DraftHeadsCuda, LogitsAreTheReferencesInAnyCut) {
+  const HeadGolden& golden = GetParam();
+  const HeadReference reference = read_head_reference(golden.head);
   const auto rows = static_cast<int32_t>(reference.tokens.size()) - kPasses;
-  for (const auto& [dtype, tolerance] :
-       {std::pair("float32", kFloat32Tolerance), std::pair("bfloat16", kBFloat16Tolerance)}) {
-    const auto run = CudaHeadRun::load(kHeadFolder, dtype);
+  for (const auto& [dtype, tolerance] : {std::pair("float32", kFloat32Tolerance),
+                                         std::pair("bfloat16", golden.bfloat16_tolerance)}) {
+    if (tolerance == 0) continue;
+    const auto run = CudaHeadRun::load(golden.target, golden.head, dtype);
     float worst = 0;
     for (const int32_t chunk : {1, 3, 7, 32}) {
       run->restart();
@@ -224,9 +249,51 @@ TEST_F(DraftHeadCuda, LogitsAreTheReferencesInAnyCut) {
   }
 }
 
+// What fills the head's keys beside a chunk that nothing is sampled from.
+TEST_P(DraftHeadsCuda, ChunksWithoutWantedRowsComputeTheirStates) {
+  const HeadReference reference = read_head_reference(GetParam().head);
+  const auto run = CudaHeadRun::load(GetParam().target, GetParam().head, "float32");
+  for (const int32_t chunk : {7, 1, 9}) EXPECT_TRUE(run->add(reference.tokens, chunk, 0).empty());
+  const auto logits = run->add(reference.tokens, 3, kPasses);
+  for (size_t pass = 0; pass < logits.size(); ++pass)
+    EXPECT_LT(
+        worst_difference(logits[pass], row_of(reference.logits[pass], 19, logits[pass].size())),
+        kFloat32Tolerance * reference.spread)
+        << pass;
+}
+
+INSTANTIATE_TEST_SUITE_P(Goldens, DraftHeadsCuda, testing::ValuesIn(kHeadGoldens),
+                         [](const auto& golden) { return std::string(golden.param.name); });
+
+// Of layers for multi-token prediction.
+TEST_F(DraftHeadCuda, EveryPartOfALayerMatters) {
+  const std::pair<const char*, ChangeSpecs> changes[] = {
+      {"mimo", [](DecoderSpec&, DecoderSpec& s) { s.draft->states_first = false; }},
+      {"mimo", [](DecoderSpec& t, DecoderSpec&) { t.keeps_normed_states = true; }},
+      {"mimo", [](DecoderSpec&, DecoderSpec& s) { s.names.final_norm = "model.norm"; }},
+      {"glm4_moe", [](DecoderSpec&, DecoderSpec& s) { s.draft->states_first = true; }},
+      {"glm4_moe", [](DecoderSpec& t, DecoderSpec&) { t.keeps_normed_states = false; }},
+      {"glm4_moe", [](DecoderSpec&, DecoderSpec& s) { s.ropes[0].rotary_dim *= 2; }},
+      {"glm4_moe", [](DecoderSpec&, DecoderSpec& s) { s.layers[0].experts->router.scale = 1; }},
+  };
+  for (const auto& [name, change] : changes) {
+    const fs::path folder = fs::path("tests/golden/mtp") / name;
+    const HeadReference reference = read_head_reference(folder);
+    const auto run =
+        CudaHeadRun::load(folder, folder, "float32", [&](DecoderSpec& target, DecoderSpec& head) {
+          head.names.unused_prefixes = {""};
+          change(target, head);
+        });
+    const auto logits = run->add(reference.tokens, 20, 2)[1];
+    EXPECT_GT(worst_difference(logits, row_of(reference.logits[1], 19, logits.size())),
+              10 * kFloat32Tolerance * reference.spread)
+        << name;
+  }
+}
+
 // A part that is left out, or in another's place, is another head.
 TEST_F(DraftHeadCuda, EveryPartMatters) {
-  const HeadReference reference = read_head_reference();
+  const HeadReference reference = read_head_reference(kHeadFolder);
   for (const auto& [from, to] : {std::pair("\"rope_theta\": 500.0", "\"rope_theta\": 900.0"),
                                  std::pair("\"rms_norm_eps\": 1e-05", "\"rms_norm_eps\": 0.5")}) {
     const TempFolder folder;
@@ -235,7 +302,7 @@ TEST_F(DraftHeadCuda, EveryPartMatters) {
     const size_t at = config.find(from);
     ASSERT_NE(at, std::string::npos) << from;
     folder.write("config.json", config.replace(at, std::string(from).size(), to));
-    const auto run = CudaHeadRun::load(folder.path(), "float32");
+    const auto run = CudaHeadRun::load(kHeadGoldens[0].target, folder.path(), "float32");
     const auto logits = run->add(reference.tokens, 20, 2)[1];
     EXPECT_GT(worst_difference(logits, row_of(reference.logits[1], 19, logits.size())),
               10 * kFloat32Tolerance * reference.spread)

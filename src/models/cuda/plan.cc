@@ -4,12 +4,17 @@
 #include <utility>
 
 #include "models/program/check.h"
+#include "models/program/lower.h"
 
 namespace espalier {
 namespace {
 
 bool appends(const program::Op& op) {
   return op.kind == program::OpKind::kKvAppend || op.kind == program::OpKind::kQkRopeAppend;
+}
+
+bool keeps_states(const program::Program& program, const program::Op& op) {
+  return !op.outputs.empty() && program.buffer(op.outputs[0]).name == program::kKeptStates;
 }
 
 // The GPU's norms of single heads are those of the kernel that appends.
@@ -32,7 +37,7 @@ Result<CudaPlan> CudaPlan::create(program::Program program) {
                         program::op_name(op.kind)));
     }
     plan.ops_.push_back({run, op});
-    if (appends(op)) plan.append_end_ = plan.ops_.size();
+    if (appends(op) || keeps_states(program, op)) plan.append_end_ = plan.ops_.size();
   }
   for (size_t i = 0; i < plan.alternatives_.size(); ++i) {
     plan.ops_[plan.alternatives_[i].first].alternative = static_cast<int32_t>(i);

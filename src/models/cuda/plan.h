@@ -48,7 +48,7 @@ class CudaPlan {
   // Operations [0, output_begin) compute the hidden states, the others the logits.
   size_t output_begin() const { return output_begin_; }
   // Where a step without wanted rows ends: behind the last append to pages, whose effect outlives
-  // the step.
+  // the step, and behind the states that are kept for a draft head.
   size_t append_end() const { return append_end_; }
 
   // Of the buffers of activations of the weights' type. The buffer of logits is the caller's.

@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include "models/families/common.h"
-#include "models/families/eagle3.h"
+#include "models/families/draft.h"
 #include "models/families/family.h"
 
 namespace espalier {
@@ -39,11 +39,7 @@ WeightNames head_names() {
   names.final_norm = "norm";
   names.draft_input = "fc";
   names.hidden_norm = "midlayer.hidden_norm";
-  for (std::string* name :
-       {&names.input_norm, &names.post_attention_norm, &names.q, &names.k, &names.v,
-        &names.attention_output, &names.gate, &names.up, &names.down}) {
-    name->replace(0, std::string_view("model.layers.{}").size(), "midlayer");
-  }
+  move_layer(names, "midlayer");
   // The target's embedding is read, and the vocabularies apart from the matrices.
   names.unused_suffixes.insert(names.unused_suffixes.end(), {"embed_tokens.weight", "d2t", "t2d"});
   return names;
@@ -51,12 +47,31 @@ WeightNames head_names() {
 
 }  // namespace
 
+void move_layer(WeightNames& names, std::string_view prefix) {
+  for (std::string* name :
+       {&names.input_norm, &names.post_attention_norm, &names.q, &names.k, &names.v,
+        &names.attention_output, &names.gate, &names.up, &names.down}) {
+    name->replace(0, std::string_view("model.layers.{}").size(), prefix);
+  }
+}
+
 Result<DecoderSpec> make_draft_spec(const JsonObject& config, const DecoderSpec& target) {
   ESP_ASSIGN_OR_RETURN(const std::vector<std::string> names, config.strings("architectures"));
-  if (names.empty() || names[0] != kArchitecture) {
+  const std::string name = names.empty() ? "" : names[0];
+  if (has_mtp_layers(name)) return make_mtp_spec(config, target);
+  if (name == kArchitecture) return make_eagle3_spec(config, target);
+  return fail(error(StatusCode::kUnimplemented,
+                    "{}: the draft head's architecture '{}' is not known; {} is, and the layers "
+                    "for multi-token prediction of MiMo, GLM-4.5 and DeepSeek-V3",
+                    config.name(), name, kArchitecture));
+}
+
+Result<DecoderSpec> make_eagle3_spec(const JsonObject& config, const DecoderSpec& target) {
+  if (target.layers[0].attention.latent) {
     return fail(error(StatusCode::kUnimplemented,
-                      "{}: the draft head's architecture '{}' is not known; {} is", config.name(),
-                      names.empty() ? "" : names[0], kArchitecture));
+                      "{} keeps latents, and EAGLE-3 heads are for models that keep keys and "
+                      "values: set --speculative-algorithm to COMBINED",
+                      target.architecture));
   }
   ESP_ASSIGN_OR_RETURN(DecoderSpec spec, make_llama_spec(config));
   spec.architecture = kArchitecture;

@@ -26,6 +26,7 @@
   ROW(LlavaForConditionalGeneration, make_llava_spec)                    \
   ROW(LlavaNextForConditionalGeneration, make_llava_next_spec)           \
   ROW(LlavaOnevisionForConditionalGeneration, make_llava_onevision_spec) \
+  ROW(MiMoForCausalLM, make_mimo_spec)                                   \
   ROW(MistralForCausalLM, make_mistral_spec)                             \
   ROW(MixtralForCausalLM, make_mixtral_spec)                             \
   ROW(Olmo2ForCausalLM, make_olmo2_spec)                                 \

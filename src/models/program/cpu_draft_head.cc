@@ -59,6 +59,7 @@ Result<std::unique_ptr<CpuDraftHead>> CpuDraftHead::create(const DecoderSpec& sp
   ESP_ASSIGN_OR_RETURN(auto backend, kernels::CpuBackend::create(pool));
   ESP_ASSIGN_OR_RETURN(DecoderWeights weights, load_weights(*backend, spec, weight_layout(spec),
                                                             lower_head(spec), types, source));
+  if (spec.draft->is_mtp()) weights.target_head = &target.head_matrix();
   return std::unique_ptr<CpuDraftHead>(
       new CpuDraftHead(spec, std::move(draft_ids), std::move(weights), std::move(backend), target));
 }

@@ -132,7 +132,9 @@ Status CpuModel::add_draft_head(std::unique_ptr<CpuDraftHead> head) {
   ESP_CHECK(kept != program_.buffers.end());
   kept_states_ = {static_cast<BufferId>(kept - program_.buffers.begin()), 0, kept->columns};
   info_.draft_kv = head->kv_info();
+  // Together they say what type weights have, by which that of keys and values is chosen.
   info_.weight_bytes += head->info().weight_bytes;
+  info_.num_parameters += head->info().num_parameters;
   draft_head_ = std::move(head);
   return draft_head_->reserve(max_tokens_, max_entries_);
 }

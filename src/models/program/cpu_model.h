@@ -75,6 +75,8 @@ class CpuModel final : public StageModel {
   // For the head: the states of the last forward's tokens, and rows of the embedding.
   CpuView kept_states() const { return context_.view(kept_states_); }
   void embed(std::span<const TokenId> ids, const CpuView& out);
+  // The same object whatever weights replace it.
+  const kernels::PackedMatrix& head_matrix() const { return weights_.head; }
 
  private:
   struct BoundOp {

@@ -147,7 +147,7 @@ void lower_residual(Builder& b, const std::optional<NormSpec>& norm, WeightKind 
   b.add(OpKind::kResidualAdd, {hidden, branch}, {hidden}, ResidualAdd{b.spec().residual_scale});
 }
 
-// Of a draft head: the tokens' embeddings beside the states, each with its norm.
+// Of an EAGLE-3 head: the tokens' embeddings beside the states, each with its norm.
 Operand lower_draft_input(Builder& b, const LayerSpec& layer, const Operand& hidden) {
   const Operand embedded = b.buffer("embedded", hidden.columns);
   b.add(OpKind::kInput, {}, {embedded}, Input{Input::Kind::kEmbeddings});
@@ -161,8 +161,9 @@ Operand lower_draft_input(Builder& b, const LayerSpec& layer, const Operand& hid
 void lower_attention(Builder& b, const LayerSpec& layer, const Operand& hidden) {
   const AttentionSpec& a = layer.attention;
   const bool latent = a.latent.has_value();
-  const Operand x = b.spec().draft ? lower_draft_input(b, layer, hidden)
-                                   : b.normed(layer.input_norm, WeightKind::kInputNorm, hidden);
+  const bool eagle = b.spec().draft && !b.spec().draft->is_mtp();
+  const Operand x = eagle ? lower_draft_input(b, layer, hidden)
+                          : b.normed(layer.input_norm, WeightKind::kInputNorm, hidden);
   const Operand qkv = latent ? lower_latent_qk(b, a, x) : lower_qkv(b, a, x);
   std::vector<Operand> new_kv = {slice(qkv, a.q_dim(), a.kv_dim())};
   if (!latent) new_kv.push_back(slice(qkv, a.q_dim() + a.kv_dim(), a.kv_dim()));
@@ -266,7 +267,8 @@ void lower_experts(Builder& b, const ExpertsSpec& experts, const Operand& x,
   if (experts.shared) lower_shared_expert(b, experts, x, branch);
 }
 
-// The states in front of a layer, for a draft head: side by side in one buffer.
+// The states in front of a layer, or behind the last one, for a draft head: side by side in one
+// buffer.
 void lower_kept_states(Builder& b, int32_t index, const Operand& hidden) {
   const std::vector<int32_t>& kept = b.spec().kept_states;
   const auto found = std::ranges::find(kept, index);
@@ -274,7 +276,13 @@ void lower_kept_states(Builder& b, int32_t index, const Operand& hidden) {
   const auto count = static_cast<int32_t>(kept.size());
   const auto at = static_cast<int32_t>(found - kept.begin());
   const Operand states = b.buffer(kKeptStates, count * hidden.columns);
-  b.add(OpKind::kScale, {hidden}, {slice(states, at * hidden.columns, hidden.columns)}, Scale{});
+  const Operand to = slice(states, at * hidden.columns, hidden.columns);
+  const bool last = index == static_cast<int32_t>(b.spec().layers.size());
+  if (last && b.spec().keeps_normed_states) {
+    b.norm(*b.spec().final_norm, WeightKind::kFinalNorm, hidden, to);
+  } else {
+    b.add(OpKind::kScale, {hidden}, {to}, Scale{});
+  }
 }
 
 void lower_layer(Builder& b, int32_t index, const Operand& hidden) {
@@ -342,8 +350,28 @@ void lower_projector(Builder& b, Operand x) {
   }
 }
 
+// Of an MTP layer: its state takes the place of the one that it was given.
+Operand lower_mtp_input(Builder& b) {
+  const DraftSpec& draft = *b.spec().draft;
+  const int32_t width = b.spec().hidden_size;
+  const Operand hidden = b.buffer("hidden", width);
+  const Operand state = draft.own_states ? hidden : b.buffer(kKeptStates, width);
+  b.add(OpKind::kInput, {}, {state}, Input{});
+  const Operand embedded = b.buffer("embedded", width);
+  b.add(OpKind::kInput, {}, {embedded}, Input{Input::Kind::kEmbeddings});
+  const Operand x = b.buffer("embedded_and_state", 2 * width);
+  const int32_t state_begin = draft.states_first ? 0 : width;
+  b.norm(draft.embedding_norm, WeightKind::kEmbeddingNorm, embedded,
+         slice(x, width - state_begin, width));
+  b.add(OpKind::kNorm, {state}, {slice(x, state_begin, width)},
+        Norm{.spec = draft.hidden_norm, .weight = {WeightKind::kHiddenNorm, 0}});
+  b.matmul({WeightKind::kDraftInput}, {}, x, hidden);
+  return hidden;
+}
+
 Operand lower_draft_states(Builder& b) {
   const DraftSpec& draft = *b.spec().draft;
+  if (draft.is_mtp()) return lower_mtp_input(b);
   const int32_t width = b.spec().hidden_size;
   const Operand hidden = b.buffer("hidden", width);
   if (draft.own_states) {
@@ -414,6 +442,11 @@ Operand lower_outputs(Builder& b, const Operand& hidden) {
   }
   const Operand selected =
       spec.draft ? b.buffer(kNextStates, spec.hidden_size, {RowCount::kOutputs}) : outputs;
+  if (spec.draft && spec.draft->is_mtp()) {
+    norm(hidden, hidden);
+    b.add(OpKind::kSelectRows, {hidden}, {selected});
+    return selected;
+  }
   b.add(OpKind::kSelectRows, {hidden}, {selected});
   norm(selected, outputs);
   return outputs;
@@ -428,6 +461,7 @@ Program lower(const DecoderSpec& spec) {
     lower_layer(b, i, hidden);
   }
   b.set_layer(-1);
+  lower_kept_states(b, static_cast<int32_t>(spec.layers.size()), hidden);
   if (!spec.stage.samples) {
     b.add(OpKind::kOutput, {hidden}, {});
     return b.take();

@@ -7,7 +7,8 @@
 namespace espalier::program {
 
 // Buffers that a draft head's interpreter finds by name: of a target the states in front of some
-// layers, [tokens, layers * hidden]; of a head its own states, [outputs, hidden].
+// layers, or behind the last one, [tokens, layers * hidden]; of a head its own states,
+// [outputs, hidden].
 inline constexpr const char* kKeptStates = "kept_states";
 inline constexpr const char* kNextStates = "next_states";
 
@@ -21,6 +22,7 @@ inline constexpr const char* kNextStates = "next_states";
 //   of an encoder: hidden = norm(matmul(patches) + class + position); projector(norm(outputs))
 //
 // of a draft head: hidden = states, or matmul(states), and attention reads the embedding beside it
+//   of an MTP layer: hidden = matmul(norm(embedding) beside norm(state)); next = norm(hidden)
 // of a stage: hidden = the rows of the stage before, and output(hidden) behind the layers
 //
 // REQUIRES: a valid spec.

@@ -4,6 +4,8 @@
 #include <map>
 #include <utility>
 
+#include "models/program/lower.h"
+
 namespace espalier::program {
 namespace {
 
@@ -236,6 +238,17 @@ bool try_fuse_combined_residual(Program& program, size_t index) {
   return true;
 }
 
+// Whether states for a draft head are kept behind this operation.
+bool keeps_states_behind(const Program& program, size_t index) {
+  const auto keeps = [&](const Op& op) {
+    return std::ranges::any_of(op.outputs, [&](const Operand& output) {
+      return program.buffer(output).name == kKeptStates;
+    });
+  };
+  const auto begin = program.ops.begin() + static_cast<std::ptrdiff_t>(index);
+  return std::any_of(begin, program.ops.end(), keeps);
+}
+
 // Gives operations behind the selection buffers of wanted rows.
 class RowDropper {
  public:
@@ -381,7 +394,9 @@ Program drop_unwanted_rows(Program program, Selection where) {
   const auto attention = std::find_if(program.ops.rbegin(), program.ops.rend(), is_attention);
   if (attention == program.ops.rend()) return program;
   auto first = static_cast<size_t>(program.ops.rend() - attention) - 1;
-  if (where == Selection::kAfterAttention) {
+  if (keeps_states_behind(program, first)) {
+    first = last;  // all rows of the last layer are
+  } else if (where == Selection::kAfterAttention) {
     ++first;
     const Op& next = program.ops[first];
     const bool of_latents = next.kind == OpKind::kHeadMatmul &&

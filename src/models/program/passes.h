@@ -52,7 +52,8 @@ enum class Selection : uint8_t {
   kBeforeAttention,  // queries of wanted rows alone
   kAfterAttention,   // the plan of a batch's attention stays one; of latents after the values
 };
-// After the last layer's keys and values are written, only wanted rows are computed.
+// After the last layer's keys and values are written, only wanted rows are computed; where states
+// behind that layer are kept for a draft head, behind those.
 Program drop_unwanted_rows(Program program, Selection where);
 
 // Removes buffers and storages that no operation uses.
