@@ -18,10 +18,11 @@ void AcceptanceRate::add(bool accepted) {
 }
 
 size_t DraftPolicy::class_of(const Origin& origin) {
-  const size_t match = origin.match_length < 6    ? 0
-                       : origin.match_length < 12 ? 1
-                       : origin.match_length < 24 ? 2
-                                                  : 3;
+  const size_t match = origin.match_length < 3    ? 0
+                       : origin.match_length < 6  ? 1
+                       : origin.match_length < 12 ? 2
+                       : origin.match_length < 24 ? 3
+                                                  : 4;
   return static_cast<size_t>(origin.source) * kMatchClasses + match;
 }
 

@@ -44,7 +44,7 @@ class DraftPolicy {
   double acceptance(const Origin& origin, const AcceptanceRate& own) const;
 
  private:
-  static constexpr size_t kMatchClasses = 4;
+  static constexpr size_t kMatchClasses = 5;
   static size_t class_of(const Origin& origin);
   std::array<AcceptanceRate, kNumDraftSources * kMatchClasses> rates_;
 };

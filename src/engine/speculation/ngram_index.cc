@@ -8,15 +8,22 @@
 namespace espalier {
 
 NgramIndex::NgramIndex(size_t capacity)
-    : tokens_(std::bit_ceil(std::max<size_t>(capacity, 32))), entries_(2 * tokens_.size()) {
+    : tokens_(std::bit_ceil(std::max<size_t>(capacity, 32))), entries_(4 * tokens_.size()) {
   recent_.reserve(size_t{4} * kMatchMax);
 }
 
-uint64_t NgramIndex::hash_of(uint64_t scope, std::span<const TokenId> last, int32_t order) {
-  uint64_t hash = mix64(scope ^ static_cast<uint64_t>(order));
-  for (const TokenId token : last.last(static_cast<size_t>(order)))
-    hash = mix64(hash ^ static_cast<uint64_t>(token));
-  return hash;
+// From the last token backwards, so that a longer n-gram's hash goes on from a shorter one's.
+NgramIndex::Hashes NgramIndex::hashes_of(uint64_t scope, std::span<const TokenId> last) {
+  Hashes out;
+  uint64_t hash = mix64(scope);
+  int32_t length = 0;
+  for (const int32_t order : kOrders) {
+    if (std::ssize(last) < order) break;
+    for (; length < order; ++length)
+      hash = mix64(hash ^ static_cast<uint64_t>(last.end()[-1 - length]));
+    out.values[out.count++] = hash;
+  }
+  return out;
 }
 
 std::span<const TokenId> NgramIndex::recent() const {
@@ -35,9 +42,8 @@ void NgramIndex::push(TokenId token) {
 // The n-grams that end before the token are entered with it, so that find() of the text's own end
 // gives an earlier occurrence.
 void NgramIndex::append(uint64_t scope, TokenId token) {
-  for (const int32_t order : {kShort, kLong}) {
-    if (std::ssize(recent_) < order) break;
-    const uint64_t hash = hash_of(scope, recent_, order);
+  const Hashes hashes = hashes_of(scope, recent_);
+  for (const uint64_t hash : std::span(hashes.values).first(hashes.count)) {
     entries_[hash & (entries_.size() - 1)] = {.check = static_cast<uint32_t>(hash >> 32),
                                               .next = static_cast<uint32_t>(size_)};
   }
@@ -63,9 +69,9 @@ NgramIndex::Match NgramIndex::match_at(uint64_t hash, int32_t order,
 }
 
 NgramIndex::Match NgramIndex::find(uint64_t scope, std::span<const TokenId> context) const {
-  for (const int32_t order : {kLong, kShort}) {
-    if (std::ssize(context) < order) continue;
-    const Match match = match_at(hash_of(scope, context, order), order, context);
+  const Hashes hashes = hashes_of(scope, context);
+  for (size_t i = hashes.count; i-- > 0;) {
+    const Match match = match_at(hashes.values[i], kOrders[i], context);
     if (match.next >= 0) return match;
   }
   return {};
