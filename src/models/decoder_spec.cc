@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <functional>
+#include <utility>
 
 namespace espalier {
 namespace {
@@ -9,6 +10,8 @@ namespace {
 // Of the attention kernels; latents are wider.
 constexpr int32_t kMaxHeadDim = 512;
 constexpr int32_t kMaxLatentDim = 1024;
+// Parts of a picture's row behind its embedding.
+constexpr int32_t kDeepstackMost = 8;
 
 Status validate_latent(const AttentionSpec& a, size_t index) {
   const LatentSpec& latent = *a.latent;
@@ -105,7 +108,16 @@ Status validate_sections(const RopeSpec& rope) {
   int64_t pairs = 0;
   for (const int32_t section : rope.sections) pairs += section;
   const bool negative = std::ranges::any_of(rope.sections, [](int32_t n) { return n < 0; });
-  if (rope.sections.size() == 3 && !negative && 2 * pairs == rope.rotary_dim) return Status();
+  const bool adds_up = rope.sections.size() == 3 && !negative && 2 * pairs == rope.rotary_dim;
+  if (adds_up && !rope.interleaved_sections) return Status();
+  const auto fits = [&](int32_t section) { return 6 * int64_t{section} <= rope.rotary_dim; };
+  if (adds_up && !rope.axial && fits(rope.sections[1]) && fits(rope.sections[2])) return Status();
+  if (adds_up) {
+    return invalid_argument(
+        "mrope_section has more pairs of height or width than a third of the {} rotated elements, "
+        "so they cannot take turns (mrope_interleaved)",
+        rope.rotary_dim);
+  }
   return invalid_argument(
       "mrope_section must have three numbers of pairs that add up to half of the {} rotated "
       "elements",
@@ -215,6 +227,29 @@ int64_t patch_parameters(const PatchesSpec& patches, int64_t hidden) {
   return hidden * (patches.features() + vectors) + norm_parameters(patches.norm, hidden);
 }
 
+Status validate_deepstack(const DecoderSpec& spec) {
+  const ProjectorSpec& projector = *spec.projector;
+  if (std::cmp_greater(projector.deepstack.size(), kDeepstackMost) ||
+      (!projector.deepstack.empty() && spec.patches->class_token)) {
+    return invalid_argument("deepstack_visual_indexes names {} layers, and at most {} are read",
+                            projector.deepstack.size(), kDeepstackMost);
+  }
+  int32_t before = -1;
+  for (const DeepstackSpec& deep : projector.deepstack) {
+    if (deep.layer <= before || std::cmp_greater_equal(deep.layer, spec.layers.size())) {
+      return invalid_argument(
+          "deepstack_visual_indexes must name layers of the {} that there are, rising",
+          spec.layers.size());
+    }
+    before = deep.layer;
+    if (!deep.layers.empty() && deep.layers.back().outputs == projector.layers.back().outputs)
+      continue;
+    return invalid_argument("the states behind layer {} are not as wide as the other parts",
+                            deep.layer);
+  }
+  return Status();
+}
+
 // A picture's rows see each other and nothing else.
 Status validate_patches(const DecoderSpec& spec) {
   const PatchesSpec& patches = *spec.patches;
@@ -223,21 +258,40 @@ Status validate_patches(const DecoderSpec& spec) {
     return invalid_argument("patch_size {}, num_channels {} or image_size is out of range",
                             patches.patch_size, patches.channels);
   }
-  const bool any_size = patches.num_patches == 0;  // positions are rotary
-  if (spec.learned_positions != (any_size ? 0 : patches.num_rows()) || !spec.projector ||
-      spec.projector->layers.empty() || spec.pooling ||
+  const bool any_size = patches.num_patches == 0;  // positions are rotary, or those of a grid
+  const int64_t grid_positions = int64_t{patches.position_side} * patches.position_side;
+  if (patches.position_side < 0 || (patches.position_side > 0 && !any_size) ||
+      spec.learned_positions != (any_size ? grid_positions : patches.num_rows()) ||
+      !spec.projector || spec.projector->layers.empty() || spec.pooling ||
       spec.projector->merge != patches.merge * patches.merge) {
     return invalid_argument("an encoder has a position for each row, and a projector");
   }
   if ((any_size || patches.merge > 1) && patches.class_token) {
     return invalid_argument("a class token stands in front of patches of one number alone");
   }
+  ESP_RETURN_IF_ERROR(validate_deepstack(spec));
   for (const LayerSpec& layer : spec.layers) {
     const AttentionSpec& a = layer.attention;
     if (!a.causal && a.sliding_window == 0 && (!a.windowed || patches.window > 0)) continue;
     return invalid_argument("an encoder's attention is neither causal nor in sliding windows");
   }
   return Status();
+}
+
+// In the last layer wanted rows alone are computed.
+Status validate_images(const DecoderSpec& spec) {
+  const int32_t parts = spec.images->num_deep_parts;
+  const int64_t layers = spec.stage.first_layer + std::ssize(spec.layers);
+  if (parts < 0 || parts > kDeepstackMost) {
+    return invalid_argument("deepstack_visual_indexes names {} layers, and at most {} are read",
+                            parts, kDeepstackMost);
+  }
+  if (!spec.stage.samples || parts < layers) return Status();
+  return error(
+      StatusCode::kUnimplemented,
+      "deepstack_visual_indexes names {} layers of the encoder, and the decoder has {}: it "
+      "must have more",
+      parts, layers);
 }
 
 Status validate_pooling(const DecoderSpec& spec) {
@@ -294,7 +348,10 @@ int64_t DecoderSpec::num_parameters() const {
   if (draft) count += draft_parameters(*this);
   if (pooling) count += head_parameters(pooling->head, hidden_size);
   if (projector) {
-    count += head_parameters(projector->layers, int64_t{projector->merge} * hidden_size);
+    const int64_t merged = int64_t{projector->merge} * hidden_size;
+    count += head_parameters(projector->layers, merged);
+    for (const DeepstackSpec& deep : projector->deepstack)
+      count += head_parameters(deep.layers, merged) + norm_parameters(deep.norm, merged);
   }
   if (tiles) count += projector->layers.back().outputs;
   if (patches) count += patch_parameters(*patches, hidden_size);
@@ -318,6 +375,7 @@ Status validate(const DecoderSpec& spec) {
   if (spec.pooling) ESP_RETURN_IF_ERROR(validate_pooling(spec));
   if (spec.patches) ESP_RETURN_IF_ERROR(validate_patches(spec));
   if (spec.draft) ESP_RETURN_IF_ERROR(validate_draft(spec));
+  if (spec.images) ESP_RETURN_IF_ERROR(validate_images(spec));
   for (const RopeSpec& rope : spec.ropes) ESP_RETURN_IF_ERROR(validate_rope(rope));
   for (size_t i = 0; i < spec.layers.size(); ++i) ESP_RETURN_IF_ERROR(validate_layer(spec, i));
   for (const TokenId id : spec.eos_ids) {

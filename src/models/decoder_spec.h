@@ -58,6 +58,9 @@ struct RopeSpec {
   // Positions have three components, time, height and width (M-RoPE, Wang et al. 2024): so many
   // pairs turn by each, in this order, [3]. Empty: all turn by one position.
   std::vector<int32_t> sections;
+  // Pairs take turns instead: of the first 3 n pairs the third, sixth ... by width, and those in
+  // front of them by height, n each section's number; all others by time (Qwen3-VL).
+  bool interleaved_sections = false;
   // Each section has frequencies of its own, theta ^ (-i / pairs): encoders of pictures.
   bool axial = false;
 };
@@ -237,10 +240,13 @@ struct PoolingSpec {
 struct PatchesSpec {
   int32_t patch_size = 0;  // pixels along a side
   int32_t channels = 3;
-  int32_t frames = 1;            // that a patch reaches through: a still picture is repeated
-  int32_t num_patches = 0;       // of a picture; 0: as many as its size demands
-  int32_t merge = 1;             // side of the squares of patches that become one row each
-  int32_t window = 0;            // side of windows of attention, in squares; 0: there are none
+  int32_t frames = 1;       // that a patch reaches through: a still picture is repeated
+  int32_t num_patches = 0;  // of a picture; 0: as many as its size demands
+  int32_t merge = 1;        // side of the squares of patches that become one row each
+  int32_t window = 0;       // side of windows of attention, in squares; 0: there are none
+  // Side of the square grid of learned positions that a picture is laid over, its corners on the
+  // grid's: a patch has what bilinear interpolation makes of its place. 0: a row for each patch.
+  int32_t position_side = 0;
   bool bias = false;             // of the patch embedding
   bool class_token = false;      // a learned row in front of the patches; no result is made of it
   std::optional<NormSpec> norm;  // of the rows, positions added
@@ -253,6 +259,9 @@ struct PatchesSpec {
 struct ImagesSpec {
   TokenId placeholder = -1;
   int32_t num_rows = 0;  // that the encoder makes of a picture; 0: its size decides
+  // Parts of a row behind its embedding, each hidden_size wide: the first is added to the result of
+  // the first layer, the second to that of the second layer, and so on (DeepstackSpec).
+  int32_t num_deep_parts = 0;
 };
 
 // Of an encoder that reads a picture whole and in tiles (LLaVA-NeXT, Liu et al. 2024): the rows of
@@ -265,11 +274,26 @@ struct TilesSpec {
   bool alone = false;  // pictures beside others in a prompt are read whole only
 };
 
+// Of an encoder whose decoder reads states of several of its layers (DeepStack, Meng et al. 2024):
+// the states behind one of them, merged, normed and projected, are a part of a picture's rows.
+struct DeepstackSpec {
+  int32_t layer = 0;                           // of the encoder
+  NormSpec norm;                               // of the rows that are merged, side by side
+  std::string norm_name;                       // of its tensors, before ".weight" and ".bias"
+  std::vector<PoolingSpec::HeadLayer> layers;  // as ProjectorSpec's
+};
+
 // Carries an encoder's rows to the decoder's: matrices with an activation between two of them.
 struct ProjectorSpec {
   std::vector<PoolingSpec::HeadLayer> layers;
   kernels::Gelu gelu = kernels::Gelu::kErf;
-  int32_t merge = 1;  // rows that are put side by side before the first matrix
+  int32_t merge = 1;                     // rows that are put side by side before the first matrix
+  std::vector<DeepstackSpec> deepstack;  // by their layers, rising
+
+  // Of a picture's row with all its parts.
+  int32_t row_width() const {
+    return layers.back().outputs * (1 + static_cast<int32_t>(deepstack.size()));
+  }
 };
 
 // Of a draft head: a decoder of one layer behind a target, without an embedding of its own. A row
@@ -344,6 +368,10 @@ struct DecoderSpec {
   WeightNames names;
 
   int64_t num_parameters() const;
+  // Of a picture's row in a prompt: its embedding and its parts.
+  int64_t span_width() const {
+    return int64_t{hidden_size} * (1 + (images ? images->num_deep_parts : 0));
+  }
   // Of the vector that a text becomes; 0 without pooling.
   int32_t pooled_size() const;
 };

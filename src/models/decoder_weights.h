@@ -98,7 +98,8 @@ struct DecoderWeights {
   // Of an MTP layer: its target's head, which is borrowed. Else null.
   const kernels::PackedMatrix* target_head = nullptr;
   std::vector<PoolingWeights> pooling_head;
-  std::vector<PoolingWeights> projector;
+  std::vector<PoolingWeights> projector;     // and behind it those of DeepstackSpecs
+  std::vector<NormWeights> deepstack_norms;  // [merge * hidden]
 
   int64_t size_bytes() const;
 

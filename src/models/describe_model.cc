@@ -26,7 +26,7 @@ ModelInfo describe_model(const DecoderSpec& spec) {
   if (spec.images) {
     info.images = ImagesInfo{.placeholder = spec.images->placeholder,
                              .num_rows = spec.images->num_rows,
-                             .width = spec.hidden_size};
+                             .width = static_cast<int32_t>(spec.span_width())};
   }
   if (spec.pooling) {
     info.pooled = PooledInfo{.size = spec.pooled_size(),

@@ -5,8 +5,13 @@
 
 #include <algorithm>
 #include <filesystem>
+#include <memory>
+#include <span>
 
+#include "checkpoint/checkpoint.h"
+#include "models/families/family.h"
 #include "models/image_encoder.h"
+#include "models/program/cpu_model.h"
 #include "models/seen_prompt.h"
 #include "tensor/work_pool.h"
 
@@ -54,7 +59,7 @@ TEST_P(EmbeddingSpans, LogitsEqualTransformers) {
   const bool any_size = !std::string(GetParam()).starts_with("llava_clip") &&
                         !std::string(GetParam()).starts_with("llava_siglip");
   EXPECT_EQ(model->info().images->num_rows, any_size ? 0 : 16);
-  EXPECT_EQ(model->info().images->width, 32);
+  EXPECT_EQ(model->info().images->width, std::string(GetParam()) == "qwen3_vl" ? 3 * 32 : 32);
   const float most = error(run(*model, prompt_, 1000));
   RecordProperty("error", fmt::format("{:.1e}", most));
   EXPECT_LT(most, 1e-4f);
@@ -116,11 +121,64 @@ TEST_P(RotarySpans, WrongPositionsAreNoticed) {
   EXPECT_GT(error(run(*model, changed, 1000)), 2e-3f);
 }
 
-INSTANTIATE_TEST_SUITE_P(All, RotarySpans, testing::Values("qwen2_vl", "qwen2_5_vl"),
+// Parts of rows that the decoder's first layers add.
+class DeepSpans : public EmbeddingSpans {
+ protected:
+  // The error where change(row) changes each row of the pictures, [parts, hidden].
+  template <typename Change>
+  float error_of(Model& model, const Change& change) {
+    SeenPrompt changed = prompt_;
+    for (EmbeddingSpan& span : changed.spans) {
+      auto rows = std::make_shared<EncodedRows>(*span.rows);
+      const auto width = static_cast<size_t>(rows->width);
+      for (size_t at = 0; at < rows->values.size(); at += width)
+        change(std::span(rows->values).subspan(at, width));
+      span.rows = std::move(rows);
+    }
+    return error(run(model, changed, 1000));
+  }
+};
+
+TEST_P(DeepSpans, EachPartIsAddedOnceAndInItsLayer) {
+  const auto model = load();
+  const size_t hidden = 32;
+  EXPECT_LT(error_of(*model, [](std::span<float>) {}), 1e-4f);
+  for (const size_t part : {size_t{1}, size_t{2}}) {
+    const float error = error_of(*model, [&](std::span<float> row) {
+      std::ranges::fill(row.subspan(part * hidden, hidden), 0.0f);
+    });
+    EXPECT_GT(error, 2e-3f) << part;
+  }
+  const float swapped = error_of(*model, [&](std::span<float> row) {
+    std::ranges::swap_ranges(row.subspan(hidden, hidden), row.subspan(2 * hidden, hidden));
+  });
+  EXPECT_GT(swapped, 2e-3f);
+}
+
+// Sections that do not take turns.
+TEST_P(DeepSpans, PairsOfAnotherOrderAreNoticed) {
+  const JsonObject config = read_model_config(folder_).value();
+  DecoderSpec spec = make_decoder_spec(config).value();
+  ASSERT_TRUE(spec.ropes[0].interleaved_sections);
+  const Checkpoint checkpoint = Checkpoint::open(folder_).value();
+  const auto error_of_spec = [&] {
+    CheckpointSource source(checkpoint, spec, DType::kFloat32);
+    const auto model = program::CpuModel::create(spec, DType::kFloat32, source, pool_);
+    EXPECT_TRUE(model) << model.error().message();
+    return error(run(**model, prompt_, 1000));
+  };
+  EXPECT_LT(error_of_spec(), 1e-4f);
+  spec.ropes[0].interleaved_sections = false;
+  EXPECT_GT(error_of_spec(), 2e-3f);
+}
+
+INSTANTIATE_TEST_SUITE_P(All, DeepSpans, testing::Values("qwen3_vl"),
+                         [](const auto& tested) { return std::string(tested.param); });
+INSTANTIATE_TEST_SUITE_P(All, RotarySpans, testing::Values("qwen2_vl", "qwen2_5_vl", "qwen3_vl"),
                          [](const auto& tested) { return std::string(tested.param); });
 INSTANTIATE_TEST_SUITE_P(All, EmbeddingSpans,
                          testing::Values("llava_clip", "llava_siglip", "llava_next",
-                                         "llava_onevision", "qwen2_vl", "qwen2_5_vl"),
+                                         "llava_onevision", "qwen2_vl", "qwen2_5_vl", "qwen3_vl"),
                          [](const auto& tested) { return std::string(tested.param); });
 
 }  // namespace

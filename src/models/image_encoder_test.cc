@@ -33,6 +33,10 @@ float error_of(ImageEncoder& encoder, const std::string& name) {
   return golden::encoder_error(encoder, folder_of(name));
 }
 
+size_t rows_size(const ImageEncoder& encoder, const PreparedImage& image) {
+  return static_cast<size_t>(image.num_rows) * static_cast<size_t>(encoder.info().width);
+}
+
 class ImageEncoderGolden : public testing::TestWithParam<const char*> {
  protected:
   Result<std::unique_ptr<program::CpuEncoder>> load(
@@ -55,7 +59,7 @@ class ImageEncoderGolden : public testing::TestWithParam<const char*> {
 TEST_P(ImageEncoderGolden, EqualsTransformers) {
   auto encoder = load();
   ASSERT_TRUE(encoder) << encoder.error().message();
-  EXPECT_EQ((*encoder)->info().width, 32);
+  EXPECT_EQ((*encoder)->info().width, std::string(GetParam()) == "qwen3_vl" ? 3 * 32 : 32);
   const float error = error_of(**encoder, GetParam());
   RecordProperty("error", fmt::format("{:.1e}", error));
   EXPECT_LT(error, 1e-4f);
@@ -68,13 +72,22 @@ TEST_P(ImageEncoderGolden, IsFoundByItsFolder) {
   EXPECT_LT(error_of(**encoder, GetParam()), 1e-4f);
 }
 
+TEST_P(ImageEncoderGolden, EqualsTransformersInBFloat16) {
+  auto encoder =
+      load_image_encoder({.path = folder_of(GetParam()), .dtype = "bfloat16", .pool = &pool_});
+  ASSERT_TRUE(encoder) << encoder.error().message();
+  const float error = error_of(**encoder, GetParam());
+  RecordProperty("error", fmt::format("{:.1e}", error));
+  EXPECT_LT(error, 1e-2f);
+}
+
 TEST_P(ImageEncoderGolden, OnePictureDoesNotChangeTheNext) {
   auto encoder = load();
   ASSERT_TRUE(encoder);
   const auto a = (*encoder)->prepare(test::drawn(40, 31)).value();
   const auto b = (*encoder)->prepare(test::drawn(9, 50)).value();
   const auto rows_of = [&](const PreparedImage& image) {
-    std::vector<float> rows(static_cast<size_t>(image.num_rows) * 32);
+    std::vector<float> rows(rows_size(**encoder, image));
     EXPECT_TRUE((*encoder)->encode(image, rows).ok());
     return rows;
   };
@@ -89,7 +102,7 @@ TEST_P(ImageEncoderGolden, StopsAndGoesOn) {
   ASSERT_TRUE(encoder);
   const auto image = (*encoder)->prepare(test::drawn(40, 31)).value();
   const auto made_rows = [&](const std::stop_token& stop, Status& status) {
-    std::vector<float> rows(static_cast<size_t>(image.num_rows) * 32);
+    std::vector<float> rows(rows_size(**encoder, image));
     status = (*encoder)->encode(image, rows, stop);
     return rows;
   };
@@ -245,7 +258,58 @@ TEST_P(AnySizeEncoderGolden, FaultsAreNoticed) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(All, AnySizeEncoderGolden, testing::Values("qwen2_vl", "qwen2_5_vl"),
+INSTANTIATE_TEST_SUITE_P(All, AnySizeEncoderGolden,
+                         testing::Values("qwen2_vl", "qwen2_5_vl", "qwen3_vl"),
+                         [](const auto& tested) { return std::string(tested.param); });
+
+// Of Qwen3-VL: learned positions between those of a grid, and states of several layers.
+class DeepEncoderGolden : public ImageEncoderGolden {};
+
+TEST_P(DeepEncoderGolden, FaultsAreNoticed) {
+  using Change = std::function<void(DecoderSpec&, ImageProcessorSpec&)>;
+  const auto deep = [](const std::function<void(std::vector<DeepstackSpec>&)>& change) -> Change {
+    return [change](DecoderSpec& spec, ImageProcessorSpec&) { change(spec.projector->deepstack); };
+  };
+  const std::vector<Fault> faults = {
+      {"no_positions",
+       [](program::Program program) {
+         std::erase_if(program.ops, [](const program::Op& op) {
+           return op.kind == program::OpKind::kResidualAdd && op.layer < 0;
+         });
+         return program;
+       },
+       {}},
+      {"no_bias_of_patches",
+       {},
+       [](DecoderSpec& spec, ImageProcessorSpec&) {
+         spec.patches->bias = false;
+         spec.names.unused_prefixes.emplace_back("visual.patch_embed.proj.bias");
+         spec.names.unused_prefixes.emplace_back("model.visual.patch_embed.proj.bias");
+       }},
+      {"no_norm_of_states",
+       [](program::Program program) {
+         std::erase_if(program.ops, [](const program::Op& op) {
+           return op.kind == program::OpKind::kNorm &&
+                  op.as<program::Norm>().weight.kind == WeightKind::kDeepstackNorm;
+         });
+         return program;
+       },
+       {}},
+      {"states_of_another_layer", {}, deep([](auto& parts) { parts[0].layer = 0; })},
+      {"states_in_front_of_the_layer", {}, deep([](auto& parts) { parts[1].layer = 2; })},
+      {"parts_that_change_places", {}, deep([](auto& parts) {
+         std::swap(parts[0], parts[1]);
+         std::swap(parts[0].layer, parts[1].layer);
+       })},
+  };
+  for (const Fault& fault : faults) {
+    auto encoder = load(fault.rewrite, fault.change);
+    ASSERT_TRUE(encoder) << fault.name << ": " << encoder.error().message();
+    EXPECT_GT(error_of(**encoder, GetParam()), 2e-3f) << fault.name;
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(All, DeepEncoderGolden, testing::Values("qwen3_vl"),
                          [](const auto& tested) { return std::string(tested.param); });
 
 TEST_P(FixedEncoderGolden, ProgramStatesItsParts) {
@@ -261,7 +325,7 @@ TEST_P(FixedEncoderGolden, ProgramStatesItsParts) {
 
 INSTANTIATE_TEST_SUITE_P(All, ImageEncoderGolden,
                          testing::Values("llava_clip", "llava_siglip", "llava_next",
-                                         "llava_onevision", "qwen2_vl", "qwen2_5_vl"),
+                                         "llava_onevision", "qwen2_vl", "qwen2_5_vl", "qwen3_vl"),
                          [](const auto& tested) { return std::string(tested.param); });
 INSTANTIATE_TEST_SUITE_P(All, FixedEncoderGolden, testing::Values("llava_clip", "llava_siglip"),
                          [](const auto& tested) { return std::string(tested.param); });
@@ -298,12 +362,14 @@ TEST_P(ManySizes, RowsAndPixelsEqualTransformers) {
       error = std::max(error, std::fabs(values[k * (values.size() - 1) / 8] - pixels[9 * i + k]));
     }
   }
-  EXPECT_LT(error, 1.0f / 255 / 0.2613f);  // over the smallest deviation: one of 255
+  // Over the smallest deviation: one of 255.
+  EXPECT_LT(error, 1.0f / 255 / std::ranges::min((*encoder)->info().processor.std));
   RecordProperty("error", std::to_string(error));
 }
 
 INSTANTIATE_TEST_SUITE_P(All, ManySizes,
-                         testing::Values("llava_next", "llava_onevision", "qwen2_vl", "qwen2_5_vl"),
+                         testing::Values("llava_next", "llava_onevision", "qwen2_vl", "qwen2_5_vl",
+                                         "qwen3_vl"),
                          [](const auto& tested) { return std::string(tested.param); });
 
 TEST_P(ImageEncoderGolden, AnySizeIsEncodedOrRefused) {
@@ -318,7 +384,7 @@ TEST_P(ImageEncoderGolden, AnySizeIsEncodedOrRefused) {
       EXPECT_THAT(prepared.error().message(), HasSubstr("narrow"));
       continue;
     }
-    std::vector<float> rows(static_cast<size_t>(prepared->num_rows) * 32);
+    std::vector<float> rows(rows_size(**encoder, *prepared));
     EXPECT_TRUE((*encoder)->encode(*prepared, rows).ok());
     EXPECT_TRUE(std::ranges::all_of(rows, [](float x) { return std::isfinite(x); }));
   }
@@ -340,8 +406,8 @@ TEST(TiledEncoder, PicturesBesideOthersAreReadWhole) {
 
 // The decoder beside the encoder, on a text without pictures: names and sizes of text_config.
 TEST(SeeingDecoder, LogitsOfTextEqualTransformers) {
-  for (const char* name :
-       {"llava_clip", "llava_siglip", "llava_next", "llava_onevision", "qwen2_vl", "qwen2_5_vl"}) {
+  for (const char* name : {"llava_clip", "llava_siglip", "llava_next", "llava_onevision",
+                           "qwen2_vl", "qwen2_5_vl", "qwen3_vl"}) {
     WorkPool pool(2);
     auto model = load_model({.path = folder_of(name), .dtype = "float32", .pool = &pool});
     ASSERT_TRUE(model) << model.error().message();

@@ -105,19 +105,32 @@ void fill_rope_rows(std::span<const float> frequencies, float attention_factor,
   }
 }
 
-void fill_section_rows(std::span<const float> frequencies, std::span<const int32_t> sections,
+std::vector<uint8_t> rope_components(const RopeSpec& spec) {
+  std::vector<uint8_t> components;
+  if (spec.interleaved_sections) {
+    for (int32_t pair = 0; pair < spec.rotary_dim / 2; ++pair) {
+      const auto turn = static_cast<uint8_t>(pair % 3);
+      components.push_back(pair < 3 * spec.sections[turn] ? turn : uint8_t{0});
+    }
+    return components;
+  }
+  for (size_t section = 0; section < spec.sections.size(); ++section) {
+    components.insert(components.end(), static_cast<size_t>(spec.sections[section]),
+                      static_cast<uint8_t>(section));
+  }
+  return components;
+}
+
+void fill_section_rows(std::span<const float> frequencies, std::span<const uint8_t> components,
                        float attention_factor, std::span<const int32_t> places, float* cos,
                        float* sin) {
-  const size_t tokens = places.size() / sections.size();
+  const size_t tokens = places.size() / 3;
   for (size_t token = 0; token < tokens; ++token) {
-    size_t pair = 0;
-    for (size_t section = 0; section < sections.size(); ++section) {
-      const auto place = static_cast<float>(places[section * tokens + token]);
-      for (int32_t i = 0; i < sections[section]; ++i, ++pair) {
-        const float angle = place * frequencies[pair];
-        *cos++ = attention_factor * std::cos(angle);
-        *sin++ = attention_factor * std::sin(angle);
-      }
+    for (size_t pair = 0; pair < frequencies.size(); ++pair) {
+      const auto place = static_cast<float>(places[components[pair] * tokens + token]);
+      const float angle = place * frequencies[pair];
+      *cos++ = attention_factor * std::cos(angle);
+      *sin++ = attention_factor * std::sin(angle);
     }
   }
 }

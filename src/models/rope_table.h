@@ -23,9 +23,13 @@ std::vector<float> rope_frequencies(const RopeSpec& spec, int32_t context_length
 void fill_rope_rows(std::span<const float> frequencies, float attention_factor,
                     std::span<const int32_t> positions, float* cos, float* sin);
 
-// The same where positions have several components, places: [sections, tokens], and each section's
-// pairs turn by its own.
-void fill_section_rows(std::span<const float> frequencies, std::span<const int32_t> sections,
+// Of each rotated pair the component of a position that it turns by, [rotary_dim / 2]; empty
+// without sections.
+std::vector<uint8_t> rope_components(const RopeSpec& spec);
+
+// The same where positions have three components, places: [3, tokens], and each pair turns by its
+// own (rope_components()).
+void fill_section_rows(std::span<const float> frequencies, std::span<const uint8_t> components,
                        float attention_factor, std::span<const int32_t> places, float* cos,
                        float* sin);
 

@@ -12,14 +12,15 @@
 #include "models/image_encoder.h"
 #include "models/program/check.h"
 #include "models/program/lower.h"
+#include "models/rope_table.h"
 
 namespace espalier {
 namespace {
 
 using testing::HasSubstr;
 
-constexpr const char* kSeeing[] = {"llava_clip",      "llava_siglip", "llava_next",
-                                   "llava_onevision", "qwen2_vl",     "qwen2_5_vl"};
+constexpr const char* kSeeing[] = {"llava_clip", "llava_siglip", "llava_next", "llava_onevision",
+                                   "qwen2_vl",   "qwen2_5_vl",   "qwen3_vl"};
 
 std::string config_of(const std::string& name) {
   std::ifstream in(std::filesystem::path("tests/golden/images") / name / "config.json");
@@ -68,6 +69,19 @@ TEST(SeeingConfig, BrokenFieldsAreNamed) {
               HasSubstr("window_size"));
   EXPECT_THAT(error("qwen2_5_vl", R"("out_hidden_size": 32)", R"("out_hidden_size": 33)"),
               HasSubstr("out_hidden_size"));
+  for (const char* indexes : {"1, 4", "3, 1", "1, 1", "-1", "0, 1, 2"}) {
+    EXPECT_THAT(error("qwen3_vl", R"("deepstack_visual_indexes": \[[^\]]*)",
+                      (std::string("\"deepstack_visual_indexes\": [") + indexes).c_str()),
+                HasSubstr("deepstack_visual_indexes"))
+        << indexes;
+  }
+  EXPECT_THAT(
+      error("qwen3_vl", R"("num_position_embeddings": 25)", R"("num_position_embeddings": 26)"),
+      HasSubstr("num_position_embeddings"));
+  EXPECT_THAT(
+      error("qwen3_vl", R"("mrope_section": \[\s*4,\s*2,\s*2)", R"("mrope_section": [2, 3, 3)"),
+      HasSubstr("mrope_interleaved"));
+  EXPECT_THAT(error("qwen3_vl", R"("gelu_pytorch_tanh")", R"("relu")"), HasSubstr("hidden_act"));
   EXPECT_THAT(error("llava_next", R"(\[\s*28,\s*56\s*\])", "[28, 57]"),
               HasSubstr("image_grid_pinpoints"));
   EXPECT_THAT(error("llava_next", R"(\[\s*28,\s*56\s*\])", "[28, 2800000]"),
@@ -75,6 +89,17 @@ TEST(SeeingConfig, BrokenFieldsAreNamed) {
   EXPECT_THAT(error("llava_onevision", "anyres_max_3", "anyres_max_"),
               HasSubstr("vision_aspect_ratio"));
   EXPECT_THAT(error("llava_onevision", "anyres_max_3", "pad"), HasSubstr("vision_aspect_ratio"));
+}
+
+// Qwen3-VL's: of 64 pairs the first 60 take turns.
+TEST(SeeingConfig, PairsTakeTurns) {
+  const std::vector<uint8_t> components =
+      rope_components({.rotary_dim = 128, .sections = {24, 20, 20}, .interleaved_sections = true});
+  ASSERT_EQ(components.size(), 64u);
+  for (size_t pair = 0; pair < 64; ++pair) EXPECT_EQ(components[pair], pair < 60 ? pair % 3 : 0);
+  EXPECT_EQ(rope_components({.rotary_dim = 8, .sections = {1, 1, 2}}),
+            (std::vector<uint8_t>{0, 1, 2, 2}));
+  EXPECT_TRUE(rope_components({.rotary_dim = 8}).empty());
 }
 
 TEST(SeeingConfig, RandomValuesAreTakenOrRefused) {

@@ -1,4 +1,4 @@
-// The orders in which patches are read and rows of tiles are arranged.
+// The orders in which patches are read and rows of tiles are arranged, and positions of patches.
 #include "models/tile_rows.h"
 
 #include <gmock/gmock.h>
@@ -8,6 +8,7 @@
 #include <numeric>
 
 #include "base/rng.h"
+#include "models/mixed_rows.h"
 #include "models/patch_order.h"
 
 namespace espalier {
@@ -53,6 +54,38 @@ TEST(PatchOrder, IsAPermutation) {
       EXPECT_EQ(first.row / merge * columns + first.column / merge, static_cast<int32_t>(i));
     }
   }
+}
+
+// What bilinear interpolation makes of a function of row and column that is linear along either is
+// that function: its corners are the grid's corners, whatever the picture's sides.
+TEST(GridPositions, InterpolateBetweenTheLearnedOnes) {
+  constexpr int32_t kSide = 5;
+  const auto learned = [](double row, double column) {
+    return 3 + 7 * row - 2 * column + row * column;
+  };
+  for (const PatchGrid grid : {PatchGrid{4, 6}, {2, 2}, {10, 2}, {2, 40}}) {
+    const PatchOrder order = order_patches(grid, {.merge = 2});
+    const auto rows = grid_positions(order, grid, kSide);
+    ASSERT_EQ(rows.size(), order.places.size());
+    for (size_t i = 0; i < rows.size(); ++i) {
+      double corners[4];
+      for (size_t k = 0; k < 4; ++k) {
+        ASSERT_GE(rows[i].corners[k], 0);
+        ASSERT_LT(rows[i].corners[k], kSide * kSide);
+        corners[k] = learned(rows[i].corners[k] / kSide, rows[i].corners[k] % kSide);
+      }
+      const double upper = corners[0] + rows[i].across * (corners[1] - corners[0]);
+      const double lower = corners[2] + rows[i].across * (corners[3] - corners[2]);
+      const double row = order.places[i].row * (kSide - 1.0) / (grid.rows - 1);
+      const double column = order.places[i].column * (kSide - 1.0) / (grid.columns - 1);
+      EXPECT_NEAR(upper + rows[i].down * (lower - upper), learned(row, column), 1e-4);
+    }
+  }
+  EXPECT_TRUE(grid_positions(order_patches({2, 2}, {.merge = 1}), {2, 2}, 0).empty());
+  const auto one = grid_positions(order_patches({1, 1}, {.merge = 1}), {1, 1}, kSide);
+  ASSERT_EQ(one.size(), 1u);
+  EXPECT_EQ(one[0].corners[0], 0);
+  EXPECT_EQ(one[0].across + one[0].down, 0);
 }
 
 TEST(PatchOrder, PatchesLieAsTheWeightsOfAConvolution) {

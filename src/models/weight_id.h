@@ -2,6 +2,7 @@
 // (weight_layout.h) and the loaders speak of the same one. Plain values.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <string_view>
 
@@ -50,16 +51,18 @@ enum class WeightKind : uint8_t {
   kHead,                 // [vocab, hidden]
   kPoolingHead,          // [outputs, inputs] float32
   kPoolingHeadBias,      // [outputs] float32
-  kProjector,            // [outputs, inputs]
+  kProjector,            // [outputs, inputs]; those of DeepstackSpecs behind the projector's own
   kProjectorBias,        // [outputs]
   kLineEnd,              // [outputs of the projector]: TilesSpec
   kDraftInput,           // [hidden, 3 hidden]
   kHiddenNorm,           // [hidden]
+  kDeepstackNorm,        // [merge * hidden]: DeepstackSpec
 };
+inline constexpr size_t kNumWeightKinds = static_cast<size_t>(WeightKind::kDeepstackNorm) + 1;
 
 struct WeightId {
   WeightKind kind = WeightKind::kNone;
-  int32_t index = -1;  // of the layer, or of the pooling head's or projector's; -1: one
+  int32_t index = -1;  // of the layer, the pooling head's, projector's or DeepstackSpec; -1: one
 
   explicit operator bool() const { return kind != WeightKind::kNone; }
   friend bool operator==(const WeightId&, const WeightId&) = default;

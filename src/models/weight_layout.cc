@@ -200,6 +200,17 @@ std::vector<PoolingLayout> head_layout(const std::vector<PoolingSpec::HeadLayer>
   return out;
 }
 
+void add_projector(const DecoderSpec& spec, WeightLayout& out) {
+  const ProjectorSpec& projector = *spec.projector;
+  const int64_t merged = int64_t{projector.merge} * spec.hidden_size;
+  out.projector = head_layout(projector.layers, merged, Precision::kWeights);
+  for (const DeepstackSpec& deep : projector.deepstack) {
+    for (PoolingLayout& layer : head_layout(deep.layers, merged, Precision::kWeights))
+      out.projector.push_back(std::move(layer));
+    out.deepstack_norms.push_back(whole_norm(deep.norm, deep.norm_name, merged));
+  }
+}
+
 }  // namespace
 
 TensorSlice Shard::slice(int64_t all_rows, int64_t all_columns) const {
@@ -344,11 +355,7 @@ WeightLayout weight_layout(const DecoderSpec& spec) {
   } else if (!spec.tied_embeddings && spec.stage.embeds) {
     out.embedding = table(names.embedding, spec.vocab_size);
   }
-  if (spec.projector) {
-    out.projector =
-        head_layout(spec.projector->layers, int64_t{spec.projector->merge} * spec.hidden_size,
-                    Precision::kWeights);
-  }
+  if (spec.projector) add_projector(spec, out);
   if (spec.tiles) {
     out.line_end = vector_of(spec.tiles->line_end, spec.projector->layers.back().outputs);
   }

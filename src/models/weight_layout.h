@@ -151,8 +151,9 @@ struct WeightLayout {
   MatrixLayout position_embedding;    // [learned_positions, hidden]
   MatrixLayout head;                  // hidden -> vocab; empty where a text becomes a vector
   std::vector<PoolingLayout> pooling_head;
-  std::vector<PoolingLayout> projector;  // of an encoder
-  MatrixLayout draft_input;              // of a draft head: 3 hidden -> hidden
+  std::vector<PoolingLayout> projector;  // of an encoder, and behind it those of DeepstackSpecs
+  std::vector<VectorLayout> deepstack_norms;  // [merge * hidden]
+  MatrixLayout draft_input;                   // of a draft head: 3 hidden -> hidden
   std::vector<LayerLayout> layers;
   VectorLayout final_norm;  // [hidden]
 };

@@ -7,7 +7,8 @@ transformers makes of pictures and of text.
 
 Each folder NAME holds config.json, model.safetensors, preprocessor_config.json and reference.safetensors:
   size_I [2] int32             width and height of a drawn picture (make_media_goldens.drawn)
-  rows_I [rows, width] f32     what the encoder and the projector make of it, eager attention
+  rows_I [rows, width] f32     what the encoder and the projector make of it, eager attention; of Qwen3-VL the
+                               parts of a row that the decoder's layers add stand behind its embedding
   prompt [n] int32, logits [n, vocab] f32    of a text without pictures
   seen_prompt [n] int32, seen_logits [n, vocab] f32    of a text with pictures 0 and 2, placeholders expanded
   seen_tokens [12] int32       that greedy generation continues it with
@@ -76,6 +77,14 @@ def models():
         vision_config=dict(vision, hidden_size=24, out_hidden_size=32, intermediate_size=40, window_size=32,
                            fullatt_block_indexes=[1])), Qwen2VLImageProcessorPil(
                                size=bounds, patch_size=8, merge_size=2, temporal_patch_size=2)
+    text = dict(TEXT, num_hidden_layers=3, head_dim=16, bos_token_id=1, eos_token_id=2, rope_parameters={
+        "rope_type": "default", "rope_theta": 10000.0, "mrope_section": [4, 2, 2], "mrope_interleaved": True})
+    yield "qwen3_vl", T.Qwen3VLConfig(
+        text_config=T.Qwen3VLTextConfig(**text).to_dict(), **shared,
+        vision_config=dict(vision, depth=4, hidden_size=24, out_hidden_size=32, intermediate_size=40,
+                           num_position_embeddings=25, deepstack_visual_indexes=[1, 3])), Qwen2VLImageProcessorPil(
+                               size=bounds, patch_size=8, merge_size=2, temporal_patch_size=2,
+                               image_mean=[0.5] * 3, image_std=[0.5] * 3)
 
 
 def widen(model):
@@ -88,7 +97,7 @@ def widen(model):
 
 CLASSES = {"llava": T.LlavaForConditionalGeneration, "llava_next": T.LlavaNextForConditionalGeneration,
            "llava_onevision": T.LlavaOnevisionForConditionalGeneration, "qwen2_vl": T.Qwen2VLForConditionalGeneration,
-           "qwen2_5_vl": T.Qwen2_5_VLForConditionalGeneration}
+           "qwen2_5_vl": T.Qwen2_5_VLForConditionalGeneration, "qwen3_vl": T.Qwen3VLForConditionalGeneration}
 KEYS = ("pixel_values", "image_sizes", "image_grid_thw")
 
 
@@ -98,7 +107,9 @@ def inputs_of(processor, size):
 
 
 def rows_of(model, inputs):
-    rows = model.get_image_features(**inputs).pooler_output[0]
+    made = model.get_image_features(**inputs)
+    parts = [made.pooler_output[0], *(part[0] for part in getattr(made, "deepstack_features", None) or [])]
+    rows = torch.cat(parts, dim=-1)
     return rows.reshape(-1, rows.shape[-1]).float().contiguous()
 
 

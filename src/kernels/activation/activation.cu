@@ -161,6 +161,19 @@ Status scale(const ScaleArgs& args, const LaunchOptions& launch) {
 }
 
 Status add_scaled(const AddScaledArgs& args, const LaunchOptions& launch) {
+  if (args.rows > kMostRows) {
+    const auto behind = [&](auto* rows, int64_t stride) {
+      return static_cast<std::byte*>(const_cast<void*>(static_cast<const void*>(rows))) +
+             kMostRows * stride * static_cast<int64_t>(dtype_size(args.type));
+    };
+    AddScaledArgs first = args, rest = args;
+    first.rows = kMostRows;
+    rest.rows = args.rows - kMostRows;
+    rest.x = behind(args.x, args.x_stride);
+    rest.y = behind(args.y, args.y_stride);
+    ESP_RETURN_IF_ERROR(add_scaled(first, launch));
+    return add_scaled(rest, launch);
+  }
   ESP_RETURN_IF_ERROR(check_rows("add_scaled", args.type, args.rows, args.dim));
   if (args.rows == 0 || args.dim == 0) return {};
   return launch_kernel(

@@ -218,6 +218,47 @@ TEST_P(ElementwiseTest, GatherRows) {
   }
 }
 
+TEST_P(ElementwiseTest, MixRows) {
+  for (const int64_t dim : {1, 37, 700}) {
+    const std::vector<float> table = random_floats(rng_, 20 * dim);
+    const std::vector<BFloat16> halves = test::to_bfloat16s(table);
+    std::vector<MixedRow> rows = {MixedRow::of(7)};
+    for (int i = 0; i < 40; ++i) {
+      MixedRow& row = rows.emplace_back();
+      for (int32_t& corner : row.corners) corner = static_cast<int32_t>(rng_.below(20));
+      row.across = static_cast<float>(rng_.below(5)) / 5;
+      row.down = static_cast<float>(rng_.below(5)) / 5;
+    }
+    for (const bool bf16 : {false, true}) {
+      const auto stride = static_cast<size_t>(dim + 1);
+      std::vector<float> out(rows.size() * stride, 3.0f);
+      mix_rows(*backend_, {.table = bf16 ? static_cast<const void*>(halves.data()) : table.data(),
+                           .type = bf16 ? DType::kBFloat16 : DType::kFloat32,
+                           .dim = dim,
+                           .rows = rows,
+                           .out = out.data(),
+                           .out_stride = dim + 1});
+      for (size_t i = 0; i < out.size(); ++i) {
+        const MixedRow& row = rows[i / stride];
+        const auto column = static_cast<int64_t>(i % stride);
+        const auto corner = [&](int at) {
+          const auto element = static_cast<size_t>(row.corners[at] * dim + column);
+          return double{bf16 ? to_float(halves[element]) : table[element]};
+        };
+        if (column == dim) {
+          ASSERT_EQ(out[i], 3.0f);
+          continue;
+        }
+        const double upper = corner(0) + row.across * (corner(1) - corner(0));
+        const double lower = corner(2) + row.across * (corner(3) - corner(2));
+        ASSERT_NEAR(out[i], upper + row.down * (lower - upper), 1e-5);
+        if (i >= stride) continue;
+        ASSERT_EQ(double{out[i]}, corner(0));
+      }
+    }
+  }
+}
+
 TEST_P(ElementwiseTest, Rope) {
   for (const auto [heads, head_dim, rotary] :
        {std::array<int64_t, 3>{3, 64, 64}, {2, 80, 32}, {1, 22, 22}, {40, 64, 64}}) {

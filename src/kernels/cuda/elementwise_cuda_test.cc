@@ -1,5 +1,6 @@
 // The kernels between the GEMMs, against the slow references, in both element types.
 #include <cmath>
+#include <cstdlib>
 
 #include "kernels/activation/cuda.h"
 #include "kernels/activation/op.h"
@@ -412,8 +413,12 @@ TEST_F(CudaElementwise, QkRopeAppendRoundsToE4m3) {
 TEST_F(CudaElementwise, PositionsOfThreeComponents) {
   constexpr int kHeads = 3, kTokens = 9;
   for (const DType type : {DType::kFloat32, DType::kBFloat16})
-    for (const int dim : {16, 64, 80, 128}) {
-      const int half = dim / 2, ends[2] = {half / 4, half / 2 + 1};
+    for (const int shape : {16, 64, 80, 128, -16, -64, -80, -128}) {  // below 0: pairs take turns
+      const int dim = std::abs(shape);
+      const bool interleaved = shape < 0;
+      const int half = dim / 2;
+      const int ends[2] = {interleaved ? 3 * (half / 4) : half / 4,
+                           interleaved ? 3 * (half / 5) : half / 2 + 1};
       const size_t count = static_cast<size_t>(kTokens * kHeads * dim), size = dtype_size(type);
       const Values from = Values::random(rng_, type, count);
       std::vector<float> frequencies;
@@ -439,6 +444,7 @@ TEST_F(CudaElementwise, PositionsOfThreeComponents) {
              .positions = device_positions.get(),
              .places = places.empty() ? nullptr : device_places.get(),
              .section_ends = {ends[0], ends[1]},
+             .interleaved_sections = interleaved,
              .frequencies = device_frequencies.get(),
              .rotary_dim = dim,
              .kv = {.type = type == DType::kFloat32 ? KvType::kFloat32 : KvType::kBFloat16,
@@ -465,7 +471,10 @@ TEST_F(CudaElementwise, PositionsOfThreeComponents) {
       const std::vector<uint8_t> got = rotate(of[1], places);
       for (size_t i = 0; i < count; ++i) {
         const int pair = static_cast<int>(i) % dim % half;
-        const int component = (pair >= ends[0]) + (pair >= ends[1]);
+        const int turn = pair % 3;
+        const int component = !interleaved ? (pair >= ends[0]) + (pair >= ends[1])
+                              : turn > 0 && pair < ends[turn - 1] ? turn
+                                                                  : 0;
         for (size_t byte = i * size; byte < (i + 1) * size; ++byte)
           ASSERT_EQ(got[byte], single[component][byte]) << dim << " " << i;
       }

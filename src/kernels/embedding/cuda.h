@@ -33,6 +33,7 @@ Status gather_rows(const GatherArgs& args, const LaunchOptions& launch);
 struct PlaceRowsArgs {
   DType type = DType::kBFloat16;  // of both
   const void* rows = nullptr;     // [count, dim], in pinned memory of the host or on the device
+  int64_t rows_stride = 0;        // of `rows`; 0: dim
   int32_t count = 0;              // 0 does nothing
   int32_t dim = 0;
   void* out = nullptr;  // rows out_stride apart
@@ -55,7 +56,7 @@ struct PlacePatchesArgs {
 // out: each patch rounded to `type`.
 Status place_patches(const PlacePatchesArgs& args, const LaunchOptions& launch);
 
-// Rows of pictures' tiles as they stand in a prompt.
+// Rows of pictures' tiles as they stand in a prompt, or positions of patches among learned ones.
 struct MixRowsArgs {
   DType type = DType::kBFloat16;   // of all: kBFloat16 or kFloat32
   const void* x = nullptr;         // [num_rows, dim], without gaps

@@ -100,14 +100,16 @@ Status gather_rows(const GatherArgs& args, const LaunchOptions& launch) {
 }
 
 Status place_rows(const PlaceRowsArgs& args, const LaunchOptions& launch) {
-  if (args.count < 0 || args.dim < 1 || args.out_stride < args.dim)
-    return invalid_argument("place_rows: {} rows of {}, {} apart", args.count, args.dim,
-                            args.out_stride);
+  const int64_t stride = args.rows_stride == 0 ? args.dim : args.rows_stride;
+  if (args.count < 0 || args.dim < 1 || args.out_stride < args.dim || stride < args.dim)
+    return invalid_argument("place_rows: {} rows of {}, {} apart, to rows {} apart", args.count,
+                            args.dim, stride, args.out_stride);
   if (args.count == 0) return {};
   const size_t size = dtype_size(args.type), width = static_cast<size_t>(args.dim) * size;
   return cuda_status(
-      cudaMemcpy2DAsync(args.out, static_cast<size_t>(args.out_stride) * size, args.rows, width,
-                        width, static_cast<size_t>(args.count), cudaMemcpyDefault, launch.stream),
+      cudaMemcpy2DAsync(args.out, static_cast<size_t>(args.out_stride) * size, args.rows,
+                        static_cast<size_t>(stride) * size, width, static_cast<size_t>(args.count),
+                        cudaMemcpyDefault, launch.stream),
       "place_rows");
 }
 

@@ -31,4 +31,17 @@ struct MixedRow {
   static MixedRow of(int32_t row) { return {.corners = {row, row, row, row}}; }
 };
 
+struct MixArgs {
+  const void* table = nullptr;  // [num_rows, dim], rows adjacent
+  DType type = DType::kBFloat16;
+  int64_t dim = 0;
+  std::span<const MixedRow> rows;  // corners in [0, num_rows)
+  float* out = nullptr;            // [rows.size(), dim], rows out_stride elements apart
+  int64_t out_stride = 0;
+};
+
+// out[i]: between the four rows of the table that rows[i] names; exactly the first one where its
+// weights are 0.
+void mix_rows(CpuBackend& backend, const MixArgs& args);
+
 }  // namespace espalier::kernels

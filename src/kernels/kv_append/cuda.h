@@ -34,6 +34,9 @@ struct QkRopeAppendArgs {
   // the third. Null: all turn by one position.
   const int32_t* places = nullptr;
   int32_t section_ends[2] = {};
+  // Pairs take turns instead: 3 i + 1 below section_ends[0] turn by the second component, 3 i + 2
+  // below section_ends[1] by the third, others by the first.
+  bool interleaved_sections = false;
   // Angle per position of each rotated pair, [rotary_dim / 2] float32 (models/rope_table.h); null:
   // no rotation. Cosine and sine are multiplied by attention_factor.
   const float* frequencies = nullptr;

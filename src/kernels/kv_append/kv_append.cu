@@ -22,7 +22,11 @@ constexpr int kRowThreads = 384;  // 48 heads of 128 in one go
 // What a pair of a token's heads turns by.
 __device__ __forceinline__ int position_of(const QkRopeAppendArgs& args, int64_t token, int pair) {
   if (args.places == nullptr) return args.positions[token];
-  const int component = (pair >= args.section_ends[0]) + (pair >= args.section_ends[1]);
+  int component = (pair >= args.section_ends[0]) + (pair >= args.section_ends[1]);
+  if (args.interleaved_sections) {
+    const int turn = pair % 3;
+    component = turn > 0 && pair < args.section_ends[turn - 1] ? turn : 0;
+  }
   return args.places[token * 3 + component];
 }
 

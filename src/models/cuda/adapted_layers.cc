@@ -11,7 +11,7 @@ namespace {
 
 namespace kc = kernels::cuda;
 
-constexpr size_t kNumKinds = static_cast<size_t>(WeightKind::kHiddenNorm) + 1;
+constexpr size_t kNumKinds = kNumWeightKinds;
 
 size_t index_of(WeightId id) {
   return static_cast<size_t>(id.index) * kNumKinds + static_cast<size_t>(id.kind);

@@ -58,7 +58,7 @@ CudaEncoder::CudaEncoder(EncoderPlan plan, PendingCudaWeights weights,
       plan_(std::move(program)),
       context_(spec_, weights_, *linear_, policy_, plan_),
       info_({.num_rows = spec_.tiles ? 0 : spec_.patches->num_patches,
-             .width = spec_.projector->layers.back().outputs,
+             .width = spec_.projector->row_width(),
              .patches = *spec_.patches,
              .tiles = spec_.tiles,
              .processor = plan.processor,
@@ -297,6 +297,7 @@ Status CudaEncoder::bring(const EncoderBatch& batch, const Slot& slot) const {
   ESP_RETURN_IF_ERROR(bring_array(to.wanted, from.wanted, sizes.outputs, stream));
   ESP_RETURN_IF_ERROR(bring_array(to.positions, from.positions, sizes.rows, stream));
   ESP_RETURN_IF_ERROR(bring_array(to.places, from.places, int64_t{3} * sizes.rows, stream));
+  ESP_RETURN_IF_ERROR(bring_array(to.between, from.between, sizes.rows, stream));
   ESP_RETURN_IF_ERROR(bring_array(to.begins, from.begins, sizes.sequences + 1, stream));
   ESP_RETURN_IF_ERROR(bring_array(to.windows, from.windows, sizes.windows + 1, stream));
   return bring_array(to.mixed, from.mixed, sizes.results, stream);
@@ -310,6 +311,7 @@ CudaStep CudaEncoder::step_of(const EncoderBatch& batch, const Slot& slot) const
   step.rows = all ? nullptr : slot.device.wanted;
   step.num_rows = batch.sizes.outputs;
   step.places = slot.device.places;
+  step.grid_positions = slot.device.between;
   // Of pictures of one size attention has another kernel, whose bits are others.
   const bool equal = batch.equal_rows && !deterministic_;
   step.pictures = {.count = batch.sizes.sequences,

@@ -61,6 +61,10 @@ class BatchWriter {
       place[1] = order.places[i].row;
       place[2] = order.places[i].column;
     }
+    if (host_.between != nullptr) {
+      std::ranges::copy(grid_positions(order, grid, patches_.position_side),
+                        host_.between + sizes.rows);
+    }
     int32_t begin = 0;
     for (const int32_t end : order.window_ends) {
       host_.windows[++sizes.windows] = sizes.rows + end;
@@ -151,6 +155,7 @@ void EncoderArrays::lay_out(cuda::Arena& arena, const DecoderSpec& spec,
   wanted = arena.take<int32_t>(sizes.outputs);
   if (any_size(spec)) {
     places = arena.take<int32_t>(int64_t{3} * sizes.rows);
+    if (patch.position_side > 0) between = arena.take<kernels::MixedRow>(sizes.rows);
     begins = arena.take<int32_t>(sizes.sequences + 1);
     windows = arena.take<int32_t>(sizes.windows + 1);
   } else {

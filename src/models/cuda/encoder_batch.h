@@ -37,13 +37,14 @@ int32_t units_max(const DecoderSpec& spec, const ImageProcessorSpec& processor,
 
 // The arrays of a batch; the same layout in pinned and in device memory.
 struct EncoderArrays {
-  float* patches = nullptr;            // [rows without class rows, features]
-  int32_t* positions = nullptr;        // [rows]: within each sequence; of learned positions
-  int32_t* places = nullptr;           // [rows, 3]; of rotary ones
-  int32_t* begins = nullptr;           // [sequences + 1]; of pictures of any size, as `windows`
-  int32_t* windows = nullptr;          // [windows + 1]
-  int32_t* wanted = nullptr;           // [outputs]: rows, or squares of rows
-  kernels::MixedRow* mixed = nullptr;  // [results], of tiles
+  float* patches = nullptr;              // [rows without class rows, features]
+  int32_t* positions = nullptr;          // [rows]: within each sequence; of learned positions
+  int32_t* places = nullptr;             // [rows, 3]; of rotary ones
+  kernels::MixedRow* between = nullptr;  // [rows]; of learned positions of a grid
+  int32_t* begins = nullptr;             // [sequences + 1]; of pictures of any size, as `windows`
+  int32_t* windows = nullptr;            // [windows + 1]
+  int32_t* wanted = nullptr;             // [outputs]: rows, or squares of rows
+  kernels::MixedRow* mixed = nullptr;    // [results], of tiles
 
   void lay_out(cuda::Arena& arena, const DecoderSpec& spec, const EncoderSizes& sizes);
 };

@@ -3,10 +3,12 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <numeric>
 
 #include "media/drawn.h"
 #include "models/families/family.h"
+#include "models/mixed_rows.h"
 #include "models/tile_rows.h"
 
 namespace espalier {
@@ -59,8 +61,10 @@ PreparedImage any_size(const PatchGrid& grid, int32_t merge) {
           .grid_columns = grid.columns / merge};
 }
 
-TEST(EncoderBatch, PicturesOfAnySizeFollowEachOther) {
-  const std::optional<DecoderSpec> spec = spec_of("qwen2_5_vl");
+class AnySizeBatch : public testing::TestWithParam<const char*> {};
+
+TEST_P(AnySizeBatch, PicturesFollowEachOther) {
+  const std::optional<DecoderSpec> spec = spec_of(GetParam());
   ASSERT_TRUE(spec);
   const PatchesSpec& patches = *spec->patches;
   const PatchGrid grids[] = {{10, 6}, {2, 2}, {4, 12}};
@@ -90,6 +94,14 @@ TEST(EncoderBatch, PicturesOfAnySizeFollowEachOther) {
       EXPECT_EQ(place[1], order.places[at].row);
       EXPECT_EQ(place[2], order.places[at].column);
     }
+    const auto between = grid_positions(order, grids[i], patches.position_side);
+    ASSERT_EQ(between.empty(), made.host.between == nullptr);
+    for (size_t at = 0; at < between.size(); ++at) {
+      const kernels::MixedRow& written = made.host.between[static_cast<size_t>(row) + at];
+      EXPECT_TRUE(std::ranges::equal(written.corners, between[at].corners));
+      EXPECT_EQ(written.across, between[at].across);
+      EXPECT_EQ(written.down, between[at].down);
+    }
     row += grids[i].size();
   }
   EXPECT_EQ(made.host.begins[3], row);
@@ -99,6 +111,9 @@ TEST(EncoderBatch, PicturesOfAnySizeFollowEachOther) {
   for (const size_t at : {size_t{0}, 60 * features, 112 * features - 1})
     EXPECT_EQ(made.patch(at), static_cast<float>(at + 1));
 }
+
+INSTANTIATE_TEST_SUITE_P(All, AnySizeBatch, testing::Values("qwen2_5_vl", "qwen3_vl"),
+                         [](const auto& tested) { return std::string(tested.param); });
 
 TEST(EncoderBatch, TilesBecomeOneGridEach) {
   const std::optional<DecoderSpec> spec = spec_of("llava_next");

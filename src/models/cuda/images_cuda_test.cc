@@ -259,13 +259,32 @@ TEST_P(PlacesCuda, WrongPlacesAreNoticed) {
   EXPECT_GT(error(narrow, 1000), 4e-2f);
 }
 
+class DeepCuda : public SpansCuda {};  // models whose first layers add parts of rows
+
+TEST_P(DeepCuda, EachPartIsAdded) {
+  const int64_t hidden = model_->info().hidden_size;
+  for (const int64_t part : {1, 2}) {
+    SeenPrompt without = prompt_;
+    for (EmbeddingSpan& span : without.spans) {
+      auto rows = std::make_shared<EncodedRows>(*span.rows);
+      for (int64_t row = 0; row < rows->num_rows; ++row)
+        std::fill_n(rows->values.begin() + row * rows->width + part * hidden, hidden, 0.0f);
+      span.rows = std::move(rows);
+    }
+    EXPECT_GT(error(without, 1000), 4e-2f) << part;
+  }
+}
+
 const auto kTypes = testing::Values(DType::kFloat32, DType::kBFloat16);
-const auto kAll = testing::Combine(testing::Values("llava_clip", "llava_siglip", "llava_next",
-                                                   "llava_onevision", "qwen2_vl", "qwen2_5_vl"),
-                                   kTypes);
+const auto kAll =
+    testing::Combine(testing::Values("llava_clip", "llava_siglip", "llava_next", "llava_onevision",
+                                     "qwen2_vl", "qwen2_5_vl", "qwen3_vl"),
+                     kTypes);
 const auto kAnySize = testing::Combine(
-    testing::Values("llava_next", "llava_onevision", "qwen2_vl", "qwen2_5_vl"), kTypes);
-const auto kPlaces = testing::Combine(testing::Values("qwen2_vl", "qwen2_5_vl"), kTypes);
+    testing::Values("llava_next", "llava_onevision", "qwen2_vl", "qwen2_5_vl", "qwen3_vl"), kTypes);
+const auto kPlaces =
+    testing::Combine(testing::Values("qwen2_vl", "qwen2_5_vl", "qwen3_vl"), kTypes);
+const auto kDeep = testing::Combine(testing::Values("qwen3_vl"), kTypes);
 std::string name(const testing::TestParamInfo<ImagesCuda::ParamType>& info) {
   return std::string(std::get<0>(info.param)) + "_" + name_of(std::get<1>(info.param));
 }
@@ -273,6 +292,7 @@ INSTANTIATE_TEST_SUITE_P(All, ImagesCuda, kAll, name);
 INSTANTIATE_TEST_SUITE_P(All, SpansCuda, kAll, name);
 INSTANTIATE_TEST_SUITE_P(All, AnySizeCuda, kAnySize, name);
 INSTANTIATE_TEST_SUITE_P(All, PlacesCuda, kPlaces, name);
+INSTANTIATE_TEST_SUITE_P(All, DeepCuda, kDeep, name);
 
 }  // namespace
 }  // namespace espalier

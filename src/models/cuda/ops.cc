@@ -30,11 +30,32 @@ Status place_spans(CudaContext& c, const Op& op) {
     ESP_RETURN_IF_ERROR(
         kc::place_rows({.type = c.type(),
                         .rows = span.rows,
+                        .rows_stride = c.spec().span_width(),
                         .count = span.count,
                         .dim = out.columns,
                         .out = static_cast<std::byte*>(c.write(out)) + span.token_begin * pitch,
                         .out_stride = c.stride(out)},
                        c.launch(op)));
+  }
+  return Status();
+}
+
+// The kernel reads each row once, from where it lies: most often the host's memory, which a copy in
+// front of it would read as fast. All ranks have the same rows, so each adds all of the part.
+Status run_add_spans(CudaContext& c, const Op& op) {
+  const Operand& out = op.outputs[0];
+  const auto size = static_cast<int64_t>(dtype_size(c.type()));
+  const int64_t first = int64_t{op.as<program::SpanPart>().index} * out.columns;
+  for (const StepSpan& span : c.step().spans) {
+    ESP_RETURN_IF_ERROR(kc::add_scaled(
+        {.type = c.type(),
+         .x = static_cast<const std::byte*>(span.rows) + first * size,
+         .x_stride = c.spec().span_width(),
+         .y = static_cast<std::byte*>(c.write(out)) + span.token_begin * c.stride(out) * size,
+         .y_stride = c.stride(out),
+         .rows = span.count,
+         .dim = out.columns},
+        c.launch(op)));
   }
   return Status();
 }
@@ -333,6 +354,10 @@ CudaOp cuda_op(OpKind kind) {
       return run_embed;
     case OpKind::kEmbedPosition:
       return run_embed_position;
+    case OpKind::kGridPosition:
+      return run_grid_position;
+    case OpKind::kAddSpans:
+      return run_add_spans;
     case OpKind::kInput:
       return run_input;
     case OpKind::kPatches:

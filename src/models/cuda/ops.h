@@ -36,6 +36,8 @@ Status run_latent_prefill(CudaContext& context, const program::Op& op);
 // ops_encoder.cc
 Status run_patches(CudaContext& context, const program::Op& op);
 Status run_class_embed(CudaContext& context, const program::Op& op);
+// Learned positions of the places of a picture's patches.
+Status run_grid_position(CudaContext& context, const program::Op& op);
 // By the places of a picture's rows.
 Status run_rope(CudaContext& context, const program::Op& op);
 // The step's rows, each several of the input's.

@@ -30,8 +30,10 @@ void add_rope(const CudaContext& c, const program::Rope& rope, kc::QkRopeAppendA
   args.interleaved = spec.pairing == RopeSpec::Pairing::kInterleaved;
   if (spec.sections.empty() || c.step().places == nullptr) return;
   args.places = c.step().places;
-  args.section_ends[0] = spec.sections[0];
-  args.section_ends[1] = spec.sections[0] + spec.sections[1];
+  args.interleaved_sections = spec.interleaved_sections;
+  args.section_ends[0] = spec.interleaved_sections ? 3 * spec.sections[1] : spec.sections[0];
+  args.section_ends[1] =
+      spec.interleaved_sections ? 3 * spec.sections[2] : spec.sections[0] + spec.sections[1];
 }
 
 void add_norms(const CudaContext& c, const program::QkRopeAppend& fused,

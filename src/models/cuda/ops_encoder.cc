@@ -41,6 +41,18 @@ Status run_class_embed(CudaContext& c, const Op& op) {
                         c.launch(op));
 }
 
+// Positions lie in the order of the patches, whatever their pictures.
+Status run_grid_position(CudaContext& c, const Op& op) {
+  const Operand& out = op.outputs[0];
+  return kc::mix_rows({.type = c.type(),
+                       .x = c.weights().data(op.table),
+                       .rows = c.step().grid_positions,
+                       .count = c.num_rows(out),
+                       .dim = out.columns,
+                       .out = c.write(out)},
+                      c.launch(op));
+}
+
 Status run_bidirectional(CudaContext& c, const Op& op) {
   const auto& a = op.as<program::Attention>();
   const Operand &q = op.inputs[0], &out = op.outputs[0];
@@ -83,17 +95,20 @@ Status run_rope(CudaContext& c, const Op& op) {
 
 // Rows side by side, which are one row of so many times the width.
 Status run_merge_rows(CudaContext& c, const Op& op) {
-  const Operand &from = op.inputs[0], &to = op.outputs[0];
   const int32_t count = op.as<program::MergeRows>().count;
-  return kc::gather_rows({.type = c.type(),
-                          .table = c.read(from),
-                          .num_rows = c.num_rows(from) / count,
-                          .dim = to.columns,
-                          .ids = c.step().rows + c.buffers().first_output(),
-                          .out = c.write(to),
-                          .out_stride = c.stride(to),
-                          .tokens = c.num_rows(to)},
-                         c.launch(op));
+  for (size_t i = 0; i < op.inputs.size(); ++i) {
+    const Operand &from = op.inputs[i], &to = op.outputs[i];
+    ESP_RETURN_IF_ERROR(kc::gather_rows({.type = c.type(),
+                                         .table = c.read(from),
+                                         .num_rows = c.num_rows(from) / count,
+                                         .dim = to.columns,
+                                         .ids = c.step().rows + c.buffers().first_output(),
+                                         .out = c.write(to),
+                                         .out_stride = c.stride(to),
+                                         .tokens = c.num_rows(to)},
+                                        c.launch(op)));
+  }
+  return Status();
 }
 
 }  // namespace espalier

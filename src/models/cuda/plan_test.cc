@@ -88,13 +88,13 @@ struct Recording {
   bool pictures = false;  // the first token's row is a picture's
 };
 
-std::string record(const std::string& name, DType type, const Recording& how = {}) {
-  const golden::Golden golden = golden::read(name);
-  ModelPlan plan{golden.spec, type};
+std::string record(const DecoderSpec& spec, const std::filesystem::path& folder, DType type,
+                   const Recording& how) {
+  ModelPlan plan{spec, type};
   plan.weights.e4m3 = how.e4m3;
   auto loaded = CudaDecoder::load(
       std::move(plan),
-      {.path = golden.folder, .format = LoadFormat::kDummy, .enable_lora = how.takes_adapters});
+      {.path = folder, .format = LoadFormat::kDummy, .enable_lora = how.takes_adapters});
   if (!loaded) return loaded.error().to_string() + "\n";
   CudaDecoder& decoder = **loaded;
   if (how.deterministic) decoder.set_deterministic(128);
@@ -124,6 +124,11 @@ std::string record(const std::string& name, DType type, const Recording& how = {
   }
   recording::begin();
   return out;
+}
+
+std::string record(const std::string& name, DType type, const Recording& how = {}) {
+  const golden::Golden golden = golden::read(name);
+  return record(golden.spec, golden.folder, type, how);
 }
 
 std::string read_file(const std::filesystem::path& path) {
@@ -280,6 +285,24 @@ TEST(CudaLaunchesOfPictures, RowsArePlacedBehindTheEmbedding) {
   EXPECT_EQ(placed, std::size(kSteps));
 }
 
+// Qwen3-VL's first two layers add a part of the picture's row each, in one launch.
+TEST(CudaLaunchesOfPictures, FirstLayersAddPartsOfRows) {
+  const std::filesystem::path folder = "tests/golden/images/qwen3_vl";
+  const auto config = read_model_config(folder);
+  ASSERT_TRUE(config);
+  const DecoderSpec spec = make_decoder_spec(*config).value();
+  const auto count = [&](bool pictures, const std::string& kernel) {
+    std::istringstream lines(record(spec, folder, DType::kBFloat16, {.pictures = pictures}));
+    size_t found = 0;
+    for (std::string line; std::getline(lines, line);)
+      found += line.find(" " + kernel + " ") != std::string::npos ? 1 : 0;
+    return found;
+  };
+  EXPECT_EQ(count(true, "place_rows"), std::size(kSteps));
+  EXPECT_EQ(count(true, "add_scaled"), 2 * std::size(kSteps));
+  EXPECT_EQ(count(false, "add_scaled"), 0u);
+}
+
 std::optional<DecoderSpec> encoder_spec(const std::string& name) {
   const auto config = read_model_config("tests/golden/images/" + name);
   return config ? make_encoder_spec(*config).value() : std::nullopt;
@@ -287,8 +310,8 @@ std::optional<DecoderSpec> encoder_spec(const std::string& name) {
 
 // Nothing of an encoder goes to pages, and its GEMMs read rows of multiples of 8.
 TEST(CudaEncoderPlan, ReadsKeysAndValuesFromRows) {
-  for (const char* name :
-       {"llava_clip", "llava_siglip", "llava_next", "llava_onevision", "qwen2_vl", "qwen2_5_vl"}) {
+  for (const char* name : {"llava_clip", "llava_siglip", "llava_next", "llava_onevision",
+                           "qwen2_vl", "qwen2_5_vl", "qwen3_vl"}) {
     const std::optional<DecoderSpec> spec = encoder_spec(name);
     ASSERT_TRUE(spec) << name;
     EXPECT_TRUE(check_cuda_encoder(*spec).ok()) << name;
@@ -339,7 +362,7 @@ TEST(CudaEncoderPlan, WhatTheGpuDoesNotDoIsRefusedByName) {
 
 // Both parts of models whose pictures have any size or are read in tiles.
 TEST(CudaEncoderPlan, PicturesOfAnySizeAreTaken) {
-  for (const char* name : {"llava_next", "llava_onevision", "qwen2_vl", "qwen2_5_vl"}) {
+  for (const char* name : {"llava_next", "llava_onevision", "qwen2_vl", "qwen2_5_vl", "qwen3_vl"}) {
     const auto config = read_model_config(std::string("tests/golden/images/") + name);
     ASSERT_TRUE(config) << name;
     const auto decoder = make_decoder_spec(*config);

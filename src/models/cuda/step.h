@@ -6,6 +6,7 @@
 
 #include "kernels/attention/cuda.h"
 #include "kernels/attention/latent_prefill.h"
+#include "kernels/embedding/op.h"
 #include "kernels/lora/cuda.h"
 
 namespace espalier {
@@ -34,8 +35,8 @@ struct StepAdapters {
 struct StepSpan {
   int32_t token_begin = 0;
   int32_t count = 0;
-  // [count, hidden_size] of the decoder's type, in pinned memory of the host or on the device; it
-  // stays until the step has ended.
+  // [count, hidden_size and its parts (ImagesSpec)] of the decoder's type, in pinned memory of the
+  // host or on the device; it stays until the step has ended.
   const void* rows = nullptr;
 };
 
@@ -72,7 +73,9 @@ struct CudaStep {
   // sections; null: each token's position is all three.
   const int32_t* places = nullptr;
   StepSequences pictures, windows;  // of an encoder; its entries state num_tokens alone
-  StepAdapters adapters;            // REQUIRES, where there are some: the model takes adapters
+  // Of an encoder with learned positions of a grid, [entries.num_tokens].
+  const kernels::MixedRow* grid_positions = nullptr;
+  StepAdapters adapters;  // REQUIRES, where there are some: the model takes adapters
   // A draft head reads the states of this step, which the kernel of one token's layers keeps none
   // of.
   bool keeps_states = false;

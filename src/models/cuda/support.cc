@@ -84,8 +84,8 @@ Status check_cuda_encoder(const DecoderSpec& spec) {
   if (!spec.patches || !spec.projector) return refuse("no patches or no projector");
   if (spec.hidden_size % 8 != 0) return refuse("a hidden size that is no multiple of 8");
   const bool any_size = spec.patches->num_patches == 0;
-  if (any_size && (spec.patches->class_token || spec.learned_positions > 0 || spec.tiles))
-    return refuse("class rows, learned positions or tiles of any size");
+  if (any_size && (spec.patches->class_token || spec.tiles))
+    return refuse("class rows or tiles of any size");
   if (!any_size && spec.projector->merge > 1)
     return refuse("rows that are merged in pictures of one size");
   for (const LayerSpec& layer : spec.layers) {
@@ -103,6 +103,8 @@ Status check_cuda_encoder(const DecoderSpec& spec) {
   for (const PoolingSpec::HeadLayer& layer : spec.projector->layers) {
     if (layer.outputs % 8 != 0) return refuse("a projector whose outputs are no multiple of 8");
   }
+  if (!spec.projector->deepstack.empty() && spec.projector->merge == 1)
+    return refuse("states of several layers whose rows are not merged");
   return Status();
 }
 

@@ -81,18 +81,18 @@ Result<AdapterInfo> CudaTestModel::load_adapter(AdapterId id, const std::filesys
 // Rows of an encoder on the CPU.
 void CudaTestModel::find_spans(const ForwardBatch& batch) {
   spans_.clear();
-  span_halves_.clear();
   for (const EmbeddingSpan& span : batch.embedding_spans) {
     const auto width = static_cast<size_t>(span.rows->width);
     const std::span<const float> floats(
         span.rows->values.data() + static_cast<size_t>(span.first_row) * width,
         static_cast<size_t>(span.count) * width);
-    const void* rows = floats.data();
+    std::vector<BFloat16> halves;
     if (decoder_->type() == DType::kBFloat16) {
-      std::vector<BFloat16>& halves = span_halves_.emplace_back();
       for (const float value : floats) halves.push_back(to_bfloat16(value));
-      rows = halves.data();
     }
+    const void* const rows = halves.empty()
+                                 ? static_cast<const void*>(put(floats))
+                                 : static_cast<const void*>(put(std::span<const BFloat16>(halves)));
     spans_.push_back({.token_begin = span.token_begin, .count = span.count, .rows = rows});
   }
 }

@@ -60,8 +60,7 @@ class CudaTestModel final : public Model {
   KvView view_;
   const void* view_of_ = nullptr;
   std::vector<float> host_rows_, sample_logits_;
-  std::vector<std::vector<BFloat16>> span_halves_;  // of a step
-  std::vector<StepSpan> spans_;
+  std::vector<StepSpan> spans_;  // of a step, on the device
 };
 
 }  // namespace espalier

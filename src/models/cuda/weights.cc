@@ -13,7 +13,7 @@ namespace {
 
 namespace kc = kernels::cuda;
 
-constexpr size_t kNumKinds = static_cast<size_t>(WeightKind::kHiddenNorm) + 1;
+constexpr size_t kNumKinds = kNumWeightKinds;
 
 // What an encoder of pictures has besides layers; a decoder's layout has none of it.
 Status place_encoder(const WeightLayout& layout, WeightPlacer& placer, CudaWeights& out) {
@@ -29,6 +29,10 @@ Status place_encoder(const WeightLayout& layout, WeightPlacer& placer, CudaWeigh
     const PoolingLayout& projector = layout.projector[i];
     ESP_RETURN_IF_ERROR(placer.matrix(projector.matrix, out.at({WeightKind::kProjector, index})));
     ESP_RETURN_IF_ERROR(placer.vector(projector.bias, out.at({WeightKind::kProjectorBias, index})));
+  }
+  for (size_t i = 0; i < layout.deepstack_norms.size(); ++i) {
+    ESP_RETURN_IF_ERROR(placer.vector(
+        layout.deepstack_norms[i], out.at({WeightKind::kDeepstackNorm, static_cast<int32_t>(i)})));
   }
   return Status();
 }

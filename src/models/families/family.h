@@ -37,6 +37,7 @@
   ROW(Qwen2MoeForCausalLM, make_qwen2_moe_spec)                          \
   ROW(Qwen3ForCausalLM, make_qwen3_spec)                                 \
   ROW(Qwen3MoeForCausalLM, make_qwen3_moe_spec)                          \
+  ROW(Qwen3VLForConditionalGeneration, make_qwen3_vl_spec)               \
   ROW(SmolLM3ForCausalLM, make_smollm3_spec)
 
 // Those of them that read pictures, and the functions of their encoders.
@@ -45,7 +46,8 @@
   ROW(LlavaNextForConditionalGeneration, make_llava_next_encoder)           \
   ROW(LlavaOnevisionForConditionalGeneration, make_llava_onevision_encoder) \
   ROW(Qwen2VLForConditionalGeneration, make_qwen2_vl_encoder)               \
-  ROW(Qwen2_5_VLForConditionalGeneration, make_qwen2_5_vl_encoder)
+  ROW(Qwen2_5_VLForConditionalGeneration, make_qwen2_5_vl_encoder)          \
+  ROW(Qwen3VLForConditionalGeneration, make_qwen3_vl_encoder)
 
 namespace espalier {
 

@@ -17,11 +17,13 @@ Arity arity_of(OpKind kind) {
   switch (kind) {
     case OpKind::kEmbed:
     case OpKind::kEmbedPosition:
+    case OpKind::kGridPosition:
     case OpKind::kPatches:
     case OpKind::kInput:
     case OpKind::kMegakernel:
       return {0, 0, 1, 1};
     case OpKind::kClassEmbed:
+    case OpKind::kAddSpans:
     case OpKind::kScale:
     case OpKind::kSoftcap:
     case OpKind::kNorm:
@@ -50,7 +52,7 @@ Arity arity_of(OpKind kind) {
     case OpKind::kAttention:
       return {1, 3, 1, 1};
     case OpKind::kSelectRows:
-      return {1, 2, 1, 2};
+      return {1, 16, 1, 16};
     case OpKind::kResidualAdd:
     case OpKind::kMoeMatmul:
       return {2, 2, 1, 1};
@@ -175,6 +177,7 @@ class Checker {
         return expect(op.outputs[0], a.dim);
       }
       case OpKind::kClassEmbed:
+      case OpKind::kAddSpans:
       case OpKind::kScale:
       case OpKind::kSoftcap:
       case OpKind::kRelu:

@@ -11,6 +11,7 @@
 
 #include "base/status.h"
 #include "kernels/cpu/backend.h"
+#include "kernels/embedding/op.h"
 #include "models/decoder_spec.h"
 #include "models/decoder_weights.h"
 #include "models/program/cpu_adapters.h"
@@ -38,6 +39,7 @@ struct GivenRows {
   std::span<const float> patches;       // [patches, features]
   std::span<const int32_t> places;      // [3, patches]: components of rotary positions, or empty
   std::span<const BatchEntry> windows;  // of attention; empty: there are none
+  std::span<const kernels::MixedRow> positions;  // [patches], of kGridPosition; or empty
   CpuView states;
   std::span<const int32_t> state_rows;  // of each token its row of `states`
   CpuView embeddings;                   // a row for each token

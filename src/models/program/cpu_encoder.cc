@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "base/check.h"
+#include "models/mixed_rows.h"
 #include "models/program/check.h"
 #include "models/program/lower.h"
 #include "models/weight_layout.h"
@@ -15,7 +16,7 @@ namespace {
 ImageEncoderInfo describe(const DecoderSpec& spec, const ImageProcessorSpec& processor,
                           const DecoderWeights& weights) {
   return {.num_rows = spec.tiles ? 0 : spec.patches->num_patches,
-          .width = spec.projector->layers.back().outputs,
+          .width = spec.projector->row_width(),
           .patches = *spec.patches,
           .tiles = spec.tiles,
           .processor = processor,
@@ -114,6 +115,7 @@ Status CpuEncoder::begin(const PatchGrid& grid) {
       places_[2 * order.places.size() + i] = order.places[i].column;
     }
   }
+  positions_ = grid_positions(order, grid, patches.position_side);
   result_rows_ = std::move(order.squares);
   kv_.page_size = page_size_of(patches, rows);
   for (KvView::Layer& layer : kv_.layers) {
@@ -159,8 +161,9 @@ Status CpuEncoder::encode_tile(std::span<const float> patches, const PatchGrid& 
   ESP_CHECK(std::ssize(patches) == int64_t{grid.size()} * spec_.patches->features() &&
                 std::ssize(rows) == std::ssize(result_rows_) * info_.width,
             "{} numbers of patches, {} of rows", patches.size(), rows.size());
-  context_.begin(batch_, batch_.token_ids, kv_,
-                 {.patches = patches, .places = places_, .windows = windows_});
+  context_.begin(
+      batch_, batch_.token_ids, kv_,
+      {.patches = patches, .places = places_, .windows = windows_, .positions = positions_});
   ESP_RETURN_IF_ERROR(run(0, output_begin_, stop));
   context_.begin_outputs(result_rows_, rows.data());
   return run(output_begin_, program_.ops.size(), stop);

@@ -53,6 +53,7 @@ class CpuEncoder final : public ImageEncoder {
   ForwardBatch batch_;         // one picture
   std::vector<BatchEntry> windows_;
   std::vector<int32_t> places_;  // [3, patches]: time, height, width; empty without sections
+  std::vector<kernels::MixedRow> positions_;  // grid_positions()
   int32_t reserved_rows_ = 0;
   espalier::Buffer keys_, values_;
   KvView kv_;  // all layers in the same memory

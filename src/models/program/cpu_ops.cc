@@ -32,21 +32,36 @@ void clear_other_rows(CpuContext& context, const VocabularyPart& part, const Cpu
   }
 }
 
+// Calls run(from, to) for each row of a picture in the batch: a part of it, and the token's row.
+template <typename Run>
+void for_span_rows(const CpuContext& context, int32_t part, const CpuView& out, const Run& run) {
+  const int64_t hidden = context.spec().hidden_size;
+  const int64_t width = context.spec().span_width();
+  for (const EmbeddingSpan& span : context.batch().embedding_spans) {
+    ESP_CHECK(span.rows->width == width && span.first_row + span.count <= span.rows->num_rows,
+              "rows {} to {} of {}, {} wide", span.first_row, span.first_row + span.count,
+              span.rows->num_rows, span.rows->width);
+    const float* from = span.rows->values.data() + span.first_row * width + part * hidden;
+    for (int32_t i = 0; i < span.count; ++i, from += width)
+      run(from, out.data + (span.token_begin + i) * out.stride);
+  }
+}
+
 // Rows of pictures take the places of those of their keys. Of several ranks the first one has them,
 // for the ranks' rows are added.
 void embed_spans(CpuContext& context, bool first_rank, const CpuView& out) {
-  const auto width = static_cast<size_t>(context.spec().hidden_size);
-  for (const EmbeddingSpan& span : context.batch().embedding_spans) {
-    ESP_CHECK(static_cast<size_t>(span.rows->width) == width &&
-                  span.first_row + span.count <= span.rows->num_rows,
-              "rows {} to {} of {}, {} wide", span.first_row, span.first_row + span.count,
-              span.rows->num_rows, span.rows->width);
-    const float* from = span.rows->values.data() + static_cast<size_t>(span.first_row) * width;
-    for (int32_t i = 0; i < span.count; ++i, from += width) {
-      float* const to = out.data + (span.token_begin + i) * out.stride;
-      first_rank ? std::copy_n(from, width, to) : std::fill_n(to, width, 0.0f);
-    }
-  }
+  const int64_t width = context.spec().hidden_size;
+  for_span_rows(context, 0, out, [&](const float* from, float* to) {
+    first_rank ? std::copy_n(from, width, to) : std::fill_n(to, width, 0.0f);
+  });
+}
+
+// All ranks have the same rows, so each adds all of the part.
+void run_add_spans(CpuContext& context, const Op& op) {
+  const int64_t width = op.outputs[0].columns;
+  for_span_rows(
+      context, op.as<SpanPart>().index, context.view(op.outputs[0]),
+      [&](const float* from, float* to) { kernels::add(context.backend(), to, from, width); });
 }
 
 void run_embed(CpuContext& context, const Op& op) {
@@ -64,7 +79,7 @@ void run_embed(CpuContext& context, const Op& op) {
                       : context.token_ids();
   embed_rows(context.backend(), spec, context.weights(), ids, out);
   if (part != nullptr) clear_other_rows(context, *part, out);
-  embed_spans(context, part == nullptr || part->first == 0, out);
+  if (spans) embed_spans(context, part == nullptr || part->first == 0, out);
 }
 
 void run_embed_position(CpuContext& context, const Op& op) {
@@ -75,6 +90,16 @@ void run_embed_position(CpuContext& context, const Op& op) {
                                            .ids = context.batch().positions,
                                            .out = out.data,
                                            .out_stride = out.stride});
+}
+
+void run_grid_position(CpuContext& context, const Op& op) {
+  const CpuView out = context.view(op.outputs[0]);
+  kernels::mix_rows(context.backend(), {.table = context.weights().position_embedding.data(),
+                                        .type = context.weights().type,
+                                        .dim = context.spec().hidden_size,
+                                        .rows = context.given().positions,
+                                        .out = out.data,
+                                        .out_stride = out.stride});
 }
 
 // Patches come picture after picture; entries are pictures.
@@ -367,6 +392,8 @@ CpuOp cpu_op(OpKind kind) {
       return run_embed;
     case OpKind::kEmbedPosition:
       return run_embed_position;
+    case OpKind::kGridPosition:
+      return run_grid_position;
     case OpKind::kPatches:
       return run_patches;
     case OpKind::kInput:
@@ -375,6 +402,8 @@ CpuOp cpu_op(OpKind kind) {
       return run_output;
     case OpKind::kClassEmbed:
       return run_class_embed;
+    case OpKind::kAddSpans:
+      return run_add_spans;
     case OpKind::kScale:
       return run_scale;
     case OpKind::kSoftcap:

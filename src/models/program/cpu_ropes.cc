@@ -10,6 +10,7 @@ namespace espalier::program {
 CpuRopes::CpuRopes(const DecoderSpec& spec) : spec_(spec) {
   for (const RopeSpec& rope : spec.ropes) {
     frequencies_.push_back(rope_frequencies(rope, spec.context_length));
+    components_.push_back(rope_components(rope));
   }
 }
 
@@ -45,7 +46,7 @@ void CpuRopes::fill(const ForwardBatch& batch, std::span<const int32_t> places) 
     if (places.empty() || rope.sections.empty()) {
       fill_rope_rows(frequencies_[i], factor, positions, table, table + count);
     } else {
-      fill_section_rows(frequencies_[i], rope.sections, factor, places, table, table + count);
+      fill_section_rows(frequencies_[i], components_[i], factor, places, table, table + count);
     }
     table += 2 * count;
   }

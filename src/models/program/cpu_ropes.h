@@ -37,8 +37,9 @@ class CpuRopes {
   std::span<const int32_t> places_of(const ForwardBatch& batch);
 
   const DecoderSpec& spec_;
-  std::vector<std::vector<float>> frequencies_;  // of each rope, [rotary_dim / 2]
-  espalier::Buffer tables_;                      // of each rope cos, then sin, one after the other
+  std::vector<std::vector<float>> frequencies_;   // of each rope, [rotary_dim / 2]
+  std::vector<std::vector<uint8_t>> components_;  // the same, rope_components()
+  espalier::Buffer tables_;                       // of each rope cos, then sin, one after the other
   std::vector<int32_t> rows_;
   std::vector<int32_t> places_;  // of a batch with rotary spans
   int64_t num_tokens_ = 0;       // of the step

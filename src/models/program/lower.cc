@@ -1,6 +1,7 @@
 #include "models/program/lower.h"
 
 #include <algorithm>
+#include <optional>
 #include <utility>
 
 namespace espalier::program {
@@ -285,6 +286,27 @@ void lower_kept_states(Builder& b, int32_t index, const Operand& hidden) {
   }
 }
 
+// Of an encoder the states behind the layer that DeepstackSpec `index` names.
+Operand deep_states(Builder& b, size_t index) {
+  return b.buffer("deep_states_" + std::to_string(index), b.spec().hidden_size);
+}
+
+// Behind a layer: an encoder keeps its states, and a decoder adds a part of pictures' rows to its
+// own.
+void lower_deepstack(Builder& b, int32_t index, const Operand& hidden) {
+  const DecoderSpec& spec = b.spec();
+  if (spec.projector) {
+    const std::vector<DeepstackSpec>& deepstack = spec.projector->deepstack;
+    const auto found = std::ranges::find(deepstack, index, &DeepstackSpec::layer);
+    if (found == deepstack.end()) return;
+    const auto at = static_cast<size_t>(found - deepstack.begin());
+    b.add(OpKind::kScale, {hidden}, {deep_states(b, at)}, Scale{});
+  }
+  const int32_t layer = spec.stage.first_layer + index;
+  if (spec.images && layer < spec.images->num_deep_parts)
+    b.add(OpKind::kAddSpans, {hidden}, {hidden}, SpanPart{1 + layer});
+}
+
 void lower_layer(Builder& b, int32_t index, const Operand& hidden) {
   const LayerSpec& layer = b.spec().layers[static_cast<size_t>(index)];
   b.set_layer(index);
@@ -298,12 +320,15 @@ void lower_layer(Builder& b, int32_t index, const Operand& hidden) {
     lower_mlp(b, layer.mlp, x, branch);
   }
   lower_residual(b, layer.mlp_output_norm, WeightKind::kMlpOutputNorm, hidden, branch);
+  lower_deepstack(b, index, hidden);
 }
 
 void lower_positions(Builder& b, const Operand& hidden) {
   if (b.spec().learned_positions == 0) return;
   const Operand positions = b.buffer("branch", hidden.columns);
-  b.add(OpKind::kEmbedPosition, {}, {positions}).table = {WeightKind::kPositionEmbedding};
+  const bool grid = b.spec().patches && b.spec().patches->position_side > 0;
+  const OpKind kind = grid ? OpKind::kGridPosition : OpKind::kEmbedPosition;
+  b.add(kind, {}, {positions}).table = {WeightKind::kPositionEmbedding};
   b.add(OpKind::kResidualAdd, {hidden, positions}, {hidden}, ResidualAdd{});
 }
 
@@ -332,18 +357,21 @@ Operand lower_patches(Builder& b) {
   return hidden;
 }
 
-// Matrices from an encoder's rows to the decoder's, an activation between two of them.
-void lower_projector(Builder& b, Operand x) {
-  const ProjectorSpec& projector = *b.spec().projector;
-  for (size_t i = 0; i < projector.layers.size(); ++i) {
-    const PoolingSpec::HeadLayer& layer = projector.layers[i];
+// Matrices with an activation between two of them. first: the index of the first one's weight.
+// result: where the last one's result goes; none: a buffer of its own.
+void lower_matrices(Builder& b, const std::vector<PoolingSpec::HeadLayer>& layers, int32_t first,
+                    Operand x, const std::optional<Operand>& result) {
+  for (size_t i = 0; i < layers.size(); ++i) {
+    const PoolingSpec::HeadLayer& layer = layers[i];
     if (i > 0) {
       b.add(OpKind::kActivation, {x}, {x},
-            Activation{.gated = false, .dim = x.columns, .gelu = projector.gelu});
+            Activation{.gated = false, .dim = x.columns, .gelu = b.spec().projector->gelu});
     }
-    const auto index = static_cast<int32_t>(i);
-    const Operand y =
-        b.buffer("projected_" + std::to_string(i), layer.outputs, {RowCount::kOutputs});
+    const int32_t index = first + static_cast<int32_t>(i);
+    const bool last = i + 1 == layers.size();
+    const Operand y = last && result ? *result
+                                     : b.buffer("projected_" + std::to_string(i), layer.outputs,
+                                                {RowCount::kOutputs});
     b.matmul({WeightKind::kProjector, index},
              layer.bias ? WeightId{WeightKind::kProjectorBias, index} : WeightId{}, x, y);
     x = y;
@@ -367,6 +395,31 @@ Operand lower_mtp_input(Builder& b) {
         Norm{.spec = draft.hidden_norm, .weight = {WeightKind::kHiddenNorm, 0}});
   b.matmul({WeightKind::kDraftInput}, {}, x, hidden);
   return hidden;
+}
+
+// Of an encoder the merged rows of what deep_states() holds.
+Operand deep_outputs(Builder& b, size_t index) {
+  const int32_t columns = b.spec().projector->merge * b.spec().hidden_size;
+  return b.buffer("deep_outputs_" + std::to_string(index), columns, {RowCount::kOutputs});
+}
+
+// From an encoder's rows to the decoder's; parts of a row side by side.
+void lower_projector(Builder& b, const Operand& x) {
+  const ProjectorSpec& projector = *b.spec().projector;
+  if (projector.deepstack.empty()) return lower_matrices(b, projector.layers, 0, x, std::nullopt);
+  const int32_t width = projector.layers.back().outputs;
+  const Operand rows = b.buffer("rows", projector.row_width(), {RowCount::kOutputs});
+  lower_matrices(b, projector.layers, 0, x, slice(rows, 0, width));
+  auto first = static_cast<int32_t>(projector.layers.size());
+  for (size_t i = 0; i < projector.deepstack.size(); ++i) {
+    const DeepstackSpec& deep = projector.deepstack[i];
+    const auto index = static_cast<int32_t>(i);
+    const Operand states = deep_outputs(b, i);
+    b.add(OpKind::kNorm, {states}, {states},
+          Norm{.spec = deep.norm, .weight = {WeightKind::kDeepstackNorm, index}});
+    lower_matrices(b, deep.layers, first, states, slice(rows, (1 + index) * width, width));
+    first += static_cast<int32_t>(deep.layers.size());
+  }
 }
 
 Operand lower_draft_states(Builder& b) {
@@ -435,9 +488,15 @@ Operand lower_outputs(Builder& b, const Operand& hidden) {
   const auto norm = [&](const Operand& x, const Operand& out) {
     if (spec.final_norm) b.norm(*spec.final_norm, WeightKind::kFinalNorm, x, out);
   };
-  if (merge > 1) {
+  const size_t num_deep = spec.projector ? spec.projector->deepstack.size() : 0;
+  if (merge > 1 || num_deep > 0) {
     norm(hidden, hidden);
-    b.add(OpKind::kSelectRows, {hidden}, {outputs}, MergeRows{merge});
+    std::vector<Operand> from = {hidden}, to = {outputs};
+    for (size_t i = 0; i < num_deep; ++i) {
+      from.push_back(deep_states(b, i));
+      to.push_back(deep_outputs(b, i));
+    }
+    b.add(OpKind::kSelectRows, std::move(from), std::move(to), MergeRows{merge});
     return outputs;
   }
   const Operand selected =

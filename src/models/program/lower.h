@@ -19,6 +19,8 @@ inline constexpr const char* kNextStates = "next_states";
 //                   hidden += scale * norm(mlp(norm(hidden))), or of experts chosen by a router
 //   outputs = select_rows(hidden);  logits = softcap(scale * head(norm(outputs)))
 //   or, where a text becomes a vector: pool(norm(outputs)) through the head's layers
+// Behind its first layers a decoder may add parts of pictures' rows to hidden, which an encoder
+// makes of what hidden is behind some of its own (DeepstackSpec).
 //   of an encoder: hidden = norm(matmul(patches) + class + position); projector(norm(outputs))
 //
 // of a draft head: hidden = states, or matmul(states), and attention reads the embedding beside it

@@ -87,9 +87,11 @@ class Liveness {
     return static_cast<size_t>(program_.buffer(operand).storage);
   }
 
-  // From the last operation to the first: contents are needed until what writes all of them.
+  // From the last operation to the first: contents are needed until what writes all of them, or
+  // the first of several operations that write parts, in front of which nothing is there.
   void scan(size_t storage) {
     bool needed = false;
+    size_t first_write = 0;  // 0 where a read comes before it
     for (size_t i = program_.ops.size(); i-- > 0;) {
       const Op& op = program_.ops[i];
       const auto is_here = [&](const Operand& operand) { return storage_of(operand) == storage; };
@@ -99,7 +101,9 @@ class Liveness {
       live_[storage][i] = needed || reads || writes;
       const bool whole = writes && !reads && written->columns == program_.buffer(*written).columns;
       needed = (needed && !whole) || reads || (writes && !whole);
+      if (reads || writes) first_write = reads ? 0 : i;
     }
+    std::fill_n(live_[storage].begin(), static_cast<std::ptrdiff_t>(first_write), false);
   }
 
   const Program& program_;

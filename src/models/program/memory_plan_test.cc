@@ -114,6 +114,22 @@ TEST(MemoryPlan, AChainTakesItsLargestNeighbours) {
   }
 }
 
+// What is written in parts, one operation after the other, takes no memory in front of the first.
+TEST(MemoryPlan, PartsAreNotNeededBeforeTheFirstOne) {
+  Program program = with_buffers(4);
+  program.buffers[3].columns = 2;
+  add(program, {0}, 1);
+  add(program, {1}, 2);
+  for (const int32_t part : {0, 1}) {
+    add(program, {2}, 3);
+    program.ops.back().outputs = {{.buffer = 3, .column = part, .columns = 1}};
+  }
+  const std::vector<int64_t> bytes = {1024, 1024, 1024, 2048};
+  const MemoryPlan plan = place_storages(program, bytes, {});
+  expect_apart(program, bytes, plan);
+  EXPECT_EQ(plan.total_bytes, 3072);
+}
+
 // Each buffer is made of some of those before it.
 TEST(MemoryPlan, BuffersThatAreNeededTogetherNeverOverlap) {
   const uint64_t seed = kernels::test::fresh_seed();

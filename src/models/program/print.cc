@@ -61,6 +61,7 @@ class Writer {
   void operator()(const Scale& a) { put("factor", a.factor); }
   void operator()(const Softcap& a) { put("cap", a.cap); }
   void operator()(const MergeRows& a) { put("rows", a.count); }
+  void operator()(const SpanPart& a) { put("part", a.index); }
   void operator()(const Norm& a) {
     put("kind", norm_name(a.spec));
     put("epsilon", a.spec.epsilon);

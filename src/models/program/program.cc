@@ -53,8 +53,9 @@ std::string_view weight_name(WeightKind kind) {
                                                 "projector_bias",
                                                 "line_end",
                                                 "draft_input",
-                                                "hidden_norm"};
-  static_assert(std::size(kNames) == static_cast<size_t>(WeightKind::kHiddenNorm) + 1);
+                                                "hidden_norm",
+                                                "deepstack_norm"};
+  static_assert(std::size(kNames) == kNumWeightKinds);
   return kNames[static_cast<size_t>(kind)];
 }
 
@@ -70,6 +71,7 @@ class WeightCollector {
   void operator()(const Scale&) {}
   void operator()(const Softcap&) {}
   void operator()(const MergeRows&) {}
+  void operator()(const SpanPart&) {}
   void operator()(const Activation&) {}
   void operator()(const HeadCopy&) {}
   void operator()(const Rope&) {}
@@ -174,13 +176,13 @@ std::vector<WeightId> weights_of(const Op& op) {
 
 std::string_view op_name(OpKind kind) {
   static constexpr std::string_view kNames[] = {
-      "embed",          "embed_position", "patches",        "input",       "output",
-      "class_embed",    "scale",          "softcap",        "norm",        "matmul",
-      "head_matmul",    "head_copy",      "rope",           "kv_append",   "attention",
-      "select_rows",    "activation",     "residual_add",   "gated_add",   "moe_route",
-      "moe_matmul",     "moe_combine",    "pool",           "relu",        "all_reduce",
-      "all_gather",     "barrier",        "qk_rope_append", "moe_experts", "moe_block",
-      "latent_prefill", "megakernel"};
+      "embed",       "embed_position", "grid_position",  "patches",     "input",
+      "output",      "class_embed",    "add_spans",      "scale",       "softcap",
+      "norm",        "matmul",         "head_matmul",    "head_copy",   "rope",
+      "kv_append",   "attention",      "select_rows",    "activation",  "residual_add",
+      "gated_add",   "moe_route",      "moe_matmul",     "moe_combine", "pool",
+      "relu",        "all_reduce",     "all_gather",     "barrier",     "qk_rope_append",
+      "moe_experts", "moe_block",      "latent_prefill", "megakernel"};
   static_assert(std::size(kNames) == static_cast<size_t>(OpKind::kMegakernel) + 1);
   return kNames[static_cast<size_t>(kind)];
 }

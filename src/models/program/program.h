@@ -69,10 +69,12 @@ struct Operand {
 enum class OpKind : uint8_t {
   kEmbed,          // -> x: row of the token; zero where another rank has it (VocabularyPart)
   kEmbedPosition,  // -> x: row of the position
+  kGridPosition,   // -> x: of each patch what its place makes of the rows of four positions
   kPatches,        // -> x: of each picture its patches, below a row of zeros where it has a class
   kInput,          // -> x: rows that the step is given
   kOutput,         // x -> : rows that the step gives to the next stage
   kClassEmbed,     // x -> x: the class embedding is added to each picture's first row
+  kAddSpans,       // x -> x: a part of pictures' rows is added (SpanPart)
   kScale,          // x -> y = factor * x
   kSoftcap,        // x -> x = cap * tanh(x / cap)
   kNorm,           // x -> y: of each group of columns by itself
@@ -124,6 +126,12 @@ struct Scale {
 };
 struct Softcap {
   float cap = 0;
+};
+
+// Of each row of a picture in a prompt the columns [index * hidden, (index + 1) * hidden); part 0
+// is its embedding.
+struct SpanPart {
+  int32_t index = 0;
 };
 
 // How output rows are selected: each output row is `count` rows of x, one behind the other.
@@ -282,10 +290,10 @@ struct Megakernel {
 };
 
 using Attributes =
-    std::variant<std::monostate, VocabularyPart, Input, Scale, Softcap, MergeRows, Norm, Activation,
-                 Matmul, HeadMatmul, HeadCopy, Rope, KvAppend, Attention, ResidualAdd, AllReduce,
-                 MoeRoute, MoeMatmul, MoeCombine, Pool, QkRopeAppend, MoeExperts, MoeBlock,
-                 LatentPrefill, Megakernel>;
+    std::variant<std::monostate, VocabularyPart, Input, Scale, Softcap, SpanPart, MergeRows, Norm,
+                 Activation, Matmul, HeadMatmul, HeadCopy, Rope, KvAppend, Attention, ResidualAdd,
+                 AllReduce, MoeRoute, MoeMatmul, MoeCombine, Pool, QkRopeAppend, MoeExperts,
+                 MoeBlock, LatentPrefill, Megakernel>;
 
 struct Op {
   OpKind kind = OpKind::kEmbed;
@@ -293,7 +301,8 @@ struct Op {
   std::vector<Operand> inputs;
   std::vector<Operand> outputs;
   Attributes attributes;
-  // Weights that stand for themselves: of kEmbed, kEmbedPosition and kClassEmbed the table.
+  // Weights that stand for themselves: of kEmbed, kEmbedPosition, kGridPosition and kClassEmbed the
+  // table.
   WeightId table;
   // Launch policy: the kernel may start while the one in front of it ends (programmatic dependent
   // launch); back ends without it ignore it.
