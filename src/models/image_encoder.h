@@ -70,7 +70,8 @@ class ImageEncoder {
   virtual Result<EncodedRows> allocate_rows(int32_t num_rows);
   // Calls of encode_batch() that may run at the same time.
   virtual int32_t batches_in_flight_max() const { return 1; }
-  // As encode(), which is called for each picture; a failure is that of all pictures.
+  // As encode(), which is called for each picture. A failure states what is wrong with one of them,
+  // and the rows of all are then undefined.
   virtual Status encode_batch(std::span<const EncoderTask> tasks);
 
  private:

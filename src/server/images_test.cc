@@ -13,7 +13,10 @@
 #include <thread>
 
 #include "base/base64.h"
+#include "engine/testing/refusing_encoder.h"
+#include "net/client.h"
 #include "net/test_socket.h"
+#include "server/server.h"
 
 namespace espalier::server {
 namespace {
@@ -208,6 +211,46 @@ TEST(PictureParts, AreFoundInOrder) {
                            R"({"type":"input_image","image_url":1})"})
     EXPECT_FALSE(picture_source(boost::json::parse(part), "messages[0]")) << part;
   EXPECT_EQ(picture_source(picture_part("x"), ""), "x");
+}
+
+// Calls whose pictures come in one batch with one that the encoder refuses. Until that has
+// happened: all come while one is encoded.
+TEST(Pictures, OneThatTheEncoderRefusesFailsItsCallAlone) {
+  const RefusingEngine refusing = make_refusing_engine();
+  ASSERT_NE(refusing.engine, nullptr);
+  ServerConfig config;
+  config.port = 0;
+  auto server = Server::create(config, *refusing.engine);
+  ASSERT_TRUE(server) << server.error().to_string();
+  ASSERT_TRUE((*server)->start().ok());
+  const auto call = [&](const ImageInput& picture) {
+    net::HttpClientConfig to;
+    to.read_timeout = 20s;
+    auto client =
+        net::HttpClient::create(fmt::format("http://127.0.0.1:{}", (*server)->port()), to);
+    const std::string body = fmt::format(
+        R"({{"input_ids":[1,{},2],"image_data":"{}","sampling_params":{{"max_new_tokens":3,)"
+        R"("temperature":0,"ignore_eos":true}}}})",
+        kPlaceholder, encode_base64(*picture.read()));
+    return client->post("/generate", body);
+  };
+  int32_t width = 10;
+  while (refusing.counts->num_refused_together == 0) {
+    refusing.counts->num_awaited = refusing.counts->num_come + 6;
+    std::vector<std::thread> threads;
+    for (int t = 0; t < 6; ++t, ++width) {
+      threads.emplace_back([&call, t, width] {
+        const auto answer =
+            call(t == 2 ? RefusingEncoder::dark_picture(width, 20) : picture(width, 20));
+        ASSERT_TRUE(answer) << answer.error().to_string();
+        EXPECT_EQ(answer->status, t == 2 ? 400 : 200) << answer->body;
+        EXPECT_THAT(answer->body, HasSubstr(t == 2 ? "picture 1 of 1: the encoder does not take"
+                                                   : "\"completion_tokens\":3"));
+      });
+    }
+    for (std::thread& thread : threads) thread.join();
+  }
+  (*server)->stop(5s);
 }
 
 }  // namespace

@@ -265,7 +265,7 @@ def main():
             text = refusal(careful, "/v1/chat/completions", chat_body(f"http://127.0.0.1:{careful.port}/health"))
             assert "no public address" in text, text
         check_command(model, picture, answer, pictures)
-        for golden in ("llava_next", "qwen2_5_vl"):
+        for golden in ("llava_next", "qwen2_5_vl", "qwen3_vl"):
             check_any_size(folder, golden)
     print("images: ok")
 

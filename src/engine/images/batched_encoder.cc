@@ -31,8 +31,6 @@ void BatchedEncoder::encode_first(std::unique_lock<std::mutex>& lock) {
       std::min(waiting_.size(), static_cast<size_t>(std::max(1, encoder_.batch_max())));
   std::vector<Waiting*> batch;
   std::vector<EncoderTask> tasks;
-  Status status;
-  double seconds = 0;
   try {
     batch.assign(waiting_.begin(), waiting_.begin() + static_cast<std::ptrdiff_t>(count));
     for (const Waiting* waiting : batch) tasks.push_back(waiting->task);
@@ -48,23 +46,40 @@ void BatchedEncoder::encode_first(std::unique_lock<std::mutex>& lock) {
   waiting_.erase(waiting_.begin(), waiting_.begin() + static_cast<std::ptrdiff_t>(count));
   ++in_flight_;
   lock.unlock();
-  const SteadyClock clock;
-  const TimePoint start = clock.now();
-  try {
-    status = encoder_.encode_batch(tasks);
-  } catch (const std::exception& failure) {
-    status =
-        error(StatusCode::kResourceExhausted, "pictures could not be encoded: {}", failure.what());
-  }
-  seconds = to_seconds(clock.now() - start) / static_cast<double>(count);
+  encode_each(batch, tasks);
   lock.lock();
   --in_flight_;
-  for (Waiting* waiting : batch) {
-    waiting->status = status;
-    waiting->seconds = seconds;
-    waiting->done = true;
-  }
+  for (Waiting* waiting : batch) waiting->done = true;
   changed_.notify_all();
+}
+
+// A picture that the encoder refuses fails alone: where a batch fails, each of its pictures is
+// encoded by itself, whatever the encoder had made of the batch.
+void BatchedEncoder::encode_each(std::span<Waiting* const> batch,
+                                 std::span<const EncoderTask> tasks) {
+  const SteadyClock clock;
+  const TimePoint start = clock.now();
+  Status status = encode_together(tasks);
+  if (status.ok() || batch.size() == 1) {
+    const double seconds = to_seconds(clock.now() - start) / static_cast<double>(batch.size());
+    for (Waiting* waiting : batch) waiting->seconds = seconds;
+    batch[0]->status = std::move(status);
+    return;
+  }
+  for (size_t i = 0; i < batch.size(); ++i) {
+    const TimePoint begin = clock.now();
+    batch[i]->status = encode_together(tasks.subspan(i, 1));
+    batch[i]->seconds = to_seconds(clock.now() - begin);
+  }
+}
+
+Status BatchedEncoder::encode_together(std::span<const EncoderTask> tasks) {
+  try {
+    return encoder_.encode_batch(tasks);
+  } catch (const std::exception& failure) {
+    return error(StatusCode::kResourceExhausted, "it could not be encoded: {}: try again later",
+                 failure.what());
+  }
 }
 
 }  // namespace espalier

@@ -19,7 +19,7 @@ class BatchedEncoder {
   explicit BatchedEncoder(ImageEncoder& encoder) : encoder_(encoder) {}
 
   // Returns when the rows are there, with the picture's part of its batch's seconds. Pictures are
-  // encoded in the order in which they came.
+  // encoded in the order in which they came. A failure is of this picture alone.
   Result<double> encode(const EncoderTask& task);
 
  private:
@@ -30,6 +30,8 @@ class BatchedEncoder {
     bool done = false;
   };
   void encode_first(std::unique_lock<std::mutex>& lock);
+  void encode_each(std::span<Waiting* const> batch, std::span<const EncoderTask> tasks);
+  Status encode_together(std::span<const EncoderTask> tasks);
 
   ImageEncoder& encoder_;
   std::mutex mutex_;

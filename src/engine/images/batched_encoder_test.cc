@@ -1,5 +1,5 @@
 // Pictures of many threads through an encoder that counts: none is lost, batches are no larger than
-// they may be, no more of them run at once, and a failure is that of its batch alone.
+// they may be, no more of them run at once, and a failure is that of its picture alone.
 #include "engine/images/batched_encoder.h"
 
 #include <gtest/gtest.h>
@@ -20,28 +20,36 @@ class CountingEncoder final : public ImageEncoder {
 
   const ImageEncoderInfo& info() const override { return info_; }
   int32_t batch_max() const override { return batch_max_; }
-  int32_t batches_in_flight_max() const override { return in_flight_max_; }
+  // Called for each picture that comes, once it waits.
+  int32_t batches_in_flight_max() const override {
+    ++num_come;
+    return in_flight_max_;
+  }
   Status encode_batch(std::span<const EncoderTask> tasks) override {
     EXPECT_LE(std::ssize(tasks), batch_max_);
     EXPECT_LE(++in_flight, in_flight_max_);
     ++num_batches;
     most = std::max(most.load(), static_cast<int>(tasks.size()));
-    while (closed) std::this_thread::yield();
-    Status status = ImageEncoder::encode_batch(tasks);
+    while (closed || num_come < num_awaited) std::this_thread::yield();
     for (const EncoderTask& task : tasks) {
-      if (task.image->patches[0] == kThrows) {
-        --in_flight;
-        throw std::runtime_error("thrown");
-      }
-      if (task.image->patches[0] == kFails) status = error(StatusCode::kInternal, "failed");
+      const float number = task.image->patches[0];
+      if (number != kThrows && number != kFails) continue;
+      if (tasks.size() > 1) ++num_failed_together;
+      for (const EncoderTask& other : tasks) other.rows->values[0] = -100;
+      --in_flight;
+      if (number == kThrows) throw std::runtime_error("thrown");
+      return error(StatusCode::kInternal, "failed");
     }
+    Status status = ImageEncoder::encode_batch(tasks);
     --in_flight;
     return status;
   }
 
   static constexpr float kFails = -1, kThrows = -2;
-  std::atomic<int> in_flight{0}, num_batches{0}, most{0};
+  std::atomic<int> in_flight{0}, num_batches{0}, most{0}, num_failed_together{0};
   std::atomic<bool> closed{false};
+  mutable std::atomic<int> num_come{0};
+  std::atomic<int> num_awaited{0};  // no batch ends before so many have come
 
  private:
   Status encode_tile(std::span<const float> patches, const PatchGrid&, std::span<float> rows,
@@ -105,7 +113,7 @@ TEST(BatchedEncoder, WhatWaitsIsEncodedTogether) {
   EXPECT_LE(encoder.num_batches, 9);
 }
 
-TEST(BatchedEncoder, AFailureEndsItsBatchAlone) {
+TEST(BatchedEncoder, FailuresAndExceptionsAreReturned) {
   CountingEncoder encoder(4, 1);
   BatchedEncoder batches(encoder);
   EXPECT_EQ(encode(batches, encoder, CountingEncoder::kFails).error().code(),
@@ -113,6 +121,30 @@ TEST(BatchedEncoder, AFailureEndsItsBatchAlone) {
   EXPECT_EQ(encode(batches, encoder, CountingEncoder::kThrows).error().code(),
             StatusCode::kResourceExhausted);
   EXPECT_EQ(*encode(batches, encoder, 5), 6);
+}
+
+// Until the one that is refused has been in a batch with others: all come while the first batches
+// run.
+TEST(BatchedEncoder, ARefusedPictureFailsAlone) {
+  for (const float refused : {CountingEncoder::kFails, CountingEncoder::kThrows}) {
+    CountingEncoder encoder(8, 2);
+    BatchedEncoder batches(encoder);
+    while (encoder.num_failed_together < 3) {
+      encoder.num_awaited = encoder.num_come + 8;
+      std::vector<std::thread> threads;
+      for (int t = 0; t < 8; ++t) {
+        threads.emplace_back([&, t] {
+          const float number = t == 5 ? refused : static_cast<float>(t);
+          const auto made = encode(batches, encoder, number);
+          ASSERT_EQ(made.has_value(), t != 5) << t;
+          if (!made) return;
+          ASSERT_EQ(*made, number + 1);
+        });
+      }
+      for (std::thread& thread : threads) thread.join();
+    }
+    EXPECT_EQ(encoder.in_flight, 0);
+  }
 }
 
 }  // namespace

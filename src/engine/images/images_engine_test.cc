@@ -9,6 +9,7 @@
 #include <fstream>
 #include <future>
 
+#include "engine/testing/refusing_encoder.h"
 #include "engine/testing/seeing_requests.h"
 
 namespace espalier {
@@ -226,6 +227,40 @@ TEST(ImagesEngine, WhatCannotBeServedIsRefused) {
   EXPECT_EQ(refusal(*engine, [](auto&) {}), "served");
 }
 
+// Requests whose pictures are encoded in one batch with one that the encoder refuses are answered
+// as if they were alone. Until that has happened: all first pictures come while one is encoded.
+TEST(ImagesEngine, ARefusedPictureFailsItsRequestAlone) {
+  const auto plain = load_golden(kSeeing, {});
+  const RefusingEngine refusing = make_refusing_engine();
+  ASSERT_TRUE(plain != nullptr && refusing.engine != nullptr);
+  int32_t width = 10;  // of no picture before, whose rows would be kept
+  while (refusing.counts->num_refused_together < 3) {
+    std::vector<GenerateRequest> requests(6, seen_request());
+    for (GenerateRequest& request : requests) {
+      request.images = {picture(width, 20), picture(width + 1, 20)};
+      width += 2;
+    }
+    requests[2].images[0] = RefusingEncoder::dark_picture(width, 20);
+    refusing.counts->num_awaited = refusing.counts->num_come + static_cast<int>(requests.size());
+    const auto results = results_in_a_crowd(*refusing.engine, requests);
+    for (size_t i = 0; i < requests.size(); ++i) {
+      const FinishReason& finish = results[i].finish;
+      if (i == 2) {
+        EXPECT_EQ(finish.type, FinishReason::Type::kError);
+        EXPECT_EQ(finish.status.code(), StatusCode::kInvalidArgument);
+        EXPECT_THAT(finish.status.message(),
+                    HasSubstr("picture 1 of 2: the encoder does not take a picture without any"));
+        continue;
+      }
+      ASSERT_EQ(finish.type, FinishReason::Type::kLength) << finish.status.to_string();
+      const auto want = plain->generate(requests[i]);
+      ASSERT_TRUE(want) << want.error().message();
+      EXPECT_EQ(answer_of(results[i]), answer_of(*want)) << i;
+    }
+  }
+  EXPECT_GE(refusing.counts->num_refused_alone, 3);
+}
+
 // A request ends while its picture is fetched, and what comes of the picture counts for nothing.
 TEST(ImagesEngine, AbortsWhileAPictureIsRead) {
   auto engine = load_golden(kSeeing, {});
@@ -343,7 +378,7 @@ TEST_P(AnySizeEngine, WhatCannotBeServedIsRefused) {
 }
 
 INSTANTIATE_TEST_SUITE_P(All, AnySizeEngine,
-                         testing::Values("llava_next", "qwen2_vl", "qwen2_5_vl"),
+                         testing::Values("llava_next", "qwen2_vl", "qwen2_5_vl", "qwen3_vl"),
                          [](const auto& tested) { return std::string(tested.param); });
 
 // LLaVA-OneVision reads a picture in tiles where it stands alone, and their rows differ.
