@@ -6,6 +6,7 @@
 
 #include "base/base64.h"
 #include "server/images.h"
+#include "server/request_ids.h"
 
 namespace espalier::server {
 namespace {
@@ -309,9 +310,7 @@ std::vector<GenerationItem> items_of(EmbeddingRequest& request) {
     item.request.input_ids = std::move(request.input[i].ids);
     item.request.dimensions = request.dimensions;
     item.request.priority = request.priority.value_or(0);
-    if (const std::string* rid = request.rid.at(i); rid != nullptr && !rid->empty()) {
-      item.request.rid = request.rid.is_list || n == 1 ? *rid : fmt::format("{}_{}", *rid, i);
-    }
+    item.request.rid = rid_of(request.rid, i, n);
   }
   return items;
 }

@@ -2,6 +2,8 @@
 
 #include <boost/json/value.hpp>
 
+#include "server/request_ids.h"
+
 namespace espalier::server {
 namespace {
 
@@ -160,12 +162,14 @@ const Fields<RerankRequest>& rerank_fields() {
 Result<EmbeddingRequest> parse_embedding(std::string_view body, bool& malformed) {
   ESP_ASSIGN_OR_RETURN(auto request, parse_body(embedding_fields(), body, malformed));
   ESP_RETURN_IF_ERROR(check_samples(request.input.size(), 1));
+  ESP_RETURN_IF_ERROR(check_rids(request.rid, request.input.size()));
   return request;
 }
 
 Result<EmbeddingRequest> parse_classify(std::string_view body, bool& malformed) {
   ESP_ASSIGN_OR_RETURN(auto request, parse_body(classify_fields(), body, malformed));
   ESP_RETURN_IF_ERROR(check_samples(request.input.size(), 1));
+  ESP_RETURN_IF_ERROR(check_rids(request.rid, request.input.size()));
   return request;
 }
 

@@ -120,6 +120,9 @@ TEST_F(EmbeddingServer, VectorsAsNumbersAndAsBase64) {
   expect_refused("/v1/embeddings", R"({"model":"x"})", "input is missing");
   expect_refused("/v1/embeddings", R"({"input":[]})", "input must be");
   expect_refused("/v1/embeddings", R"({"input":[[]]})", "holds no token");
+  expect_refused("/v1/embeddings", R"({"input":[[5],[6]],"rid":["x"]})", "rid has 1 entry for 2");
+  expect_refused("/v1/embeddings", R"({"input":[[5],[6]],"rid":["x","x"]})",
+                 "Duplicate request IDs");
   expect_refused("/v1/embeddings", R"({"input":"text"})", "without a tokenizer");
   expect_refused("/generate", R"({"input_ids":[5,6]})", "does not generate text");
   expect_refused("/v1/completions", R"({"prompt":[5,6]})", "does not generate text");
@@ -152,6 +155,7 @@ TEST_F(EmbeddingServer, Classes) {
   EXPECT_EQ(first.at("label"),
             labels[std::ranges::max_element(probabilities) - probabilities.begin()]);
   EXPECT_EQ(first.at("num_classes"), 3);
+  expect_refused("/v1/classify", R"({"input":[[5],[6]],"rid":[]})", "rid has 0 entries for 2");
   const json::value both = ask("/v1/score", R"({"query":[5],"items":[[6,7],[8]]})");
   EXPECT_EQ(floats(both.at("scores").at(0)), scores);
   expect_refused("/v1/rerank", R"({"query":"a","documents":["b"]})", "/v1/rerank needs");

@@ -6,6 +6,7 @@
 #include "server/bootstrap_fields.h"
 #include "server/cache_namespace.h"
 #include "server/json_view.h"
+#include "server/request_ids.h"
 #include "server/session_fields.h"
 
 namespace espalier::server {
@@ -191,13 +192,6 @@ const Fields<NativeBody>& native_fields() {
   return fields;
 }
 
-// The rid of item i of n: one rid for a batch becomes rid_0, rid_1 ...
-std::string rid_of(const PerItem<std::string>& rid, size_t i, size_t n) {
-  const std::string* stated = rid.at(i);
-  if (stated == nullptr || stated->empty()) return {};
-  return rid.is_list || n == 1 ? *stated : fmt::format("{}_{}", *stated, i);
-}
-
 template <typename X>
 X value_or(const PerItem<X>& values, size_t i, X otherwise) {
   const X* value = values.at(i);
@@ -279,7 +273,7 @@ Status check(const NativeBody& body, size_t n) {
         "hidden_states_layers is there without return_hidden_states: set that to true");
   ESP_RETURN_IF_ERROR(check_samples(n, 1));
   ESP_RETURN_IF_ERROR(body.sampling.check_size("sampling_params", n));
-  ESP_RETURN_IF_ERROR(body.rid.check_size("rid", n));
+  ESP_RETURN_IF_ERROR(check_rids(body.rid, n));
   ESP_RETURN_IF_ERROR(body.extra_key.check_size("extra_key", n));
   ESP_RETURN_IF_ERROR(body.cache_salt.check_size("cache_salt", n));
   ESP_RETURN_IF_ERROR(body.lora_path.check_size("lora_path", n));

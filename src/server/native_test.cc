@@ -392,6 +392,9 @@ TEST_F(NativeTest, Errors) {
     return fmt::format(R"({{"error":{{"message":"{}"}}}})", message);
   };
   const std::string one_or_each = ": give one value for all, or a list with one for each";
+  const std::string one_rid_each =
+      "Duplicate request IDs detected within the request: ['x']: give each prompt a rid of its "
+      "own, or one for all of them";
   struct Case {
     std::string body, expected;
   };
@@ -435,6 +438,9 @@ TEST_F(NativeTest, Errors) {
            {R"({"input_ids":[1],"sampling_params":[]})",
             plain("sampling_params has 0 entries for 1 prompt" + one_or_each)},
            {R"({"text":["a"],"rid":[]})", plain("rid has 0 entries for 1 prompt" + one_or_each)},
+           {R"({"text":"a","rid":["x","y"],"sampling_params":{"n":2}})",
+            plain("rid has 2 entries for 1 prompt" + one_or_each)},
+           {R"({"text":["a","b","c"],"rid":["x","y","x"]})", plain(one_rid_each)},
            {R"({"text":"a","return_logprob":[]})",
             plain("return_logprob has 0 entries for 1 prompt" + one_or_each)},
            {R"({"text":["a","b"],"sampling_params":[{"n":1},{"n":2}]})",

@@ -6,6 +6,7 @@
 #include "server/cache_namespace.h"
 #include "server/images.h"
 #include "server/json_view.h"
+#include "server/request_ids.h"
 #include "server/session_fields.h"
 
 namespace espalier::server {
@@ -384,7 +385,7 @@ std::string item_text(const PerItem<std::string>& values, size_t i) {
 }
 
 Status check_common(const OpenAiCommon& common, size_t n) {
-  ESP_RETURN_IF_ERROR(common.rid.check_size("rid", n));
+  ESP_RETURN_IF_ERROR(check_rids(common.rid, n));
   ESP_RETURN_IF_ERROR(common.extra_key.check_size("extra_key", n));
   ESP_RETURN_IF_ERROR(common.lora_path.check_size("lora_path", n));
   ESP_RETURN_IF_ERROR(common.bootstrap.check_size(n));
@@ -458,8 +459,7 @@ Status read_response_format(const Json& value, std::string_view where, SamplingP
 
 GenerateRequest OpenAiCommon::make_request(size_t i, size_t n) const {
   GenerateRequest request;
-  request.rid = item_text(rid, i);
-  if (!request.rid.empty() && !rid.is_list && n > 1) request.rid += fmt::format("_{}", i);
+  request.rid = rid_of(rid, i, n);
   request.extra_key = cache_namespace(item_text(extra_key, i), item_text(cache_salt, i));
   request.lora = item_text(lora_path, i);
   request.priority = priority.value_or(0);

@@ -30,6 +30,23 @@ Status not_open(std::string_view id) {
       id);
 }
 
+// A streaming session has one line of requests, and each appends to the last, as in SGLang.
+Status check_appends(const SessionOptions& session, const SessionParams& params) {
+  const char* field = nullptr;
+  if (params.replace) {
+    field = "replace";
+  } else if (params.drop_previous_output) {
+    field = "drop_previous_output";
+  } else if (params.offset != 0) {
+    field = "offset";
+  }
+  if (field == nullptr) return {};
+  return invalid_argument(
+      "session_params.{}: Streaming sessions do not support {}, and session '{}' is one: leave the "
+      "field out, or open a session without streaming",
+      field, field, session.id);
+}
+
 }  // namespace
 
 Result<std::string> SessionTable::open(const SessionOptions& options) {
@@ -101,6 +118,8 @@ std::vector<TokenId> SessionTable::tokens_of(RequestId request) const {
 
 Result<SessionTable::Base> SessionTable::base_of(const Session& session,
                                                  const SessionParams& params) const {
+  if (session.options.streaming)
+    ESP_RETURN_IF_ERROR(check_appends(session.options, params));
   Base base;
   if (!params.rid.empty()) {
     const auto it = session.by_rid.find(params.rid);
@@ -108,7 +127,7 @@ Result<SessionTable::Base> SessionTable::base_of(const Session& session,
       return fail(invalid_argument("session '{}' has no request '{}' to continue",
                                    session.options.id, params.rid));
     base.parent = it->second;
-  } else if (session.options.streaming && !params.replace) {
+  } else if (session.options.streaming) {
     base.parent = session.last;
   }
   if (base.parent != 0) {

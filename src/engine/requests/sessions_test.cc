@@ -130,6 +130,24 @@ TEST_F(SessionsTest, AStreamingOneContinuesItsLastRequest) {
   EXPECT_EQ(begin({.id = "s"}, "b", {7}), Tokens({5, 10, 7}));
 }
 
+TEST_F(SessionsTest, AStreamingOneOnlyAppends) {
+  ASSERT_TRUE(table_.open({.id = "s", .capacity = 100, .streaming = true}));
+  // Of the first request too, which has nothing to continue.
+  EXPECT_THAT(refusal({.id = "s", .replace = true}, "a", {5}), HasSubstr("session_params.replace"));
+  begin({.id = "s"}, "a", {5});
+  EXPECT_THAT(refusal({.id = "s", .replace = true}, "b", {6}), HasSubstr("session_params.replace"));
+  end({10});
+  EXPECT_THAT(refusal({.id = "s", .offset = 1}, "b", {6}), HasSubstr("session_params.offset"));
+  EXPECT_THAT(refusal({.id = "s", .offset = -1}, "b", {6}), HasSubstr("session_params.offset"));
+  EXPECT_THAT(refusal({.id = "s", .drop_previous_output = true}, "b", {6}),
+              HasSubstr("session_params.drop_previous_output"));
+  EXPECT_THAT(refusal({.id = "s", .rid = "a", .offset = 1}, "b", {6}), HasSubstr("'s' is one"));
+  EXPECT_FALSE(table_.prompt({.id = "s", .offset = 1}, {6}));
+  table_.check_invariants();
+  // What was refused has left the session as it was.
+  EXPECT_EQ(begin({.id = "s", .offset = 0}, "b", {6}), Tokens({5, 10, 6}));
+}
+
 TEST_F(SessionsTest, WhatIsWrongIsSaid) {
   EXPECT_THAT(refusal({.id = "s"}, "a", {1}), HasSubstr("session 's' is not open"));
   EXPECT_THAT(table_.open({.id = "s"}).error().message(), HasSubstr("capacity_of_str_len is 0"));

@@ -2,7 +2,7 @@
 
 SGLang's `test_utils` is imported as published, with stand-ins for the GPU packages that it imports. Its
 `popen_launch_server` starts `espalier serve` here, with the same flags, on the model of this run, whichever model a
-test names; its constants name this model and a free address."""
+test names; its constants name this model and a free address. An adapter that a test names on a hub is one made here."""
 import ast
 import importlib
 import importlib.abc
@@ -10,10 +10,12 @@ import importlib.machinery
 import importlib.util
 import json
 import os
+import random
 import shlex
 import shutil
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import tempfile
@@ -93,6 +95,25 @@ class CommandTokenizer(Tokenizer):
         return self.run("--decode", " ".join(map(str, ids)))
 
 
+def write_adapter(folder):
+    """The folder, which gets a LoRA adapter of SmolLM2's first layer, as PEFT's save_pretrained writes it."""
+    os.makedirs(folder, exist_ok=True)
+    rank, width = 4, 576
+    rng = random.Random(1)
+    header, data = {}, b""
+    for factor, shape, deviation in (("lora_A", [rank, width], 0.1), ("lora_B", [width, rank], 1.0)):
+        values = [rng.gauss(0, deviation) for _ in range(rank * width)]
+        header[f"base_model.model.model.layers.0.self_attn.q_proj.{factor}.weight"] = {
+            "dtype": "F32", "shape": shape, "data_offsets": [len(data), len(data) + 4 * len(values)]}
+        data += struct.pack(f"<{len(values)}f", *values)
+    text = json.dumps(header).encode()
+    with open(os.path.join(folder, "adapter_model.safetensors"), "wb") as f:
+        f.write(struct.pack("<Q", len(text)) + text + data)
+    with open(os.path.join(folder, "adapter_config.json"), "w", encoding="utf-8") as f:
+        json.dump({"peft_type": "LORA", "r": rank, "lora_alpha": 8}, f)
+    return folder
+
+
 class Launcher:
     """Starts one server at a time, on one address which tests read when they are imported."""
 
@@ -112,6 +133,9 @@ class Launcher:
         self.stop()
         self.url = base_url or self.default_url
         args = [str(arg) for arg in other_args or ()]
+        if "--lora-paths" in args:
+            at = args.index("--lora-paths") + 1
+            args[at] = f"{args[at].partition('=')[0]}={write_adapter(os.path.abspath('adapter'))}"
         if model not in (None, self.model) and "--served-model-name" not in args:
             args += ["--served-model-name", model]  # the name that the test states in requests
         if api_key:

@@ -4,15 +4,22 @@
 
 The list of flags (server_flags.txt) is what `apps_test` holds our flags to, docs/sglang_routes.md and
 docs/sglang_metrics.md are what `server_test` holds our routes and metrics to. All must name what the package has, no
-more and no less."""
+more and no less. Then `espalier serve` gets each flag, and a server each route: a table counts what becomes of them,
+and what is unknown to them is a difference."""
 import ast
+import collections
+import concurrent.futures
 import glob
 import importlib.util
 import os
 import re
+import subprocess
 import sys
 
 HERE = os.path.dirname(os.path.realpath(__file__))
+sys.path.insert(0, os.path.join(HERE, "..", "..", "e2e"))
+from harness import BINARY, Server, clean_environment  # noqa: E402
+
 DOCS = os.path.join(HERE, "..", "..", "..", "docs")
 # Where a route of the server of requests is made; other servers of the package (weights, gates) are not asked for.
 ROUTE_FILES = ("http_server.py", "v1_loads.py", "elastic_ep.py")
@@ -116,6 +123,69 @@ def listed_metrics():
         return set(re.findall(r"^\| `([^`]+)` \|", f.read(), re.MULTILINE))
 
 
+def own_flags():
+    """{flag: treatment} of docs/sglang_flags.md, which is made from the source, and the names of our settings."""
+    with open(os.path.join(DOCS, "sglang_flags.md"), encoding="utf-8") as f:
+        treatments = dict(re.findall(r"^\| `--([^`]+)` \| ([^|]+) \|", f.read(), re.MULTILINE))
+    with open(os.path.join(DOCS, "flags.md"), encoding="utf-8") as f:
+        return treatments, set(re.findall(r"^\| `--([a-z0-9-]+)`", f.read(), re.MULTILINE)) | {"config"}
+
+
+def what_serve_says(flag):
+    """The first line of its refusal: of the flag, or of the port, which is none, where the flag is accepted."""
+    done = subprocess.run([BINARY, "serve", "--" + flag, "--port", "none"], env=clean_environment(),
+                          stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode != 0, f"--{flag}: a server started at the port 'none'"
+    return next((line for line in done.stderr.splitlines() if not line.startswith("note:")), "")
+
+
+def flag_kinds(names):
+    """({kind: number of flags}, what is wrong), by what the command says of each."""
+    treatments, settings = own_flags()
+    with concurrent.futures.ThreadPoolExecutor(2) as pool:
+        said = dict(zip(names, pool.map(what_serve_says, names)))
+    kinds, wrong = collections.Counter(), []
+    for name in names:
+        refused = re.search(r" of SGLang is not supported: \S", said[name]) is not None
+        if f"there is no flag --{name}" in said[name]:
+            wrong.append(f"the flag {name} is unknown: {said[name]}")
+        elif refused != (treatments.get(name) == "refused"):
+            wrong.append(f"the flag {name} is '{treatments.get(name, 'a setting')}' by its page: {said[name]}")
+        elif name in treatments:
+            row = treatments[name]
+            kinds[row if row in ("refused", "no effect") else "a value or two accepted, others refused"] += 1
+        else:
+            kinds["same" if name in settings else "other name"] += 1
+    return kinds, wrong
+
+
+def route_kinds(paths):
+    """({kind: number of routes}, what is wrong), by what a server answers."""
+    kinds, wrong = collections.Counter(), []
+    with Server() as server:
+        for path in paths:
+            asked = re.sub(r"\{[^}]*\}", "x", path)
+            answers = [server.request(method, asked, "{}" if method == "POST" else None) for method in ("GET", "POST")]
+            if any(status == 501 and "is not served here: " in text for status, _, text in answers):
+                kinds["refused"] += 1
+            elif all(status == 404 and f"there is no {asked} here" in text for status, _, text in answers):
+                wrong.append(f"the route {path} is unknown: {answers[0][2]}")
+            else:
+                kinds["same"] += 1
+    return kinds, wrong
+
+
+def table(rows):
+    out = ["| of SGLang | same | other name | no effect, noted | a value or two accepted, others refused "
+           "| refused with advice | unknown |", "|---|---|---|---|---|---|---|"]
+    for what, kinds, wrong in rows:
+        figures = [kinds[kind] for kind in ("same", "other name", "no effect",
+                                            "a value or two accepted, others refused", "refused")]
+        out.append(f"| {sum(kinds.values()) + len(wrong)} {what} | " + " | ".join(map(str, [*figures, len(wrong)]))
+                   + " |")
+    return out
+
+
 def differences(what, theirs, ours):
     for name in sorted(theirs - ours):
         yield f"{what} {name} of SGLang is in none of our tables"
@@ -134,6 +204,10 @@ def main():
     wrong = [*differences("the flag", its_flags, listed_flags()),
              *differences("the route", {shape(path) for path in its_routes}, {shape(path) for path in listed_routes()}),
              *differences("the metric", its_metrics, listed_metrics())]
+    by_flag, unlike = flag_kinds(sorted(its_flags))
+    by_route, unserved = route_kinds(sorted(its_routes))
+    print("\n".join(table([("flags", by_flag, unlike), ("routes", by_route, unserved)])))
+    wrong += unlike + unserved
     print(f"SGLang's surface: {len(its_flags)} flags, {len(its_routes)} routes, {len(its_metrics)} metrics, "
           f"{len(wrong)} differences")
     for line in wrong:
