@@ -246,7 +246,7 @@ Result<RuleId> lower(Ir& ir, const GrammarSpec& spec, const GrammarLimits& limit
       break;
     }
     case GrammarSpec::Kind::kEbnf: {
-      ESP_ASSIGN_OR_RETURN(root, parse_ebnf(ir, spec.source));
+      ESP_ASSIGN_OR_RETURN(root, parse_ebnf(ir, spec.source, "root", limits));
       break;
     }
     case GrammarSpec::Kind::kJsonSchema: {

@@ -152,6 +152,26 @@ def guidance(base):
     assert model["answer"]
 
 
+def guidance_sglang(base):
+    """Its model of SGLang: choices, expressions, schemas and joined parts, as Lark grammars in `ebnf`."""
+    import guidance as sdk
+    start = sdk.models.experimental.SglangModel("m", base_url=base + "/v1", api_key="none", echo=False)
+    with sdk.user():
+        start += QUESTION
+    schema = {"type": "object", "required": ["name", "age"], "additionalProperties": False,
+              "properties": {"name": {"enum": ["Rex", "Bello"]}, "age": {"type": "integer", "minimum": 1, "maximum": 9}}}
+    parts = {"colour": "Its colour is " + sdk.select(["brown", "bl\u00e4ck/\"grey\""], name="colour") + ".",
+             "number": "It is " + sdk.gen("number", regex=r"[0-9]{2}") + " years/months old",
+             "dog": sdk.json("dog", schema=schema)}
+    for name, part in parts.items():
+        with sdk.assistant():
+            model = start + part
+        assert model[name] and (name != "dog" or 1 <= json.loads(model[name])["age"] <= 9), (name, model[name])
+    with sdk.assistant():
+        model = start + "It says: " + sdk.json("said", schema=schema) + ";"
+    assert '"age":' in str(model) and "};" in str(model), str(model)
+
+
 def smolagents(base):
     from smolagents import OpenAIServerModel
     model = OpenAIServerModel(model_id="m", api_base=base + "/v1", api_key="none", max_tokens=16)
@@ -253,7 +273,7 @@ def example_names():
 PROBES = {langchain_openai: "langchain-openai", langchain_anthropic: "langchain-anthropic",
           langchain_ollama: "langchain-ollama", llama_index: "llama-index-llms-openai-like", litellm: "litellm",
           instructor: "instructor", pydantic_ai: "pydantic-ai-slim", dspy: "dspy", outlines: "outlines",
-          guidance: "guidance", smolagents: "smolagents", haystack: "haystack-ai",
+          guidance: "guidance", guidance_sglang: "guidance", smolagents: "smolagents", haystack: "haystack-ai",
           openai_agents: "openai-agents", open_webui: "", claude_code: ""}
 
 

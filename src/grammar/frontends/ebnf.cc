@@ -169,9 +169,10 @@ class EbnfParser {
 
 }  // namespace
 
-Result<RuleId> parse_ebnf(Ir& ir, std::string_view text, std::string_view root) {
+Result<RuleId> parse_ebnf(Ir& ir, std::string_view text, std::string_view root,
+                          const GrammarLimits& limits) {
   if (!valid_utf8(text)) return fail(invalid_argument("the grammar is not valid UTF-8"));
-  if (is_lark(text)) return parse_lark(ir, text);
+  if (is_lark(text)) return parse_lark(ir, text, limits);
   return EbnfParser(ir, text).parse(root);
 }
 

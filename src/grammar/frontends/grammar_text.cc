@@ -73,12 +73,16 @@ Result<uint32_t> GrammarText::character() {
       return '\t';
     case 'r':
       return '\r';
+    case 'b':
+      return '\b';
+    case 'f':
+      return '\f';
     case 'x':
       return hex(2);
     case 'u':
-      return hex(4);
+      return utf16();
     case 'U':
-      return hex(8);
+      return code_point(8);
     case '\\':
     case '"':
     case '\'':
@@ -93,6 +97,27 @@ Result<uint32_t> GrammarText::character() {
   }
 }
 
+// Four digits, or two escapes of four that JSON has for a character above U+FFFF.
+Result<uint32_t> GrammarText::utf16() {
+  constexpr uint32_t kHigh = 0xd800, kLow = 0xdc00;
+  const std::string_view first = rest_;
+  ESP_ASSIGN_OR_RETURN(const uint32_t high, hex(4));
+  if (high >= kHigh && high < kLow && take("\\u")) {
+    ESP_ASSIGN_OR_RETURN(const uint32_t low, hex(4));
+    if (low >= kLow && low < kLow + 0x400) return 0x10000 + ((high - kHigh) << 10) + (low - kLow);
+  }
+  rest_ = first;
+  return code_point(4);
+}
+
+Result<uint32_t> GrammarText::code_point(size_t digits) {
+  ESP_ASSIGN_OR_RETURN(const uint32_t value, hex(digits));
+  if (value > 0x10ffff || (value >= 0xd800 && value <= 0xdfff)) {
+    return fail(wrong("there is no such character"));
+  }
+  return value;
+}
+
 Result<uint32_t> GrammarText::hex(size_t digits) {
   uint32_t value = 0;
   for (size_t i = 0; i < digits; ++i) {
@@ -104,9 +129,6 @@ Result<uint32_t> GrammarText::hex(size_t digits) {
     if (digit < 0) return fail(wrong("an escape needs hexadecimal digits"));
     value = value * 16 + static_cast<uint32_t>(digit);
     rest_.remove_prefix(1);
-  }
-  if (value > 0x10ffff || (value >= 0xd800 && value <= 0xdfff)) {
-    return fail(wrong("there is no such character"));
   }
   return value;
 }

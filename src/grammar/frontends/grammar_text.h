@@ -44,14 +44,16 @@ class GrammarText {
   template <typename Space>
   Result<std::pair<int32_t, int32_t>> bounds(Space space);
   Status check_bounds(int32_t min, int32_t max) const;
-  // Takes one character, or the escape that stands for one: \n \t \r \\ \" \' \[ \] \- \^ \/ \xHH
-  // \uHHHH \UHHHHHHHH. REQUIRES: not done().
+  // Takes one character, or the escape that stands for one: \n \t \r \b \f \\ \" \' \[ \] \- \^
+  // \/ \xHH \uHHHH \UHHHHHHHH; \uHHHH\uHHHH is one character above U+FFFF. REQUIRES: not done().
   Result<uint32_t> character();
   // Takes what follows an opening double quote, to the closing one.
   Result<std::string> quoted();
 
  private:
   Result<uint32_t> hex(size_t digits);
+  Result<uint32_t> code_point(size_t digits);
+  Result<uint32_t> utf16();
 
   const std::string_view text_;
   std::string_view rest_;

@@ -9,12 +9,14 @@
 
 #include "grammar/automata/unicode.h"
 #include "grammar/frontends/grammar_text.h"
+#include "grammar/frontends/lark_parts.h"
 #include "grammar/frontends/regex.h"
 
 namespace espalier::grammar {
 namespace {
 
 constexpr int kLarkDepthMax = 200;
+constexpr int kInnerDepthMax = 16;  // of grammars within rules
 
 bool lark_name_char(char c) {
   return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '_';
@@ -115,10 +117,10 @@ class AtomParser {
     std::string pattern(begin.substr(0, length));
     text_.skip(length + 1);
     for (const char flag : text_.take_while([](char c) { return c >= 'a' && c <= 'z'; })) {
-      if (flag != 'i') {
+      if (flag != 'i' && flag != 's') {
         return fail(not_supported(text_, fmt::format("the flag '{}' of an expression is", flag)));
       }
-      pattern = "(?i)" + pattern;
+      pattern = fmt::format("(?{}){}", flag, pattern);
     }
     auto made = parse_regex(ir_, pattern);
     if (!made)
@@ -130,10 +132,13 @@ class AtomParser {
   GrammarText& text_;
 };
 
+// Parses what follows the '%' of %json {...} or %lark {...} in a rule.
+Result<ExprId> inner_grammar(Ir& ir, GrammarText& text, const GrammarLimits& limits, int depth);
+
 class Parser {
  public:
-  Parser(Ir& ir, std::string_view text)
-      : ir_(ir), text_(text), rules_(ir), atoms_(ir, text_), ignored_(ir.rules().add("ignored")) {}
+  Parser(Ir& ir, std::string_view text, const GrammarLimits& limits, int inner_depth)
+      : ir_(ir), text_(text), limits_(limits), inner_depth_(inner_depth) {}
   Parser(const Parser&) = delete;
   Parser& operator=(const Parser&) = delete;
 
@@ -177,7 +182,7 @@ class Parser {
     const auto name = text_.take_while(lark_name_char);
     if (name.empty()) return text_.wrong("a rule's name is expected");
     if (text_.next() == '{') return not_supported(text_, "templates are");
-    if (text_.next() == '[') return not_supported(text_, "attributes of rules are");
+    if (text_.next() == '[') ESP_RETURN_IF_ERROR(take_attributes(text_));
     if (text_.take(".")) text_.number();  // a priority
     skip_space(false);
     if (!text_.take(":")) return text_.wrong(fmt::format("':' is expected after '{}'", name));
@@ -198,6 +203,7 @@ class Parser {
       return {};
     }
     if (name == "import") return import();
+    if (name == "llguidance") return take_options(text_);
     return not_supported(text_, fmt::format("the directive %{} is", name));
   }
 
@@ -295,7 +301,10 @@ class Parser {
       return *open == '[' ? ir_.optional(inner) : inner;
     }
     if (text_.next() == '<') return fail(not_supported(text_, "special tokens are"));
-    if (text_.next() == '%') return fail(not_supported(text_, "grammars within rules are"));
+    if (text_.take("%")) {
+      ESP_ASSIGN_OR_RETURN(const ExprId inner, inner_grammar(ir_, text_, limits_, inner_depth_));
+      return terminal(inner);
+    }
     ESP_ASSIGN_OR_RETURN(const auto literal, atoms_.parse());
     if (literal) return terminal(*literal);
     const auto name = text_.take_while(lark_name_char);
@@ -317,12 +326,27 @@ class Parser {
 
   Ir& ir_;
   GrammarText text_;
-  NamedRules rules_;
-  AtomParser atoms_;
-  const RuleId ignored_;  // any number of ignored terminals
+  const GrammarLimits& limits_;
+  const int inner_depth_;  // how many grammars this one stands in
+  NamedRules rules_{ir_};
+  AtomParser atoms_{ir_, text_};
+  const RuleId ignored_ = ir_.rules().add("ignored");  // any number of ignored terminals
   std::vector<ExprId> ignored_parts_;
   bool in_terminal_ = false;  // whether the rule that is parsed is a terminal
 };
+
+Result<ExprId> inner_grammar(Ir& ir, GrammarText& text, const GrammarLimits& limits, int depth) {
+  const auto kind = text.take_while(lark_name_char);
+  if (kind == "json") return take_json(ir, text, limits);
+  if (kind != "lark")
+    return fail(not_supported(text, fmt::format("the directive %{} in a rule is", kind)));
+  if (depth == kInnerDepthMax) return fail(text.wrong("grammars nest too deeply"));
+  const int line = text.line();
+  ESP_ASSIGN_OR_RETURN(const std::string_view source, take_braces(text));
+  const auto root = Parser(ir, source, limits, depth + 1).parse();
+  if (!root) return fail(root.error().with_context(fmt::format("grammar, line {}", line)));
+  return ir.rule(*root);
+}
 
 }  // namespace
 
@@ -346,6 +370,8 @@ bool is_lark(std::string_view source) {
   return text.next() == ':' && !text.rest().starts_with("::=");
 }
 
-Result<RuleId> parse_lark(Ir& ir, std::string_view text) { return Parser(ir, text).parse(); }
+Result<RuleId> parse_lark(Ir& ir, std::string_view text, const GrammarLimits& limits) {
+  return Parser(ir, text, limits, 0).parse();
+}
 
 }  // namespace espalier::grammar

@@ -85,7 +85,49 @@ TEST(Lark, ImportsListsAndAliases) {
       {{"a_1=12", true}, {"b=\"x\\\"y\"", true}, {"1=2", false}, {"a=\"x", false}});
 }
 
+// As the library guidance writes its grammars.
+TEST(Lark, TakesWhatGuidanceSends) {
+  expect_texts(
+      "%llguidance {}\n\n"
+      "start: \"It is \" c \"\\ud83d\\ude00\"\n"
+      "c[capture=\"colour\", temperature=0.5]: C\n\n"
+      "C: \"red\"\n     | \"/\\u00e9\"\n\n",
+      {{"It is red\xf0\x9f\x98\x80", true},
+       {"It is /\xc3\xa9\xf0\x9f\x98\x80", true},
+       {"It is red", false},
+       {"It is blue\xf0\x9f\x98\x80", false}});
+  expect_texts(
+      "%llguidance {\"no_forcing\": true}\n"
+      "start: x \";\"\n"
+      "x[capture]: X\n"
+      "X: /a\\/(?s:.){2}(?i:b)c/\n",
+      {{"a/\n\nBc;", true}, {"a/xybc;", true}, {"a/xybC;", false}, {"a/xbc;", false}});
+  expect_texts("start: /x.y/s\n", {{"x\ny", true}, {"xay", true}});
+}
+
+TEST(Lark, HasSchemasAndGrammarsInRules) {
+  const std::string schema =
+      R"({"type": "object", "required": ["a", "b"], "additionalProperties": false,
+          "properties": {"a": {"type": "integer"}, "b": {"const": "{"}})";
+  expect_texts("start: \"v=\" j \";\"\nj[capture]: %json " + schema + "}\n",
+               {{R"(v={"a":1,"b":"{"};)", true},
+                {R"(v={"a": 1, "b": "{"};)", true},
+                {R"(v={"a":1};)", false}});
+  expect_texts("start: %json " + schema + R"(, "x-guidance": {"item_separator": ", "}})",
+               {{R"({"a": 1, "b": "{"})", true}, {R"({"a": 1})", false}});
+  // Rules of a grammar within a rule are its own.
+  expect_texts(
+      "start: a b\n"
+      "a: \"x\"\n"
+      "b: %lark {\n"
+      "  start: a /[}]{2}/ \"}\"  // }\n"
+      "  a: \"y\"\n"
+      "}\n",
+      {{"xy}}}", true}, {"xx}}}", false}, {"xy}}", false}});
+}
+
 TEST(Lark, IsRecognisedBesideEbnf) {
+  EXPECT_TRUE(is_lark("%llguidance {}\nstart: \"a\""));
   EXPECT_TRUE(is_lark("start: \"a\""));
   EXPECT_TRUE(is_lark("// comment\n%ignore \" \"\nstart: \"a\""));
   EXPECT_TRUE(is_lark("# comment\n?start.2 : \"a\""));
@@ -106,9 +148,20 @@ TEST(Lark, RefusesByNameAndLine) {
            {"start: \"z\"..\"a\"\n", "reversed"},
            {"start: \"ab\"..\"c\"\n", "single characters"},
            {"start: <|eot|>\n", "special tokens are not supported"},
-           {"start: %json {}\n", "grammars within rules are not supported"},
+           {"start: %regex {}\n", "the directive %regex in a rule is not supported"},
            {"%json {}\n", "the directive %json is not supported"},
-           {"start[capture]: \"a\"\n", "attributes of rules are not supported"},
+           {"start: %json {\"type\": 5}\n", "grammar, line 1: "},
+           {"start: %json {\"type\":\n", "a part in braces does not end"},
+           {"start: %json {\"type\" 5}\n", "a JSON object is expected"},
+           {"start: %json []\n", "'{' is expected"},
+           {"start: %lark { begin: \"a\" }\n", "no rule 'start'"},
+           {"%llguidance {\"allow_initial_skip\": true}\nstart: \"a\"\n",
+            "the option allow_initial_skip of %llguidance"},
+           {"%llguidance\nstart: \"a\"\n", "'{' is expected"},
+           {"a[max_tokens=5]: \"a\"\nstart: a\n", "the attribute 'max_tokens' of a rule"},
+           {"start[capture, stop=\"x\"]: \"a\"\n", "the attribute 'stop' of a rule"},
+           {"start[capture=]: \"a\"\n", "a string or a number is expected"},
+           {"start[capture: \"a\"\n", "the attributes do not end"},
            {"pair{x}: x\nstart: \"a\"\n", "templates are not supported"},
            {"%import python.NAME\n", "anything but 'common'"},
            {"%import common.NAME\nstart: NAME\n", "no terminal common.NAME"},

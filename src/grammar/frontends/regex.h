@@ -27,11 +27,11 @@ struct RegexOptions {
 };
 
 // Supported: literals, . [...] [^...] \d \D \w \W \s \S \p{..} \P{..} (general categories) and the
-// usual escapes; (...) (?:...) (?P<n>...) (?<n>...);
-//  ; * + ? {m} {m,} {m,n} {,n}, also lazy, which has the same language; ^ and $ (and \A \Z \z) as
-// the ends of the text, wherever they stand; (?i) at the start. \d, \w and \s are ASCII as in
-// ECMA-262 without /u (\s includes Unicode's spaces). `.` is any character but \n. (?=...) and
-// (?!...) anywhere, which make the result one DFA. Rejected by name: back-references, look-behind,
+// usual escapes; (...) (?:...) (?P<n>...) (?<n>...) (?i:...) (?s:...); | ;
+// * + ? {m} {m,} {m,n} {,n}, also lazy, which has the same language; ^ and $ (and \A \Z \z) as the
+// ends of the text, wherever they stand; (?i) and (?s) at the start. \d, \w and \s are ASCII as in
+// ECMA-262 without /u (\s includes Unicode's spaces). `.` is any character but \n, and with (?s)
+// any. (?=...) and (?!...) anywhere, which make the result one DFA. Rejected by name: back-references, look-behind,
 // \b \B, possessive and atomic groups, conditionals, other inline flags. kResourceExhausted:
 // look-aheads or anchors need more automaton states than the limits allow. kInvalidArgument names
 // the character offset and the mistake.

@@ -43,8 +43,18 @@ class PatternText {
 // Parses what stands for one character: escapes and classes in brackets. Borrows the text.
 class CharacterParser {
  public:
-  CharacterParser(PatternText& text, bool ignore_case) : text_(text), ignore_case_(ignore_case) {}
+  explicit CharacterParser(PatternText& text) : text_(text) {}
 
+  // What (?i) and (?s) switch on.
+  struct Flags {
+    bool ignore_case = false;
+    bool dot_all = false;  // whether . is \n too
+  };
+  Flags& flags() { return flags_; }
+
+  Tree any() const {
+    return regex_chars(flags_.dot_all ? complement({}) : complement({{'\n', '\n'}}));
+  }
   Tree literal(uint32_t code_point) const {
     return with_case(regex_chars({{code_point, code_point}}));
   }
@@ -89,13 +99,13 @@ class CharacterParser {
       set.push_back({low[0].low, high[0].low});
     }
     set = normalized(std::move(set));
-    if (ignore_case_) set = with_other_cases(set);
+    if (flags_.ignore_case) set = with_other_cases(set);
     return regex_chars(negated ? complement(set) : std::move(set));
   }
 
  private:
   Tree with_case(Tree tree) const {
-    if (ignore_case_) tree.chars = with_other_cases(tree.chars);
+    if (flags_.ignore_case) tree.chars = with_other_cases(tree.chars);
     return tree;
   }
 
@@ -227,18 +237,27 @@ class CharacterParser {
   }
 
   PatternText& text_;
-  const bool ignore_case_;
+  Flags flags_;
 };
 
 // Parses the structure of a pattern: choices, sequences, repetitions, groups.
 class RegexParser {
  public:
-  RegexParser(PatternText text, bool ignore_case, bool single_quantifiers)
-      : text_(text), characters_(text_, ignore_case), single_quantifiers_(single_quantifiers) {}
+  RegexParser(PatternText text, bool single_quantifiers)
+      : text_(text), characters_(text_), single_quantifiers_(single_quantifiers) {}
   RegexParser(const RegexParser&) = delete;
   RegexParser& operator=(const RegexParser&) = delete;
 
   Result<Tree> parse() {
+    while (true) {  // flags of the whole pattern
+      if (text_.take("(?i)")) {
+        characters_.flags().ignore_case = true;
+      } else if (text_.take("(?s)")) {
+        characters_.flags().dot_all = true;
+      } else {
+        break;
+      }
+    }
     ESP_ASSIGN_OR_RETURN(Tree tree, choice(0));
     if (!text_.rest().empty()) return fail(text_.wrong("unmatched ')'"));
     return tree;
@@ -318,7 +337,7 @@ class RegexParser {
   Result<Tree> atom(int depth) {
     if (text_.take("(")) return group(depth);
     if (text_.take("[")) return characters_.bracket();
-    if (text_.take(".")) return regex_chars(complement({{'\n', '\n'}}));
+    if (text_.take(".")) return characters_.any();
     if (text_.take("^")) return regex_tree(Tree::Kind::kTextStart);
     if (text_.take("$")) return regex_tree(Tree::Kind::kTextEnd);
     if (text_.rest()[0] == '*' || text_.rest()[0] == '+' || text_.rest()[0] == '?') {
@@ -342,11 +361,29 @@ class RegexParser {
       } else if (text_.rest().starts_with("<")) {
         return fail(text_.wrong("look-behind is not supported"));
       } else {
+        return flagged_group(depth);
+      }
+    }
+    ESP_ASSIGN_OR_RETURN(Tree inner, choice(depth + 1));
+    if (!text_.take(")")) return fail(text_.wrong("a group does not end"));
+    return inner;
+  }
+
+  // (?i:...) and (?s:...), whose flags end with the group.
+  Result<Tree> flagged_group(int depth) {
+    const CharacterParser::Flags outer = characters_.flags();
+    while (!text_.take(":")) {
+      if (text_.take("s")) {
+        characters_.flags().dot_all = true;
+      } else if (text_.take("i")) {
+        characters_.flags().ignore_case = true;
+      } else {
         return fail(text_.wrong("this kind of group is not supported"));
       }
     }
     ESP_ASSIGN_OR_RETURN(Tree inner, choice(depth + 1));
     if (!text_.take(")")) return fail(text_.wrong("a group does not end"));
+    characters_.flags() = outer;
     return inner;
   }
 
@@ -416,8 +453,7 @@ RegexTree regex_chars(std::vector<CodeRange> ranges) {
 Result<RegexTree> parse_regex_tree(std::string_view pattern, bool single_quantifiers) {
   if (!valid_utf8(pattern)) return fail(invalid_argument("the regex is not valid UTF-8"));
   PatternText text(pattern);
-  const bool ignore_case = text.take("(?i)");
-  return RegexParser(text, ignore_case, single_quantifiers).parse();
+  return RegexParser(text, single_quantifiers).parse();
 }
 
 }  // namespace espalier::grammar

@@ -139,7 +139,7 @@ class LeafFormats {
     }
     ESP_RETURN_IF_ERROR(part.only({"type", "grammar"}));
     ESP_ASSIGN_OR_RETURN(const std::string text, part.text("grammar"));
-    const auto root = parse_ebnf(ir_, text);
+    const auto root = parse_ebnf(ir_, text, "root", limits_);
     if (!root) return fail(root.error().with_context(part.at("grammar")));
     return ir_.rule(*root);
   }
