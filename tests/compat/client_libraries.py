@@ -168,7 +168,7 @@ def guidance_sglang(base):
             model = start + part
         assert model[name] and (name != "dog" or 1 <= json.loads(model[name])["age"] <= 9), (name, model[name])
     with sdk.assistant():
-        model = start + "It says: " + sdk.json("said", schema=schema) + ";"
+        model = start + ("It says: " + sdk.json("said", schema=schema) + ";")
     assert '"age":' in str(model) and "};" in str(model), str(model)
 
 

@@ -40,7 +40,7 @@ KITS = [
     ("pause_generation_kit", "PauseResumeInPlaceMixin", ()),
     ("streaming_session_kit", "StreamingSessionKitMixin", ("--enable-streaming-session",)),
     ("streaming_session_kit", "AbortLeakReproKitMixin",
-     ("--enable-streaming-session", "--chunked-prefill-size", "4096", "--context-length", "512", "--page-size", "256")),
+     ("--enable-streaming-session", "--chunked-prefill-size", "4096", "--context-length", "512")),
     ("spec_server_kits", "SpecCorrectnessKit", ()),
     ("spec_server_kits", "SpecFeatureKit", ()),
     ("spec_server_kits", "SpecGrammarKit", ()),

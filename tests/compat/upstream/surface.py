@@ -133,10 +133,14 @@ def own_flags():
 
 def what_serve_says(flag):
     """The first line of its refusal: of the flag, or of the port, which is none, where the flag is accepted."""
-    done = subprocess.run([BINARY, "serve", "--" + flag, "--port", "none"], env=clean_environment(),
-                          stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60, check=False)
-    assert done.returncode != 0, f"--{flag}: a server started at the port 'none'"
-    return next((line for line in done.stderr.splitlines() if not line.startswith("note:")), "")
+    for word in ("--" + flag, f"--{flag}=x"):
+        done = subprocess.run([BINARY, "serve", "--port", "none", word], env=clean_environment(),
+                              stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60, check=False)
+        assert done.returncode != 0, f"{word}: a server started at the port 'none'"
+        said = next((line for line in done.stderr.splitlines() if not line.startswith("note:")), "")
+        if "needs a value" not in said:
+            break
+    return said
 
 
 def flag_kinds(names):
