@@ -289,18 +289,21 @@ TEST(SessionEngine, RefusedAndReplacedRequests) {
   TestEngine test =
       make_test_engine({.step_delay = std::chrono::milliseconds(20), .context_length = 100});
   Engine& engine = *test.engine;
-  const std::string s = engine.open_session({.capacity = 1000, .streaming = true}).value();
-  ASSERT_TRUE(engine.generate(turn("ab", "1", {.id = s})));
-  EXPECT_FALSE(engine.generate(turn(std::string(100, 'x'), "2", {.id = s})));
-  const GenerateResult two = engine.generate(turn("cd", "2", {.id = s})).value();
+  const std::string line = engine.open_session({.capacity = 1000, .streaming = true}).value();
+  ASSERT_TRUE(engine.generate(turn("ab", "1", {.id = line})));
+  EXPECT_FALSE(engine.generate(turn(std::string(100, 'x'), "2", {.id = line})));
+  EXPECT_FALSE(engine.generate(turn("cd", "2", {.id = line, .rid = "1", .replace = true})));
+  const GenerateResult two = engine.generate(turn("cd", "2", {.id = line})).value();
   EXPECT_EQ(two.stats.prompt_tokens, 2 + 6 + 2);
 
+  const std::string s = engine.open_session({.capacity = 1000}).value();
+  ASSERT_TRUE(engine.generate(turn("ab", "1", {.id = s})));
   Collector replaced;
   GenerateRequest longer = turn("ef", "3", {.id = s, .rid = "1"});
   longer.sampling.max_new_tokens = 80;
   ASSERT_TRUE(engine.submit(std::move(longer), replaced.sink()));
   ASSERT_TRUE(replaced.wait_events(3));
-  EXPECT_THAT(engine.generate(turn("gh", "4", {.id = s})).error().message(),
+  EXPECT_THAT(engine.generate(turn("gh", "4", {.id = s, .rid = "3"})).error().message(),
               HasSubstr("still runs"));
   ASSERT_TRUE(engine.generate(turn("gh", "4", {.id = s, .rid = "1", .replace = true})));
   ASSERT_TRUE(replaced.wait_end());
