@@ -53,7 +53,7 @@ class [[nodiscard]] EngineResult {
 };
 
 struct EngineOptions {
-  std::string model_path;            // folder or .gguf file; empty: the model that ships
+  std::string model_path;            // as --model-path; empty: the model that ships
   std::string device = "auto";       // auto, cpu or cuda
   int32_t context_length = 0;        // tokens that prompt and output share; 0: the model's
   int32_t max_running_requests = 0;  // samples that run at once; 0: chosen

@@ -28,7 +28,7 @@ typedef struct esp_call esp_call;
 /* esp_engine_options_init sets the defaults; change what differs. */
 typedef struct esp_engine_options {
   size_t struct_size;           /* sizeof(esp_engine_options), so that fields can be added */
-  const char* model_path;       /* folder or .gguf file; NULL: the model that ships */
+  const char* model_path;       /* as --model-path (docs/flags.md); NULL: the model that ships */
   const char* device;           /* "auto", "cpu" or "cuda"; NULL: "auto" */
   int32_t context_length;       /* tokens that prompt and output share; 0: the model's */
   int32_t max_running_requests; /* samples that run at once; 0: chosen */

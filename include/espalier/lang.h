@@ -19,7 +19,8 @@
 namespace espalier::lang {
 
 // An engine in this process as a back end: loads the model and starts the engine's threads.
-//   model_path: folder or .gguf file; empty: the model that ships
+//   model_path: folder, .gguf file or org/name of a hub; empty: the model that ships, "seeing": the
+//   one that reads pictures
 //   settings: names and values of docs/flags.md, {"context-length", "4096"}
 // kNotFound without such a model, kInvalidArgument for an unknown setting.
 Result<std::shared_ptr<Backend>> open_engine(

@@ -21,9 +21,12 @@ Answer = Dict[str, Any]
 class Engine(Backend):
     """An engine in this process: a back end for programs, and SGLang's Engine.generate.
 
-    model_path: a folder or a .gguf file; None is the model that ships
-    settings: of `espalier serve`, by the flags' names: num_threads, context_length,
-    max_total_tokens, max_running_requests, page_size, dtype, ...; one that is unknown is an error.
+    model_path: what `espalier serve --model-path` takes: a folder, a .gguf file, or org/name of a
+        Hugging Face hub, which is fetched into its cache; None is the model that ships, "seeing"
+        the one that reads pictures
+    settings: the engine's of `espalier serve`, by the flags' names: num_threads, context_length,
+        max_total_tokens, dtype, revision, lora_paths=["name=folder"], ...; None is the default,
+        one that is unknown is an error. Warnings and errors are logged, more with log_level="info".
     """
 
     def __init__(self, model_path: Optional[str] = None, **settings: Any) -> None:
@@ -132,7 +135,7 @@ class RuntimeEndpoint(Backend):
 class Runtime(RuntimeEndpoint):
     """A server of its own: starts `espalier serve` and is its endpoint.
 
-    model_path: None is the model that ships
+    model_path: as Engine's; None is the model that ships
     settings: the command's flags with underscores: context_length=4096, trust_remote_code=True
 
     The command is found by ESPALIER_BINARY, in the package, beside its build, or by PATH.

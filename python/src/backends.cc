@@ -20,63 +20,32 @@ Backend made(F&& make) {
   return value_or_throw(std::move(backend), where);
 }
 
-template <auto group, auto member>
-void set(EngineConfig& config, const py::handle& value) {
-  auto& field = config.*group.*member;
-  using Field = std::remove_reference_t<decltype(field)>;
-  if constexpr (std::is_same_v<Field, std::filesystem::path>) {
-    field = py::cast<std::string>(py::str(value));
-  } else {
-    field = py::cast<Field>(value);
+// The texts of a setting's value, as flags have them: several of a list, none of None.
+std::vector<std::string> setting_texts(const std::string& name, const py::handle& value) {
+  if (value.is_none()) return {};
+  if (py::isinstance<py::bool_>(value)) return {py::cast<bool>(value) ? "true" : "false"};
+  if (py::isinstance<py::list>(value) || py::isinstance<py::tuple>(value)) {
+    std::vector<std::string> texts;
+    for (const py::handle one : value)
+      for (std::string& text : setting_texts(name, one)) texts.push_back(std::move(text));
+    return texts;
   }
+  if (py::isinstance<py::dict>(value))
+    return {py::cast<std::string>(py::module_::import("json").attr("dumps")(value))};
+  const bool is_path = py::hasattr(value, "__fspath__");
+  if (!py::isinstance<py::str>(value) && !py::isinstance<py::int_>(value) &&
+      !py::isinstance<py::float_>(value) && !is_path)
+    throw py::type_error(name + " cannot be " + py::cast<std::string>(py::repr(value)));
+  return {py::cast<std::string>(py::str(value))};
 }
 
-EngineConfig engine_config(const std::string& model_path, const py::dict& settings) {
-  using Setter = void (*)(EngineConfig&, const py::handle&);
-  static const std::map<std::string, Setter> setters = {
-      {"tokenizer_path", set<&EngineConfig::model, &ModelSettings::tokenizer_path>},
-      {"dtype", set<&EngineConfig::model, &ModelSettings::dtype>},
-      {"kv_cache_dtype", set<&EngineConfig::cache, &CacheSettings::kv_cache_dtype>},
-      {"context_length", set<&EngineConfig::model, &ModelSettings::context_length>},
-      {"mem_fraction_static", set<&EngineConfig::cache, &CacheSettings::mem_fraction_static>},
-      {"max_total_tokens", set<&EngineConfig::cache, &CacheSettings::max_total_tokens>},
-      {"max_running_requests",
-       set<&EngineConfig::schedule, &ScheduleSettings::max_running_requests>},
-      {"max_queued_requests", set<&EngineConfig::schedule, &ScheduleSettings::max_queued_requests>},
-      {"chunked_prefill_size",
-       set<&EngineConfig::schedule, &ScheduleSettings::chunked_prefill_size>},
-      {"max_prefill_tokens", set<&EngineConfig::schedule, &ScheduleSettings::max_prefill_tokens>},
-      {"page_size", set<&EngineConfig::cache, &CacheSettings::page_size>},
-      {"schedule_policy", set<&EngineConfig::schedule, &ScheduleSettings::schedule_policy>},
-      {"schedule_conservativeness",
-       set<&EngineConfig::schedule, &ScheduleSettings::schedule_conservativeness>},
-      {"disable_radix_cache", set<&EngineConfig::cache, &CacheSettings::disable_radix_cache>},
-      {"enable_deterministic_inference",
-       set<&EngineConfig::compute, &ComputeSettings::enable_deterministic_inference>},
-      {"enable_return_hidden_states",
-       set<&EngineConfig::compute, &ComputeSettings::enable_return_hidden_states>},
-      {"logit_processor_library",
-       set<&EngineConfig::sampling, &SamplingSettings::logit_processor_library>},
-      {"disable_overlap_schedule",
-       set<&EngineConfig::compute, &ComputeSettings::disable_overlap_schedule>},
-      {"random_seed", set<&EngineConfig::sampling, &SamplingSettings::random_seed>},
-      {"num_threads", set<&EngineConfig::compute, &ComputeSettings::num_threads>},
-      {"tp_size", set<&EngineConfig::compute, &ComputeSettings::tp_size>},
-  };
-  EngineConfig config;
-  config.model.model_path = model_path;
+api::NamedSettings named_settings(const py::dict& settings) {
+  api::NamedSettings named;
   for (const auto& [key, value] : settings) {
     const auto name = py::cast<std::string>(key);
-    const auto setter = setters.find(name);
-    if (setter == setters.end())
-      throw_status(invalid_argument("an Engine has no setting \"{}\"", name), here());
-    try {
-      setter->second(config, value);
-    } catch (const py::cast_error&) {
-      throw py::type_error(name + " cannot be " + py::cast<std::string>(py::repr(value)));
-    }
+    for (std::string& text : setting_texts(name, value)) named.emplace_back(name, std::move(text));
   }
-  return config;
+  return named;
 }
 
 lang::Prices prices(const std::map<std::string, double>& by_name) {
@@ -140,12 +109,9 @@ void bind_backends(py::module_& m) {
       });
 
   m.def("Engine", [](const std::string& model_path, const py::dict& settings) {
-    EngineConfig config = engine_config(model_path, settings);
-    return made([&]() -> Result<Backend> {
-      if (config.model.model_path.empty()) {
-        ESP_ASSIGN_OR_RETURN(config.model.model_path, api::model_folder({}));
-      }
-      return lang::engine_backend(config);
+    return made([&, named = named_settings(settings)]() -> Result<Backend> {
+      ESP_ASSIGN_OR_RETURN(auto engine, api::open_engine(model_path, named));
+      return lang::engine_backend(std::shared_ptr<Engine>(std::move(engine)));
     });
   });
   m.def("RuntimeEndpoint",

@@ -2,6 +2,7 @@
 import asyncio
 import json
 import os
+import pathlib
 import signal
 import subprocess
 import sys
@@ -10,13 +11,18 @@ import threading
 import time
 import unittest
 import warnings
+from unittest import mock
 
 import espalier as sgl
 
-sys.path.insert(0, os.path.join(os.path.dirname(__file__), "..", "..", "tests", "e2e"))
+TESTS = os.path.join(os.path.dirname(__file__), "..", "..", "tests")
+sys.path[:0] = [os.path.join(TESTS, "e2e"), os.path.join(TESTS, "docs")]
+import ingredients  # noqa: E402
 from gguf_writer import write_gguf  # noqa: E402
+from hub_server import COMMIT, HubServer, Repo  # noqa: E402
 
-MODEL = os.path.join(os.path.dirname(__file__), "..", "..", "share", "default_model")
+SHARE = os.path.join(os.path.dirname(__file__), "..", "..", "share")
+MODEL = os.path.join(SHARE, "default_model")
 LONG = {"max_new_tokens": 1500, "ignore_eos": True}
 
 
@@ -52,6 +58,85 @@ def endless(s):
 def late(s):
     s += "Once" + sgl.gen("long", max_tokens=100, ignore_eos=True)
     s += sgl.gen("tale", max_tokens=2, ignore_eos=True)
+
+
+@sgl.function
+def look(s, picture):
+    s += sgl.user(sgl.image(picture) + "What do you see?")
+    s += sgl.assistant(sgl.gen("answer", max_tokens=16, temperature=0))
+
+
+class ModelNamesTest(unittest.TestCase):
+    def test_the_model_that_sees(self):
+        picture = os.path.join(SHARE, "seeing_model", "pictures", "shapes.png")
+        with sgl.Engine("seeing", num_threads=1) as named:
+            self.assertEqual(os.path.basename(named.get_server_info()["model_path"]), "seeing_model")
+            answer = look.run(picture=picture, backend=named)["answer"]
+        with sgl.Engine(os.path.join(SHARE, "seeing_model"), num_threads=1) as by_folder:
+            self.assertEqual(answer, look.run(picture=picture, backend=by_folder)["answer"])
+        self.assertTrue(answer.strip())
+
+    def test_a_model_of_a_hub_is_fetched_once(self):
+        files = {}
+        for entry in os.scandir(MODEL):
+            if entry.is_file():
+                with open(entry.path, "rb") as file:
+                    files[entry.name] = file.read()
+        greedy = {"max_new_tokens": 4, "temperature": 0}
+        repo = Repo(files, [name for name in files if name.endswith(".safetensors")])
+        with tempfile.TemporaryDirectory() as home, HubServer({"org/tiny": repo}) as hub:
+            shared = {"HF_ENDPOINT": hub.url, "HF_HOME": home, "HF_HUB_CACHE": "", "HF_TOKEN": "", "NO_PROXY": "*"}
+            with mock.patch.dict(os.environ, {**shared, "HF_HUB_OFFLINE": ""}):
+                with sgl.Engine("org/tiny", num_threads=1) as fetched:
+                    path = fetched.get_server_info()["model_path"]
+                    self.assertEqual(path, os.path.join(home, "hub/models--org--tiny/snapshots", COMMIT))
+                    self.assertEqual(fetched.generate("The sun", greedy)["text"],
+                                     engine.generate("The sun", greedy)["text"])
+                with self.assertRaisesRegex(sgl.Error, "no-such-revision"):
+                    sgl.Engine("org/tiny", revision="no-such-revision")
+                other = os.path.join(home, "elsewhere")
+                sgl.Engine("org/tiny", download_dir=other, num_threads=1).shutdown()
+                self.assertIn("models--org--tiny", os.listdir(other))
+            asked = len(hub.requests)
+            with mock.patch.dict(os.environ, {**shared, "HF_HUB_OFFLINE": "1"}):
+                sgl.Engine("org/tiny", num_threads=1).shutdown()
+                with self.assertRaisesRegex(sgl.Error, "org/absent"):
+                    sgl.Engine("org/absent")
+            self.assertEqual(len(hub.requests), asked)
+
+    def test_a_path_that_is_not_there(self):
+        with self.assertRaisesRegex(sgl.Error, "/no/such/model.*org/name"):
+            sgl.Engine("/no/such/model")
+
+
+class SettingsTest(unittest.TestCase):
+    def test_values_of_every_kind(self):
+        with sgl.Engine(MODEL, num_threads=1, context_length=None, max_total_tokens=2048, disable_radix_cache=True,
+                        schedule_conservativeness=0.5, log_level="error", download_dir=pathlib.Path("unused"),
+                        json_model_override_args={"max_position_embeddings": 96}) as own:
+            info = own.get_server_info()
+            self.assertEqual((info["context_length"], info["max_total_num_tokens"]), (96, 2048))
+
+    def test_a_list_is_all_of_its_values(self):
+        with tempfile.TemporaryDirectory() as folder:
+            stated = []
+            for name in ("fr", "de"):
+                ingredients.adapter(pathlib.Path(folder) / name)
+                stated.append(f"{name}={folder}/{name}")
+            with sgl.Engine(MODEL, num_threads=1, lora_paths=stated) as own:
+                both = own.generate(["Bonjour", "Hallo"], {"max_new_tokens": 2}, lora_path=["fr", "de"])
+                self.assertEqual([len(one["output_ids"]) for one in both], [2, 2])
+                with self.assertRaisesRegex(sgl.Error, "it"):
+                    own.generate("Ciao", {"max_new_tokens": 2}, lora_path="it")
+
+    def test_what_is_wrong_is_named(self):
+        for settings, said in (({"num_treads": 1}, "num-threads"), ({"num_threads": "many"}, "num_threads"),
+                               ({"hicache_size": 1}, "enable-hierarchical-cache"),
+                               ({"page_size": [16, 32]}, "page_size.*twice")):
+            with self.subTest(settings), self.assertRaisesRegex(ValueError, said):
+                sgl.Engine(MODEL, **settings)
+        with self.assertRaisesRegex(TypeError, "num_threads cannot be <object"):
+            sgl.Engine(MODEL, num_threads=object())
 
 
 class GgufTest(unittest.TestCase):

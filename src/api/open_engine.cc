@@ -3,6 +3,7 @@
 #include <dlfcn.h>
 
 #include <cstdlib>
+#include <map>
 
 #include "apps/config.h"
 #include "apps/model_path.h"
@@ -44,6 +45,7 @@ Result<std::unique_ptr<Engine>> open_engine(const fs::path& model_path,
   config.log_level = "warning";
   apps::SettingTable table;
   apps::add_engine_settings(table, config);
+  std::map<const apps::Setting*, std::vector<std::string>> given;
   for (const auto& [name, value] : settings) {
     apps::Setting* row = table.find(name);
     if (row == nullptr) {
@@ -51,7 +53,9 @@ Result<std::unique_ptr<Engine>> open_engine(const fs::path& model_path,
       return fail(invalid_argument("there is no setting '{}'{}; docs/flags.md lists them", name,
                                    near.empty() ? "" : fmt::format(" (did you mean {}?)", near)));
     }
-    ESP_RETURN_IF_ERROR(apps::assign(*row, {value}, "the setting " + name));
+    std::vector<std::string>& values = given[row];
+    values.push_back(value);
+    ESP_RETURN_IF_ERROR(apps::assign(*row, values, "the setting " + name));
   }
   if (!model_path.empty()) config.engine.model.model_path = model_path;
   ESP_RETURN_IF_ERROR(apps::check_contradictions(table, config));
