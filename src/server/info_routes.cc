@@ -75,6 +75,7 @@ void write_private_settings(JsonWriter& w, const Context& context, bool admin) {
   path("allowed_local_media_path", context.config.media.allowed_local_media_path);
   path("hicache_storage_path", e.tiers.hicache_storage_path);
   w.key("disaggregation_token").null();  // a secret, as the password
+  w.key("dist_token").null();
   // Without the user and password.
   path("hicache_storage_backend_extra_config",
        e.tiers.s3.bucket.empty() ? e.tiers.redis.shown_url() : e.tiers.s3.shown_url());

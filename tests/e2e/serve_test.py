@@ -39,7 +39,7 @@ class ServeTest(unittest.TestCase):
             flags = re.findall(r"^\| `--([a-z0-9-]+)`", f.read(), re.MULTILINE)
         told = json.loads(self.server.get("/server_info")[2])
         self.assertEqual([flag for flag in flags if flag.replace("-", "_") not in told],
-                         ["dist-token", "api-key", "admin-api-key", "router-api-key"])
+                         ["api-key", "admin-api-key", "router-api-key"])
         self.assertEqual(told["vocab_size"], 4096)
 
     def test_health(self):
