@@ -4,8 +4,10 @@
   commands_test.py [--list] [FILE ...]     --list: only prints each command, and the reason where it is not run
 
 A command is a line of an indented or fenced block that begins with a program of PROGRAMS, with the lines that continue
-it. `espalier serve` and `route` run until the file's next one; ports 3000N become free ones. not_run.txt has the reason
-for each command that does not run; a row that matches nothing fails, and so does a command in a block of another kind."""
+it. `espalier serve` and `route` run until the file's next one on their port; ports 3000N become free ones. What commands
+read is made by ingredients.py. not_run.txt has the reason for each command that does not run; a row that matches nothing
+fails, and so does a command in a block of another kind."""
+import base64
 import os
 import pathlib
 import re
@@ -18,13 +20,15 @@ import tempfile
 import time
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
-sys.path.insert(0, str(ROOT / "tests/e2e"))
+sys.path[:0] = [str(ROOT / "tests/e2e"), str(ROOT / "tests/docs")]
 from harness import BINARY, PATIENCE_S, clean_environment  # noqa: E402
+import ingredients  # noqa: E402
 
 FILES = ["README.md", "SECURITY.md", "CONTRIBUTING.md", "python/README.md", *sorted(
     path.relative_to(ROOT).as_posix() for path in (ROOT / "docs").glob("**/*.md") if "notes" not in path.parts)]
-PROGRAMS = re.compile(r"(?:[A-Z][A-Z_]+=\S+ )*(?:sudo |time )?(espalier|curl|pip|python3|cmake|ctest|git|tar|apt|source|ninja|systemctl|skopeo|docker|"
+PROGRAMS = re.compile(r"(?:[A-Z][A-Z_]+=\S+ )*(?:sudo |time )?(espalier|curl|cc|pip|python3|cmake|ctest|git|tar|apt|source|ninja|systemctl|skopeo|docker|"
                       r"podman|build/release/\S+|tools/\S+|bench/\S+|tests/\S+/run|\./\w+)(?= |$)")
+PICTURE = base64.b64encode((ingredients.PICTURES / "shapes.png").read_bytes()).decode()
 # What an example leaves to its reader, or what makes it short: (expression, what stands in its place).
 FILLED_IN = [
     (r"^(build/release/)?espalier ", "espalier "),
@@ -35,6 +39,20 @@ FILLED_IN = [
     (r"--hicache-disk-size 100", "--hicache-disk-size 1"),
     (r"ESPALIER_(ADMIN_)?API_KEY=\.\.\.", r"ESPALIER_\1API_KEY=sk-1"),
     (r"--host 0\.0\.0\.0", "--host 127.0.0.1"),
+    (r"^(espalier replay requests\.jsonl)(?! --url)", r"\1 --url http://127.0.0.1:30000"),
+    (r"^espalier replay requests\.jsonl", "until [ -s requests.jsonl ]; do sleep 0.02; done; espalier replay requests.jsonl"),
+    (r"llava-hf/llava-1\.5-7b-hf", "seeing"),
+    (r"iVBOR\.\.\.", PICTURE),
+    (r"\[\.\.\.\]", '[{"role": "user", "content": "Hi"}]'),
+    (r"(--model-path checkpoints/\S+)", r"\1 --device cpu"),
+    (r"(models convert \S+) my-folder(?= |$)", r"\1 my-converted-folder"),
+    (r"--model-path my-folder (?=.*--ep-size)",
+     f"--model-path {ROOT}/tests/golden/models/qwen3_moe --dtype float32 --skip-tokenizer-init --device cpu "),
+    (r"^(curl \S+/weights_checker .*\"compare\".*)", r"! \1"),  # a 400, for the tensors were reset before
+    (r"\b8998\b", "30005"),
+    (r"--hicache-size 8 --cache-file-dir /srv/prefixes", "--hicache-size 1 --cache-file-dir prefixes"),
+    (r"(cache import --url http://127\.0\.0\.1):30001", r"\1:30000"),
+    (r"(cache export) ", r"\1 --url http://127.0.0.1:30000 "),
 ]
 ENDLESS = re.compile(r"^curl -N .*stream=true")
 SECONDS_ENDLESS = 1
@@ -105,7 +123,8 @@ class Reader:
     """Runs the commands of one file in a folder with what they name."""
 
     def __init__(self, folder, base_port):
-        self.folder, self.base_port, self.servers, self.ids = folder, base_port, [], {}
+        self.folder, self.base_port, self.ids = folder, base_port, {}
+        self.servers = []  # (port, process)
         programs = folder / "programs"
         programs.mkdir()
         (programs / "espalier").symlink_to(BINARY)
@@ -114,9 +133,10 @@ class Reader:
         (programs / "curl").chmod(0o755)
         self.environment = clean_environment({"PATH": f"{programs}:{os.environ['PATH']}", "HOME": str(folder),
                                               "no_proxy": "127.0.0.1,localhost"})
-        for name in ("MODEL", "my-folder", "my-model"):
+        for name in ("MODEL", "my-folder", "my-model", "llama"):
             (folder / name).symlink_to(ROOT / "share/default_model")
-        (folder / "share").symlink_to(ROOT / "share")
+        for name in ("share", "include", "examples", "bench"):
+            (folder / name).symlink_to(ROOT / name)
         (folder / "schema.json").write_text('{"type": "object", "properties": {"a": {"type": "integer"}}}')
         (folder / "sql.gbnf").write_text('root ::= "SELECT " [a-z]+\n')
         (folder / "FILE").write_text("{% for m in messages %}{{ m.content }}{% endfor %}")
@@ -130,17 +150,17 @@ class Reader:
         return re.sub(r"\b3000(\d)\b", lambda port: str(self.base_port + int(port[1])), command)
 
     def serve(self, command):
-        """Starts a server that runs until the file's next one, or beside it (`&`)."""
-        if "espalier route" not in command and " &" not in command:
-            self.stop()
-        for number, one in enumerate(part for part in command.split(" & ") if part.strip(" &")):
+        """Starts servers that run until the file's next one on their port; several stand before an `&` each."""
+        for one in (part for part in command.split(" & ") if part.strip(" &")):
             words = self.filled_in(one.strip(" &"))
             if "--port" not in words:
                 words = re.sub(r"(espalier (?:serve|route))", rf"\1 --port {self.base_port}", words)
-            log = (self.folder / f"log{len(self.servers)}_{number}").open("w+")
+            port = int(re.search(r"--port (\d+)", words)[1])
+            self.stop(port)
+            log = (self.folder / f"log_{port}").open("w+")
             server = subprocess.Popen(["bash", "-c", f"exec {words}" if "=" not in words.split()[0] else words], cwd=self.folder,
                                       env=self.environment, stdout=log, stderr=log, stdin=subprocess.DEVNULL, start_new_session=True)
-            self.servers.append(server)
+            self.servers.append((port, server))
             deadline = time.monotonic() + PATIENCE_S
             while "ready url=" not in pathlib.Path(log.name).read_text(encoding="utf-8", errors="replace"):
                 if server.poll() is not None or time.monotonic() > deadline:
@@ -150,9 +170,10 @@ class Reader:
 
     def run(self, command):
         """None, or what is wrong."""
+        ingredients.make(self.folder, command)
         if re.match(r"(?:[A-Z_]+=\S+ )*(build/release/)?espalier (serve|route)\b", command) and "--help" not in command:
             return self.serve(command)
-        if not self.servers and ("localhost:3000" in command or "127.0.0.1:3000" in command or "top" in command or "bench serving" in command):
+        if self.base_port not in dict(self.servers) and ("localhost:3000" in command or "127.0.0.1:3000" in command or "top" in command or "bench serving" in command):
             wrong = self.serve("espalier serve")
             if wrong:
                 return wrong
@@ -168,25 +189,27 @@ class Reader:
             self.ids[named[1]] = done.stdout.strip().strip('"')
         return None if done.returncode == 0 else f"ended with {done.returncode}:\n{done.stdout}{done.stderr}"
 
-    def stop(self):
-        for server in self.servers:
-            if server.poll() is None:
-                os.killpg(server.pid, signal.SIGKILL)
-            server.wait()
-        self.servers = []
+    def stop(self, port=None):
+        """Ends the server at a port, or all."""
+        for each, server in self.servers:
+            if port in (None, each):
+                if server.poll() is None:
+                    os.killpg(server.pid, signal.SIGKILL)
+                server.wait()
+        self.servers = [(each, server) for each, server in self.servers if port not in (None, each)]
 
 
 def free_ports():
-    """The first of three ports in a row that nothing listens on."""
+    """The first of six ports in a row that nothing listens on."""
     for base in range(23600 + os.getpid() % 300, 60000, 10):
         try:
-            for port in range(base, base + 3):
+            for port in range(base, base + 6):
                 with socket.socket() as probe:
                     probe.bind(("127.0.0.1", port))
             return base
         except OSError:
             continue
-    raise RuntimeError("no three free ports in a row")
+    raise RuntimeError("no six free ports in a row")
 
 
 def read_file(file, not_run, only_list):
