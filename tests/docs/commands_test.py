@@ -50,6 +50,9 @@ FILLED_IN = [
      f"--model-path {ROOT}/tests/golden/models/qwen3_moe --dtype float32 --skip-tokenizer-init --device cpu "),
     (r"^(curl \S+/weights_checker .*\"compare\".*)", r"! \1"),  # a 400, for the tensors were reset before
     (r"\b8998\b", "30005"),
+    (r"^(curl localhost:30000/drain .*)http://10\.0\.0\.3:30000", r"\1http://127.0.0.1:30002"),
+    (r"http://10\.0\.0\.3:30000", "http://127.0.0.1:30003"),
+    (r"/workers/ID", "/workers/$(curl localhost:30000/workers | grep -o '\"id\":\"[0-9a-f]*' | tail -1 | cut -d'\"' -f4)"),
     (r"--hicache-size 8 --cache-file-dir /srv/prefixes", "--hicache-size 1 --cache-file-dir prefixes"),
     (r"(cache import --url http://127\.0\.0\.1):30001", r"\1:30000"),
     (r"(cache export) ", r"\1 --url http://127.0.0.1:30000 "),
