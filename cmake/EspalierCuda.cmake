@@ -50,11 +50,22 @@ endif()
 # Heavy units one at a time: ptxas takes gigabytes for the large templates.
 set_property(GLOBAL APPEND PROPERTY JOB_POOLS espalier_cuda=1)
 
+# A build that is the same in every folder. nvcc makes names of the source's absolute path and of random numbers: they are
+# the object's name here. An object names its temporary file, with a process id, in one symbol, which is removed. Line
+# tables, which profilers read, hold absolute paths, so that there are none.
+set(lines -lineinfo)
+if(ESPALIER_REPRODUCIBLE)
+  set(lines "")
+  string(REPLACE " -o <OBJECT>" " -frandom-seed=<OBJECT> -Xcudafe=--orig_src_path_name=<OBJECT> -o <OBJECT>"
+    CMAKE_CUDA_COMPILE_OBJECT "${CMAKE_CUDA_COMPILE_OBJECT}")
+  list(APPEND CMAKE_CUDA_COMPILE_OBJECT "${CMAKE_OBJCOPY} --wildcard --strip-symbol=tmpxft_* <OBJECT>")
+endif()
+
 # What every target with .cu files links: our warnings for host code, quiet for what nvcc generates.
 add_library(espalier_cuda_options INTERFACE)
 target_compile_options(espalier_cuda_options INTERFACE
   $<$<COMPILE_LANGUAGE:CUDA>:--expt-relaxed-constexpr -Xcompiler=-Wall,-Wextra
-    -diag-suppress=177 -lineinfo>)
+    -diag-suppress=177 ${lines}>)
 if(ESPALIER_WERROR)
   target_compile_options(espalier_cuda_options INTERFACE
     $<$<COMPILE_LANGUAGE:CUDA>:-Werror=all-warnings>)
