@@ -14,6 +14,7 @@
 namespace espalier::apps {
 
 namespace json = boost::json;
+using router::TokenizedPrompt;
 
 namespace {
 
@@ -24,16 +25,16 @@ struct PromptTokenizer {
   std::unique_ptr<Tokenizer> tokenizer;
   std::optional<server::ChatFormat> chat;
 
-  std::vector<int32_t> encode(std::string_view text, bool add_special_tokens) const {
+  TokenizedPrompt encode(std::string_view text, bool add_special_tokens) const {
     const bool is_cut = text.size() > kTextBytesMax;
     std::vector<TokenId> ids = tokenizer->encode(text.substr(0, kTextBytesMax),
                                                  {.add_special_tokens = add_special_tokens});
     // The cut may fall into a word, whose tokens are others then.
     if (is_cut) ids.resize(ids.size() - std::min<size_t>(ids.size(), 16));
-    return ids;
+    return {std::move(ids), !is_cut};
   }
 
-  std::vector<int32_t> of_chat(const json::object& body) const {
+  TokenizedPrompt of_chat(const json::object& body) const {
     const json::value* const messages = body.if_contains("messages");
     if (!chat || messages == nullptr || !messages->is_array()) return {};
     server::ChatFormat::Options options;
@@ -45,10 +46,10 @@ struct PromptTokenizer {
     options.continue_final_message =
         goes_on != nullptr && goes_on->is_bool() && goes_on->get_bool();
     const Result<std::string> text = chat->render(*messages, options);
-    return text ? encode(*text, false) : std::vector<int32_t>();
+    return text ? encode(*text, false) : TokenizedPrompt();
   }
 
-  std::vector<int32_t> of(const router::PassedRoute& route, std::string_view body) const {
+  TokenizedPrompt of(const router::PassedRoute& route, std::string_view body) const {
     const bool is_chat =
         route.pattern == "/v1/chat/completions" || route.pattern == "/chat/completions";
     const std::string_view field = route.pattern == "/generate"         ? "text"
@@ -61,7 +62,7 @@ struct PromptTokenizer {
     if (is_chat) return of_chat(value.get_object());
     const json::value* const text = value.get_object().if_contains(field);
     return text != nullptr && text->is_string() ? encode(text->get_string(), true)
-                                                : std::vector<int32_t>();
+                                                : TokenizedPrompt();
   }
 };
 

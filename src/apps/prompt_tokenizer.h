@@ -17,7 +17,7 @@ struct PromptTokenizerConfig {
 // Text prompts of /generate and of completions, and messages of chats with their tools. Anything
 // else, and what the template refuses, has no tokens here. Of a long prompt the first 64 KiB of
 // text are encoded, so an I/O thread is held for milliseconds at most; what a cache holds of a
-// prompt is decided by its begin.
+// prompt is decided by its begin. Such a prompt is not whole, so workers get its text.
 //
 // Null where the path is empty. A model without a chat template has tokens of text prompts alone.
 Result<router::TokenizePrompt> make_prompt_tokenizer(const PromptTokenizerConfig& config);

@@ -36,14 +36,13 @@ int run_route(const std::vector<std::string>& args) {
         "--worker-dns)");
   router.policy.tree = tree_options(config.max_tree_size);
   router.health.api_key = router.kv_feed.api_key = router.proxy.worker_api_key;
-  if (const Status status = check_kv_events(config); !status.ok())
-    return report(status, kExitUsage);
-  if (router.kv_feed.enabled) {
+  if (const Status status = check_tokens(config); !status.ok()) return report(status, kExitUsage);
+  if (router.kv_feed.enabled || router.proxy.sends_ids) {
     auto tokenize = make_prompt_tokenizer(config.tokenizer);
     if (!tokenize) return report(tokenize.error(), kExitUsage);
     router.proxy.tokenize = std::move(*tokenize);
   } else if (!config.tokenizer.path.empty()) {  // as a file that is the server's too may have it
-    log_warning("tokenizer-path has no effect here without --kv-events");
+    log_warning("tokenizer-path has no effect here without --kv-events or --send-token-ids");
   }
 
   const bool is_https = !router.tls.certificate.empty();

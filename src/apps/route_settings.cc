@@ -1,6 +1,8 @@
 #include "apps/route_settings.h"
 
 #include <algorithm>
+#include <array>
+#include <utility>
 
 #include "apps/config.h"
 #include "base/log.h"
@@ -161,21 +163,27 @@ void add_kv_event_rows(SettingTable& table, RouteConfig& config) {
                 "those have none");
   table.integer("kv-events-replay-port", feed.replay_port, 0, 65535,
                 "kv-events: of the same workers, for batches that were missed; 0: there is none");
-  table.text(
-      "tokenizer-path", config.tokenizer.path, "PATH",
-      "kv-events: of the workers' model, a folder or a GGUF: its tokenizer and chat template "
-      "make tokens of prompts; without it those of token ids alone are known");
+  table.text("tokenizer-path", config.tokenizer.path, "PATH",
+             "kv-events, send-token-ids: of the workers' model, a folder or a GGUF: its tokenizer "
+             "and chat "
+             "template make tokens of prompts; without it those of token ids alone are known");
   table.text("chat-template", config.tokenizer.chat_template, "PATH",
              "kv-events: in place of the model's own, as the workers have it");
+  table.toggle("send-token-ids", config.router.proxy.sends_ids,
+               "text prompts of /generate and /v1/completions go to workers as token ids; a worker "
+               "whose /tokenize answers otherwise than the router's tokenizer gets text");
 }
 
 }  // namespace
 
-Status check_kv_events(const RouteConfig& config) {
+Status check_tokens(const RouteConfig& config) {
   if (config.router.kv_feed.enabled && config.router.policy.name != "cache_aware")
     return invalid_argument(
         "--kv-events needs --policy cache_aware: {} does not ask what caches hold",
         config.router.policy.name);
+  if (config.router.proxy.sends_ids && config.tokenizer.path.empty())
+    return invalid_argument(
+        "--send-token-ids needs --tokenizer-path: the folder or GGUF of the workers' model");
   return {};
 }
 
@@ -198,6 +206,16 @@ void add_policy_option_rows(SettingTable& table, router::PolicyOptions& policy,
   table.integer("max-tree-size", max_tree_size, 4096, int64_t{1} << 40,
                 "cache_aware: bytes of prompts that are remembered, for all workers; a byte in 16 "
                 "is kept");
+  const std::array<std::pair<const char*, const char*>, 3> memories = {
+      {{"host-load-cost", "host memory"},
+       {"disk-load-cost", "disk"},
+       {"remote-load-cost", "a remote store"}}};
+  for (size_t i = 0; i < memories.size(); ++i)
+    table.number(
+        memories[i].first, policy.load_costs[i + 1], 0, 1,
+        fmt::format("cache_aware with kv-events: time to load a token from {}, in parts of the "
+                    "time to compute it",
+                    memories[i].second));
   table.integer("prefix-token-count", policy.prefix_token_count, 1, kThresholdMax,
                 "prefix_hash: tokens of the prompt's begin that are hashed");
   table.number("prefix-hash-load-factor", policy.prefix_hash_load_factor, 1, 1000,

@@ -20,8 +20,9 @@ struct RouteConfig {
 
 // `config` outlives the table.
 void add_route_settings(SettingTable& table, RouteConfig& config);
-// kInvalidArgument: events are wanted of a policy that does not use them.
-Status check_kv_events(const RouteConfig& config);
+// kInvalidArgument: events are wanted of a policy that does not use them, or ids without a
+// tokenizer.
+Status check_tokens(const RouteConfig& config);
 // What the bounds of the tree are for so many bytes of prompts.
 PrefixTree::Options tree_options(size_t max_tree_size);
 // The rows of what policies can be set to, beside their name: for the simulation too.

@@ -1,6 +1,8 @@
 #include "router/block_match.h"
 
 #include <algorithm>
+#include <cmath>
+#include <optional>
 #include <utility>
 
 namespace espalier::router {
@@ -32,6 +34,13 @@ class HashChain {
   uint64_t parent_ = 0, hash_ = 0;
 };
 
+std::optional<KvMedium> nearest(std::span<const BlockTree::Node* const> nodes, WorkerSlot worker) {
+  std::optional<KvMedium> out;
+  for (const BlockTree::Node* const node : nodes)
+    if (const auto medium = node->nearest(worker); medium && (!out || *medium < *out)) out = medium;
+  return out;
+}
+
 }  // namespace
 
 void BlockMatcher::add(uint32_t block_size, std::span<const WorkerSlot> slots) {
@@ -47,19 +56,24 @@ void BlockMatcher::add(uint32_t block_size, std::span<const WorkerSlot> slots) {
     const bool is_leaf = std::ranges::all_of(
         nodes, [](const BlockTree::Node* node) { return node->num_children == 0; });
     std::erase_if(active, [&](Held& held) {
-      const bool has = std::ranges::any_of(
-          nodes, [&](const BlockTree::Node* node) { return node->workers.contains(held.slot); });
-      if (has) {
-        held.num_tokens = chain.num_tokens();
-        held.at_leafs_end = is_leaf;
-      } else if (held.num_tokens > 0) {
-        held_.push_back(held);
+      const std::optional<KvMedium> medium = nearest(nodes, held.slot);
+      if (!medium) {
+        finish(held);
+        return true;
       }
-      return !has;
+      held.spared +=
+          (chain.num_tokens() - held.num_tokens) * (1 - costs_[static_cast<size_t>(*medium)]);
+      held.num_tokens = chain.num_tokens();
+      held.at_leafs_end = is_leaf;
+      return false;
     });
   }
-  for (const Held& held : active)
-    if (held.num_tokens > 0) held_.push_back(held);
+  for (const Held& held : active) finish(held);
+}
+
+void BlockMatcher::finish(Held held) {
+  held.num_tokens = static_cast<uint32_t>(std::lround(held.spared));
+  if (held.num_tokens > 0) held_.push_back(held);
 }
 
 BlockMatch BlockMatcher::take() {

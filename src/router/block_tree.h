@@ -3,7 +3,10 @@
 // what a worker has evicted.
 #pragma once
 
+#include <array>
 #include <cstdint>
+#include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -32,6 +35,9 @@ struct PromptTokens {
   std::string extra;         // of its first block: an extra_key or a salt, as the workers name it
 };
 
+// What loading a token from each memory takes, as a part of what computing it takes.
+using LoadCosts = std::array<double, kNumMedia>;
+
 // Nodes are blocks (every one, or some: tokens_per_node), found by their hashes; a node stays as
 // long as it has a worker or a child, so a block whose parent a worker has evicted before it keeps
 // its place. Not thread-safe. Costs: a look up for each block of an event or a match, or two.
@@ -40,13 +46,21 @@ class BlockTree {
   struct Node {
     uint64_t parent = 0;
     uint32_t num_children = 0;
-    WorkerSet workers;
+    WorkerSet workers;  // that have it on their devices
+    std::unique_ptr<std::array<WorkerSet, kNumMedia - 1>>
+        elsewhere;  // null: no worker has it there
+
+    const WorkerSet* in(KvMedium medium) const;  // null: no worker has it there
+    // The nearest memory in which the worker has it; nothing: it does not.
+    std::optional<KvMedium> nearest(WorkerSlot worker) const;
+    bool has_worker() const;
   };
 
-  // False where the worker has it already. REQUIRES that the parent is 0 or has a node.
-  bool insert(uint64_t parent, uint64_t hash, WorkerSlot worker);
-  // False where the worker does not have it.
-  bool erase(uint64_t hash, WorkerSlot worker);
+  // False where the worker has it there already. REQUIRES that the parent is 0 or has a node.
+  bool insert(uint64_t parent, uint64_t hash, WorkerSlot worker,
+              KvMedium medium = KvMedium::kDevice);
+  // False where the worker does not have it there.
+  bool erase(uint64_t hash, WorkerSlot worker, KvMedium medium = KvMedium::kDevice);
   const Node* find(uint64_t hash) const;  // null: no worker has it or a block behind it
   void remove_worker(WorkerSlot worker);  // costs a pass over all nodes
   size_t num_nodes() const { return nodes_.size(); }
@@ -66,7 +80,8 @@ class CacheMirror {
   // Of one worker. One that states more loses what is known of it: its removals do not come.
   static constexpr size_t kBlocksMax = size_t{4} << 20;
 
-  // An event of the worker; of blocks behind one that is not known nothing is learnt.
+  // An event of the worker; of blocks behind one that is not known nothing is learnt, nor of blocks
+  // without tokens whose names are not known. What has left every memory is no more known.
   void apply(WorkerSlot worker, const KvEvent& event);
   // The worker's cache is empty, or what is known of it is void.
   void clear(WorkerSlot worker);
@@ -94,15 +109,20 @@ class CacheMirror {
     uint64_t hash = 0;        // ours
     uint64_t node = 0;        // the last one up to here; the same where the block has one
     uint32_t num_tokens = 0;  // of the prompt up to its end
+    uint8_t media = 0;        // that have it: a bit for each
   };
   struct Cache {
     bool mirrored = false;
-    uint32_t block_size = 0;                        // 0: not known
-    std::unordered_map<uint64_t, Block> blocks;     // by the worker's names
-    std::unordered_map<uint64_t, uint32_t> counts;  // further names of a node, where there are any
+    uint32_t block_size = 0;                     // 0: not known
+    std::unordered_map<uint64_t, Block> blocks;  // by the worker's names
+    // In each memory: further names of a node, where there are any.
+    std::array<std::unordered_map<uint64_t, uint32_t>, kNumMedia> counts;
   };
   void store(Cache& cache, WorkerSlot worker, const KvEvent& event);
-  void remove(Cache& cache, WorkerSlot worker, uint64_t name);
+  void store_named(Cache& cache, WorkerSlot worker, const KvEvent& event);
+  void put(Cache& cache, WorkerSlot worker, uint64_t parent_node, Block& block, KvMedium medium);
+  void remove(Cache& cache, WorkerSlot worker, uint64_t name, KvMedium medium);
+  void remove_everywhere(Cache& cache, WorkerSlot worker, uint64_t name);
 
   BlockTree tree_;
   std::vector<Cache> caches_;  // by slot

@@ -28,17 +28,18 @@ class NaiveWorker {
  public:
   NaiveWorker(uint64_t salt, uint32_t block_size) : salt_(salt), block_size_(block_size) {}
 
-  // The whole prompt is stored; the events are those of the blocks that are new.
+  // The whole prompt is stored on the device; the events are those of the blocks that are new
+  // there.
   std::vector<KvEvent> store(const std::vector<int32_t>& prompt, const std::string& extra) {
     std::vector<KvEvent> out;
     uint64_t parent = 0;
     for (size_t n = block_size_; n <= prompt.size(); n += block_size_) {
       const std::vector<int32_t> prefix(prompt.begin(), prompt.begin() + static_cast<ptrdiff_t>(n));
-      const auto [at, is_new] = names_.try_emplace({extra, prefix}, 0);
-      if (is_new) {
-        at->second = mix64(salt_ + ++num_names_);
+      Block& block = blocks_[{extra, prefix}];
+      if (block.media.empty()) block.name = mix64(salt_ + ++num_names_);
+      if (block.media.insert(KvMedium::kDevice).second) {
         KvEvent event{.type = KvEvent::Type::kStored,
-                      .hashes = {at->second},
+                      .hashes = {block.name},
                       .parent = parent,
                       .has_parent = n > block_size_,
                       .tokens = {prefix.end() - block_size_, prefix.end()},
@@ -46,42 +47,60 @@ class NaiveWorker {
         if (n == block_size_ && !extra.empty()) event.extras = {extra};
         out.push_back(std::move(event));
       }
-      parent = at->second;
+      parent = block.name;
     }
     return out;
   }
-  // Any block goes, also one that others follow, as vLLM's caches may evict; small ones from the
-  // last on.
+  // Any block is copied to another memory, by its name.
+  std::vector<KvEvent> copy(Rng& rng) {
+    if (blocks_.empty()) return {};
+    const auto at = std::next(blocks_.begin(), static_cast<ptrdiff_t>(rng.below(blocks_.size())));
+    const auto medium = static_cast<KvMedium>(1 + rng.below(kNumMedia - 1));
+    at->second.media.insert(medium);
+    return {{.type = KvEvent::Type::kStored, .medium = medium, .hashes = {at->second.name}}};
+  }
+  // A copy of any block goes, also of one that others follow, as vLLM's caches may evict; of small
+  // blocks from the last on.
   std::vector<KvEvent> evict(Rng& rng) {
-    if (names_.empty()) return {};
-    auto at = std::next(names_.begin(), static_cast<ptrdiff_t>(rng.below(names_.size())));
+    if (blocks_.empty()) return {};
+    auto at = std::next(blocks_.begin(), static_cast<ptrdiff_t>(rng.below(blocks_.size())));
     if (block_size_ < kPiece) {  // prefixes stand before what goes on behind them
-      for (auto next = std::next(at); next != names_.end() && goes_on(*at, *next); ++next)
+      for (auto next = std::next(at); next != blocks_.end() && goes_on(*at, *next); ++next)
         at = next;
     }
-    KvEvent event{.type = KvEvent::Type::kRemoved, .hashes = {at->second}};
-    names_.erase(at);
+    auto& media = at->second.media;
+    const auto medium = std::next(media.begin(), static_cast<ptrdiff_t>(rng.below(media.size())));
+    KvEvent event{.type = KvEvent::Type::kRemoved, .medium = *medium, .hashes = {at->second.name}};
+    media.erase(medium);
+    if (media.empty()) blocks_.erase(at);
     return {event};
   }
   std::vector<KvEvent> flush() {
-    names_.clear();
+    blocks_.clear();
     return {{}};
   }
-  uint32_t num_tokens_of(const PromptTokens& prompt) const {
-    uint32_t held = 0;
+  // By the memory that has the last block of each piece.
+  double num_tokens_spared(const PromptTokens& prompt, const LoadCosts& costs) const {
+    double spared = 0;
     for (size_t n = block_size_; n <= prompt.ids.size(); n += block_size_) {
       const std::vector<int32_t> prefix(prompt.ids.begin(),
                                         prompt.ids.begin() + static_cast<ptrdiff_t>(n));
-      if (!names_.contains({prompt.extra, prefix})) break;
-      held = static_cast<uint32_t>(n);
+      const auto at = blocks_.find({prompt.extra, prefix});
+      if (at == blocks_.end()) break;
+      const auto nearest = static_cast<size_t>(*at->second.media.begin());
+      if (n % kPiece == 0) spared += kPiece * (1 - costs[nearest]);
     }
-    return held;
+    return spared;
   }
-  size_t num_blocks() const { return names_.size(); }
+  size_t num_blocks() const { return blocks_.size(); }
 
  private:
-  using Names = std::map<std::pair<std::string, std::vector<int32_t>>, uint64_t>;
-  static bool goes_on(const Names::value_type& prefix, const Names::value_type& longer) {
+  struct Block {
+    uint64_t name = 0;
+    std::set<KvMedium> media;
+  };
+  using Blocks = std::map<std::pair<std::string, std::vector<int32_t>>, Block>;
+  static bool goes_on(const Blocks::value_type& prefix, const Blocks::value_type& longer) {
     const std::vector<int32_t>& a = prefix.first.second;
     const std::vector<int32_t>& b = longer.first.second;
     return prefix.first.first == longer.first.first && b.size() > a.size() &&
@@ -90,7 +109,7 @@ class NaiveWorker {
   const uint64_t salt_;
   const uint32_t block_size_;
   uint64_t num_names_ = 0;
-  Names names_;
+  Blocks blocks_;
 };
 
 PromptTokens draw_prompt(Rng& rng) {
@@ -124,6 +143,7 @@ TEST_P(MirrorTest, HoldsWhatWorkersHold) {
     const PromptTokens prompt = draw_prompt(rng);
     const uint64_t what = rng.below(20);
     const std::vector<KvEvent> events = what < 10   ? workers[w].store(prompt.ids, prompt.extra)
+                                        : what < 13 ? workers[w].copy(rng)
                                         : what < 19 ? workers[w].evict(rng)
                                         : rng.below(10) == 0 ? workers[w].flush()
                                                              : std::vector<KvEvent>();
@@ -132,11 +152,12 @@ TEST_P(MirrorTest, HoldsWhatWorkersHold) {
     if (step % 20 == 0) mirror.check_invariants();
     const PromptTokens asked = draw_prompt(rng);
     const std::array<const BlockTree*, 1> trees = {&mirror.tree()};
-    BlockMatcher matcher(asked, trees);
+    constexpr LoadCosts kCosts = {0, 0.125, 0.5, 1};
+    BlockMatcher matcher(asked, trees, kCosts);
     matcher.add(GetParam(), slots);
     const BlockMatch match = matcher.take();
     for (size_t i = 0; i < slots.size(); ++i)
-      ASSERT_EQ(num_tokens_of(match, slots[i]), workers[i].num_tokens_of(asked) / kPiece * kPiece)
+      ASSERT_EQ(num_tokens_of(match, slots[i]), workers[i].num_tokens_spared(asked, kCosts))
           << step;
     for (size_t i = 1; i < match.path.size(); ++i) {
       EXPECT_LT(match.path[i - 1].num_tokens, match.path[i].num_tokens);
@@ -197,6 +218,44 @@ TEST(CacheMirror, BlocksBehindUnknownOnesAreLeftOut) {
   EXPECT_EQ(mirror.num_blocks(0), 0u);
 }
 
+// A name is known as long as a memory has its block, and then names it in any other.
+TEST(CacheMirror, ABlockIsKnownUntilItHasLeftEveryMemory) {
+  CacheMirror mirror;
+  const KvEvent stored{.type = KvEvent::Type::kStored,
+                       .hashes = {1, 2},
+                       .tokens = pieces({1, 2}),
+                       .block_size = kPiece};
+  const auto moved = [](KvEvent::Type type, KvMedium medium) {
+    return KvEvent{.type = type, .medium = medium, .hashes = {1, 2, 3}};
+  };
+  using enum KvEvent::Type;
+  mirror.apply(0, moved(kStored, KvMedium::kHost));
+  EXPECT_EQ(mirror.num_blocks(0), 0u) << "names that nothing has explained";
+  mirror.apply(0, stored);
+  mirror.apply(0, moved(kStored, KvMedium::kHost));
+  mirror.apply(0, moved(kRemoved, KvMedium::kDisk));
+  mirror.apply(0, moved(kRemoved, KvMedium::kDevice));
+  mirror.check_invariants();
+  EXPECT_EQ(mirror.num_blocks(0), 2u);
+  mirror.apply(0, moved(kStored, KvMedium::kRemote));
+  mirror.apply(0, moved(kRemoved, KvMedium::kHost));
+  mirror.check_invariants();
+  const BlockTree::Node* const node = mirror.tree().find(mirror.hash_of(0, 2));
+  ASSERT_NE(node, nullptr);
+  EXPECT_EQ(node->nearest(0), KvMedium::kRemote);
+  EXPECT_EQ(node->nearest(1), std::nullopt);
+  // Blocks of another size elsewhere do not void those of the device.
+  mirror.apply(0, {.type = kStored,
+                   .medium = KvMedium::kDisk,
+                   .hashes = {9},
+                   .tokens = pieces({1, 2}),
+                   .block_size = 2 * kPiece});
+  EXPECT_EQ(mirror.num_blocks(0), 2u);
+  mirror.apply(0, moved(kRemoved, KvMedium::kRemote));
+  EXPECT_EQ(mirror.num_blocks(0), 0u);
+  EXPECT_EQ(mirror.tree().num_nodes(), 0u);
+}
+
 TEST(BlockMatch, SeveralTreesCountAsOneAndLeavesEndConversations) {
   BlockTree held, expected;
   const PromptTokens prompt{.ids = pieces({1, 2, 3}), .extra = ""};
@@ -254,6 +313,7 @@ TEST(CacheMirror, DrawnEventsThatContradictEachOtherKeepTheInvariants) {
     CacheMirror mirror;
     for (int i = 0; i < 500; ++i) {
       KvEvent event{.type = rng.below(4) > 0 ? KvEvent::Type::kStored : KvEvent::Type::kRemoved,
+                    .medium = static_cast<KvMedium>(rng.below(kNumMedia)),
                     .parent = 1 + rng.below(8),
                     .has_parent = rng.below(3) > 0,
                     .block_size = seed % 2 == 0 ? kPiece : kPiece / 2};
@@ -262,6 +322,7 @@ TEST(CacheMirror, DrawnEventsThatContradictEachOtherKeepTheInvariants) {
         event.tokens.insert(event.tokens.end(), event.block_size,
                             static_cast<int32_t>(rng.below(3)));
       }
+      if (event.medium != KvMedium::kDevice && rng.below(2) == 0) event.tokens.clear();
       const auto worker = static_cast<WorkerSlot>(rng.below(3));
       if (rng.below(100) == 0) mirror.clear(worker);
       mirror.apply(worker, event);

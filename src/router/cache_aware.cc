@@ -38,14 +38,12 @@ float mean_load(std::span<const Candidate> candidates) {
 }  // namespace
 
 Choice CacheAware::choose(const PolicyRequest& request, std::span<const Candidate> candidates) {
-  if (!is_mirrored(request, candidates)) {
-    const Choice choice = choose_by_history(request, candidates);
-    tree_.insert(request.key, choice.slot);
-    return choice;
-  }
-  const Choice choice = choose_by_events(request, candidates);
-  tree_.insert(request.key, choice.slot);  // for the time when a worker's events are not there
-  expect(request, choice.slot);
+  const bool is_exact = is_mirrored(request, candidates);
+  const Choice choice =
+      is_exact ? choose_by_events(request, candidates) : choose_by_history(request, candidates);
+  tree_.insert(request.key, choice.slot);  // also for the time when a worker has no events
+  if (is_exact) expect(request, choice.slot);
+  if (request.adapter != 0) homes_.insert(request.adapter, choice.slot, request.now);
   return choice;
 }
 
@@ -61,13 +59,13 @@ Choice CacheAware::choose_by_history(const PolicyRequest& request,
   tree_.match(request.key, match_);
   path_.clear();
   for (const PrefixTree::Step& step : match_.path) path_.push_back({step.num_blocks, step.workers});
-  return find(candidates, match_.at_leafs_end, static_cast<double>(request.key.size()));
+  return find(request, candidates, match_.at_leafs_end, static_cast<double>(request.key.size()));
 }
 
 Choice CacheAware::choose_by_events(const PolicyRequest& request,
                                     std::span<const Candidate> candidates) {
   const std::array<const BlockTree*, 3> trees = {&mirror_.tree(), &recent_, &older_};
-  BlockMatcher matcher(*request.tokens, trees);
+  BlockMatcher matcher(*request.tokens, trees, options_.load_costs);
   std::map<uint32_t, std::vector<WorkerSlot>> slots;  // by block size, of which there is one mostly
   for (const Candidate& c : candidates) slots[mirror_.block_size(c.slot)].push_back(c.slot);
   for (const auto& [block_size, of_size] : slots) matcher.add(block_size, of_size);
@@ -82,29 +80,45 @@ Choice CacheAware::choose_by_events(const PolicyRequest& request,
   path_.clear();
   for (const BlockMatch::Step& step : match.path)
     path_.push_back({static_cast<uint32_t>(step.num_tokens / kTokensPerBlock), &step.workers});
-  return find(candidates, match.at_leafs_end,
+  return find(request, candidates, match.at_leafs_end,
               static_cast<double>(request.tokens->ids.size()) / kTokensPerBlock);
 }
 
-Choice CacheAware::find(std::span<const Candidate> candidates, bool goes_on, double num_blocks) {
-  const Candidate& idlest = least_loaded(candidates, turn_++);
+// The bound on the load of a worker among so many that hold a prefix.
+float CacheAware::load_max(std::span<const Candidate> candidates, int num_holders) const {
   const float mean = mean_load(candidates);
   const float spare = std::max(static_cast<float>(options_.balance_abs_threshold),
                                mean * static_cast<float>(options_.balance_rel_threshold - 1));
+  return mean + spare / static_cast<float>(num_holders);
+}
+
+const Candidate* CacheAware::home_of(uint64_t adapter,
+                                     std::span<const Candidate> candidates) const {
+  const Candidate* idlest = nullptr;
+  for (const Candidate& c : candidates)
+    if (homes_.contains(adapter, c.slot) && (idlest == nullptr || c.load() < idlest->load()))
+      idlest = &c;
+  return idlest != nullptr && idlest->load() <= load_max(candidates, 1) ? idlest : nullptr;
+}
+
+Choice CacheAware::find(const PolicyRequest& request, std::span<const Candidate> candidates,
+                        bool goes_on, double num_blocks) {
+  const Candidate* chosen = &least_loaded(candidates, turn_++);
   const double enough = options_.cache_threshold * num_blocks;
   for (auto step = path_.rbegin(); step != path_.rend(); ++step) {
     if (!goes_on && static_cast<double>(step->num_blocks) < enough) break;
     const Holders holders = holders_among(*step->workers, candidates);
-    if (holders.count > 0 &&
-        holders.idlest->load() <= mean + spare / static_cast<float>(holders.count))
+    if (holders.count > 0 && holders.idlest->load() <= load_max(candidates, holders.count))
       return {holders.idlest->slot, step->num_blocks};
     goes_on = false;
   }
+  if (request.adapter != 0)
+    if (const Candidate* const home = home_of(request.adapter, candidates)) chosen = home;
   // What is cached there nevertheless, for the report.
   const auto has = std::ranges::find_if(path_.rbegin(), path_.rend(), [&](const Step& step) {
-    return step.workers->contains(idlest.slot);
+    return step.workers->contains(chosen->slot);
   });
-  return {idlest.slot, has == path_.rend() ? 0 : has->num_blocks};
+  return {chosen->slot, has == path_.rend() ? 0 : has->num_blocks};
 }
 
 void CacheAware::expect(const PolicyRequest& request, WorkerSlot slot) {
@@ -121,7 +135,7 @@ void CacheAware::apply_event(WorkerSlot slot, const KvEvent& event) {
   if (event.type == KvEvent::Type::kCleared) {
     recent_.remove_worker(slot);
     older_.remove_worker(slot);
-  } else if (event.type == KvEvent::Type::kRemoved) {
+  } else if (event.type == KvEvent::Type::kRemoved && event.medium == KvMedium::kDevice) {
     for (const uint64_t name : event.hashes)
       if (const uint64_t hash = mirror_.hash_of(slot, name); hash != 0) {
         recent_.erase(hash, slot);
@@ -133,6 +147,7 @@ void CacheAware::apply_event(WorkerSlot slot, const KvEvent& event) {
 
 void CacheAware::forget_worker(WorkerSlot slot) {
   tree_.remove_worker(slot);
+  homes_.forget_worker(slot);
   mirror_.forget(slot);
   recent_.remove_worker(slot);
   older_.remove_worker(slot);

@@ -2,6 +2,7 @@
 // prefix in its cache, as far as loads allow it.
 #pragma once
 
+#include "router/adapter_homes.h"
 #include "router/block_match.h"
 #include "router/policy.h"
 
@@ -18,7 +19,11 @@ namespace espalier::router {
 //
 // Where every candidate publishes its cache's events and the prompt's tokens are known, what the
 // caches hold decides instead (CacheMirror), and what was sent counts for 2 to 4 seconds, until
-// events report that it is held, or is no more. Not thread-safe.
+// events report that it is held, or is no more. A block in host memory, on disk or elsewhere counts
+// as what its loading saves (PolicyOptions::load_costs).
+//
+// A request of a LoRA adapter whose prompt decides nothing goes to a worker that was sent the
+// adapter lately, with the bound of a prefix that one worker holds. Not thread-safe.
 class CacheAware final : public Policy {
  public:
   explicit CacheAware(const PolicyOptions& options) : options_(options), tree_(options.tree) {}
@@ -39,7 +44,11 @@ class CacheAware final : public Policy {
   Choice choose_by_events(const PolicyRequest& request, std::span<const Candidate> candidates);
   Choice choose_by_history(const PolicyRequest& request, std::span<const Candidate> candidates);
   // By the prefixes in path_, the longest last. `num_blocks`: of the prompt.
-  Choice find(std::span<const Candidate> candidates, bool goes_on, double num_blocks);
+  Choice find(const PolicyRequest& request, std::span<const Candidate> candidates, bool goes_on,
+              double num_blocks);
+  // The least loaded of the workers that were sent the adapter, where it has room; else null.
+  const Candidate* home_of(uint64_t adapter, std::span<const Candidate> candidates) const;
+  float load_max(std::span<const Candidate> candidates, int num_holders) const;
   void expect(const PolicyRequest& request, WorkerSlot slot);
 
   const PolicyOptions options_;
@@ -47,6 +56,7 @@ class CacheAware final : public Policy {
   PrefixTree::Match match_;  // of one call, kept for its memory
   std::vector<Step> path_;   // likewise
   size_t turn_ = 0;
+  AdapterHomes homes_;
   CacheMirror mirror_;
   // What was sent lately, and before that: each is dropped whole when it is old.
   BlockTree recent_, older_;

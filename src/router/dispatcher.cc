@@ -37,6 +37,7 @@ Lease& Lease::operator=(Lease&& other) noexcept {
   num_blocks_shared_ = other.num_blocks_shared_;
   endpoint_ = std::move(other.endpoint_);
   bootstrap_port_ = other.bootstrap_port_;
+  takes_ids_ = other.takes_ids_;
   fallbacks_ = std::move(other.fallbacks_);
   return *this;
 }
@@ -63,23 +64,14 @@ Dispatcher::Dispatcher(std::string policy_name, std::unique_ptr<Policy> policy,
 Result<Lease> Dispatcher::assign(const RoutedRequest& request, std::span<const WorkerSlot> tried,
                                  WorkerRole role) {
   std::lock_guard lock(mutex_);
-  table_.candidates(role, request.model, tried, candidates_);
-  if (candidates_.empty() && !tried.empty())
-    table_.candidates(role, request.model, {}, candidates_);
-  if (request.endpoints) keep_endpoints(*request.endpoints);
+  find_candidates(request, tried, role);
   if (candidates_.empty())
     return fail(error(StatusCode::kUnavailable,
                       "no {} can take the request now: each of {} is starting, draining, broken, "
                       "of another model or of another role (GET /workers)",
                       role == WorkerRole::kPrefill ? "prefill worker" : "worker",
                       table_.slots().size()));
-  Choice choice;
-  if (request.session.empty()) {
-    choice = policy_->choose({request.key, request.name_space, &request.tokens, clock_.now(), role},
-                             candidates_);
-  } else {
-    choice.slot = session_worker(request.session, candidates_);
-  }
+  const Choice choice = choose(request, role);
   const Worker& worker = *table_.worker(choice.slot);
   table_.begin(choice.slot, request.num_tokens,
                std::min(request.num_tokens, choice.num_blocks_shared * kTokensPerBlock));
@@ -91,9 +83,33 @@ Result<Lease> Dispatcher::assign(const RoutedRequest& request, std::span<const W
   lease.num_blocks_shared_ = choice.num_blocks_shared;
   lease.endpoint_ = worker.endpoint;
   lease.bootstrap_port_ = worker.bootstrap_port;
+  lease.takes_ids_ = worker.takes_ids.value_or(false);
   if (request.num_fallbacks > 0)
     lease.fallbacks_ = least_loaded_beside(choice.slot, request.num_fallbacks);
   return lease;
+}
+
+// Those that list the adapter, where there are any; else those of the model.
+void Dispatcher::find_candidates(const RoutedRequest& request, std::span<const WorkerSlot> tried,
+                                 WorkerRole role) {
+  const bool by_adapter = !request.adapter.empty() && table_.is_listed(role, request.adapter);
+  const std::string& model = by_adapter ? request.adapter : request.model;
+  table_.candidates(role, model, tried, candidates_);
+  if (candidates_.empty() && !tried.empty()) table_.candidates(role, model, {}, candidates_);
+  if (request.endpoints) keep_endpoints(*request.endpoints);
+}
+
+Choice Dispatcher::choose(const RoutedRequest& request, WorkerRole role) {
+  if (!request.session.empty()) return {session_worker(request.session, candidates_), 0};
+  PolicyRequest asked{request.key, request.name_space, &request.tokens, clock_.now(), role};
+  const std::string_view adapter =
+      !request.adapter.empty() ? request.adapter : table_.adapter_of(request.model);
+  if (adapter.empty()) return policy_->choose(asked, candidates_);
+  asked.adapter = name_space_hash(adapter);
+  PromptTokens tokens = request.tokens;
+  if (!tokens.ids.empty()) tokens.extra = adapter_extra(adapter, tokens.extra);
+  asked.tokens = &tokens;
+  return policy_->choose(asked, candidates_);
 }
 
 void Dispatcher::keep_endpoints(const std::vector<std::string>& endpoints) {
@@ -155,8 +171,9 @@ std::vector<WorkerInfo> Dispatcher::workers() const {
   const TimePoint now = clock_.now();
   for (const WorkerSlot slot : table_.slots()) {
     const Worker& w = *table_.worker(slot);
-    out.push_back({slot, w.id, w.generation, w.url, w.endpoint, w.bootstrap_port, w.models, w.state,
-                   w.breaker.state(now), w.requests_in_flight, w.tokens_in_flight, w.counts});
+    out.push_back({slot, w.id, w.generation, w.url, w.endpoint, w.bootstrap_port, w.models,
+                   w.takes_ids, w.state, w.breaker.state(now), w.requests_in_flight,
+                   w.tokens_in_flight, w.counts});
   }
   return out;
 }
@@ -182,9 +199,24 @@ bool Dispatcher::report_check(WorkerSlot slot, uint64_t generation, bool healthy
   return false;
 }
 
-void Dispatcher::set_models(WorkerSlot slot, uint64_t generation, std::vector<std::string> models) {
+void Dispatcher::set_models(WorkerSlot slot, uint64_t generation, std::vector<std::string> models,
+                            std::vector<std::string> adapters) {
   std::lock_guard lock(mutex_);
-  if (find(slot, generation) != nullptr) table_.set_models(slot, std::move(models));
+  if (find(slot, generation) != nullptr)
+    table_.set_models(slot, std::move(models), std::move(adapters));
+}
+
+void Dispatcher::set_takes_ids(WorkerSlot slot, uint64_t generation, bool takes_ids) {
+  std::lock_guard lock(mutex_);
+  const Worker* const worker = find(slot, generation);
+  if (worker == nullptr || worker->takes_ids == takes_ids) return;
+  table_.set_takes_ids(slot, takes_ids);
+  if (takes_ids) {
+    log_info("prompts go as token ids to url={}", worker->url);
+  } else {
+    log_warning("prompts go as text to url={}: its tokenizer is not known to be the router's",
+                worker->url);
+  }
 }
 
 void Dispatcher::set_endpoint(WorkerSlot slot, uint64_t generation, net::Endpoint endpoint) {

@@ -23,6 +23,7 @@ namespace espalier::router {
 // What decides where a request goes.
 struct RoutedRequest {
   std::string model;        // as the request names it; "": none
+  std::string adapter;      // a LoRA adapter's name, where the request states one beside the model
   std::string session;      // requests of one session go to one worker; "": none
   uint64_t name_space = 0;  // where the key's chain begins
   PrefixKey key;            // of the prompt
@@ -52,6 +53,7 @@ class Lease {
   uint64_t generation() const { return generation_; }  // of the slot's worker
   const net::Endpoint& endpoint() const { return endpoint_; }
   int bootstrap_port() const { return bootstrap_port_; }  // of a prefill worker, else 0
+  bool takes_ids() const { return takes_ids_; }  // whether it is known to have our tokenizer
   uint32_t num_blocks_shared() const { return num_blocks_shared_; }
   // The least loaded of the other workers that could have got it, as many as were asked for.
   const std::vector<net::Endpoint>& fallbacks() const { return fallbacks_; }
@@ -66,6 +68,7 @@ class Lease {
   uint32_t num_blocks_shared_ = 0;
   net::Endpoint endpoint_;
   int bootstrap_port_ = 0;
+  bool takes_ids_ = false;
   std::vector<net::Endpoint> fallbacks_;
 };
 
@@ -77,6 +80,7 @@ struct WorkerInfo {
   net::Endpoint endpoint;
   int bootstrap_port = 0;
   std::vector<std::string> models;
+  std::optional<bool> takes_ids;
   WorkerState state = WorkerState::kStarting;
   CircuitBreaker::State breaker = CircuitBreaker::State::kClosed;
   int32_t requests_in_flight = 0;
@@ -117,7 +121,9 @@ class Dispatcher {
   // Of the worker that had this generation; of another one they do nothing. report_check: whether
   // the worker is in doubt, since a check failed and too few have for it to be broken.
   bool report_check(WorkerSlot slot, uint64_t generation, bool healthy);
-  void set_models(WorkerSlot slot, uint64_t generation, std::vector<std::string> models);
+  void set_models(WorkerSlot slot, uint64_t generation, std::vector<std::string> models,
+                  std::vector<std::string> adapters = {});
+  void set_takes_ids(WorkerSlot slot, uint64_t generation, bool takes_ids);
   void set_endpoint(WorkerSlot slot, uint64_t generation, net::Endpoint endpoint);
 
   // Of the worker's cache. The lock is held for one event at a time.
@@ -139,7 +145,11 @@ class Dispatcher {
   void end(WorkerSlot slot, int64_t num_tokens, WorkerOutcome outcome);
   void forget_removed();  // REQUIRES the lock
   const Worker* find(WorkerSlot slot, uint64_t generation) const;
-  // Of candidates_. REQUIRES the lock, as the next.
+  // REQUIRES the lock, as the next ones.
+  void find_candidates(const RoutedRequest& request, std::span<const WorkerSlot> tried,
+                       WorkerRole role);
+  Choice choose(const RoutedRequest& request, WorkerRole role);
+  // Of candidates_.
   void keep_endpoints(const std::vector<std::string>& endpoints);
   std::vector<net::Endpoint> least_loaded_beside(WorkerSlot slot, int count);
 

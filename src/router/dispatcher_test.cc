@@ -74,6 +74,59 @@ TEST_F(DispatcherTest, TriedWorkersComeLast) {
   EXPECT_TRUE(dispatcher_->assign(request("x"), both)) << "better than none";
 }
 
+// By lora_path, by the model's name, or as MODEL:ADAPTER.
+TEST_F(DispatcherTest, RequestsOfAnAdapterGoToWorkersThatListIt) {
+  const WorkerSlot a = add("a"), b = add("b");
+  add("c");
+  dispatcher_->set_models(a, generation(a), {"base"});
+  dispatcher_->set_models(b, generation(b), {"base", "poet"}, {"poet"});
+  RoutedRequest by_path = request("x"), by_name = request("x"), unknown = request("x");
+  by_path.model = "base";
+  by_path.adapter = "poet";
+  by_name.model = "poet";
+  unknown.adapter = "painter";
+  std::set<WorkerSlot> used;
+  for (int i = 0; i < 6; ++i) {
+    EXPECT_EQ(dispatcher_->assign(by_path)->slot(), b);
+    EXPECT_EQ(dispatcher_->assign(by_name)->slot(), b);
+    for (int k = 0; k < 2; ++k) used.insert(dispatcher_->assign(request("y"))->slot());
+  }
+  EXPECT_EQ(used.size(), 3u) << "others go anywhere";
+  EXPECT_TRUE(dispatcher_->assign(unknown)) << "its answer says what is wrong";
+}
+
+// The same tokens under another adapter are other keys and values.
+TEST_F(DispatcherTest, EventsOfAnAdaptersPrefixesCountForItsRequestsAlone) {
+  const WorkerSlot a = add("a"), b = add("b");
+  dispatcher_->set_models(a, generation(a), {"base", "poet"}, {"poet"});
+  dispatcher_->set_models(b, generation(b), {"base", "poet"}, {"poet"});
+  const std::vector<int32_t> ids(64, 5);
+  const auto store = [&](WorkerSlot slot, std::string extra) {
+    KvEvent event{.type = KvEvent::Type::kStored, .tokens = ids, .block_size = 16};
+    event.hashes = {1, 2, 3, 4};
+    if (!extra.empty()) event.extras = {std::move(extra), "", "", ""};
+    dispatcher_->apply_events(slot, generation(slot), std::span(&event, 1));
+  };
+  store(a, "");
+  store(b, adapter_extra("poet", ""));
+  RoutedRequest plain = request("x");
+  plain.tokens.ids = ids;
+  RoutedRequest by_path = plain, by_name = plain, by_both = plain;
+  by_path.adapter = "poet";
+  by_name.model = "poet";
+  by_both.model = "base:poet";
+  for (int i = 0; i < 3; ++i) {
+    const Lease lease = *dispatcher_->assign(plain);
+    EXPECT_EQ(lease.slot(), a);
+    EXPECT_EQ(lease.num_blocks_shared(), 4u);
+    for (const RoutedRequest* const asked : {&by_path, &by_name, &by_both}) {
+      const Lease of_adapter = *dispatcher_->assign(*asked);
+      EXPECT_EQ(of_adapter.slot(), b);
+      EXPECT_EQ(of_adapter.num_blocks_shared(), 4u);
+    }
+  }
+}
+
 TEST_F(DispatcherTest, NoWorkerIsUnavailable) {
   EXPECT_EQ(dispatcher_->assign(request("x")).error().code(), StatusCode::kUnavailable);
   add("a");

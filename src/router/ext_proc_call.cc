@@ -158,7 +158,7 @@ void ExtProcCall::take_body(net::GrpcCall& call, const ExtProcMessage& message) 
 
 bool ExtProcCall::pick(net::GrpcCall& call) {
   const PassedRoute& route = route_->route;
-  auto [routed, cost] = routed_cost(route, request_, shared_.proxy);
+  auto [routed, cost, ids] = routed_cost(route, request_, shared_.proxy, false);
   tenant_.emplace(tenant_of(shared_.proxy.tenants, request_), cost, route.computes);
   if (const auto refused = tenant_->admit(route.errors, std::chrono::steady_clock::now())) {
     refuse(call, *refused);

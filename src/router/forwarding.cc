@@ -66,13 +66,10 @@ std::string_view key_header_of(const net::HttpRequest& request) {
 
 // As the workers name a prompt's first block apart: where a name holds what divides the two, its
 // tokens are not looked for.
-PromptTokens tokens_of(const PassedRoute& route, const net::HttpRequest& request,
-                       const RequestFacts& facts, const TokenizePrompt& tokenize) {
+PromptTokens tokens_of(const RequestFacts& facts, const TokenizedPrompt& text) {
   PromptTokens out;
-  if (!facts.adapter.empty() || facts.extra_key.find_first_of("/\\") != std::string::npos)
-    return out;
-  out.ids = facts.ids();
-  if (out.ids.empty() && facts.has_text && tokenize) out.ids = tokenize(route, request.body);
+  if (facts.extra_key.find_first_of("/\\") != std::string::npos) return out;
+  out.ids = facts.has_text ? text.ids : facts.ids();
   out.extra = facts.extra_key;
   if (!facts.cache_salt.empty()) out.extra += "/" + facts.cache_salt;
   return out;
@@ -85,16 +82,21 @@ bool states_tenant(std::string_view name) {
 }
 
 RoutedCost routed_cost(const PassedRoute& route, const net::HttpRequest& request,
-                       const ProxyConfig& config) {
+                       const ProxyConfig& config, bool sends_ids) {
   RequestFacts facts = read_facts(request.body, route.prompt_fields);
   const RequestCost cost = request_cost(facts);
   if (const std::string* const session = request.header("X-Session-Id"); session != nullptr)
     facts.session = *session;
-  PromptTokens tokens = tokens_of(route, request, facts, config.tokenize);
+  const bool may_send_ids = sends_ids && route.ids != nullptr;
+  TokenizedPrompt text;
+  if (config.tokenize && facts.has_text && (config.needs_tokens || may_send_ids))
+    text = config.tokenize(route, request.body);
+  PromptTokens tokens = tokens_of(facts, text);
   RoutedRequest out =
       routed_request(std::move(facts), config.tenant_isolation ? key_header_of(request) : "");
-  if (!config.tenant_isolation) out.tokens = std::move(tokens);
-  return {std::move(out), cost};
+  if (!config.tenant_isolation && config.needs_tokens) out.tokens = std::move(tokens);
+  if (!may_send_ids || !text.is_whole) text.ids.clear();
+  return {std::move(out), cost, std::move(text.ids)};
 }
 
 net::UpstreamRequest worker_request(const net::HttpRequest& request, std::string_view request_id,
@@ -138,7 +140,7 @@ Forwarding::Forwarding(Proxy& proxy, const PassedRoute& route, net::HttpRequest&
       request_id_(request_id_of(request_)),
       to_worker_(worker_request(request_, request_id_, proxy.config_.worker_api_key,
                                 proxy.config_.tenants == nullptr)),
-      routed_(routed_cost(route, request_, proxy.config_)),
+      routed_(routed_cost(route, request_, proxy.config_, proxy.config_.sends_ids)),
       tenant_(tenant_of(proxy.config_.tenants, request_), routed_.cost, route.computes),
       plan_(proxy.config_.max_retries, proxy.budget_),
       backoff_(proxy.config_.retry_backoff) {
@@ -168,7 +170,7 @@ void Forwarding::attempt() {
   body_.clear();
   Result<Lease> lease = proxy_.dispatcher_.assign(routed_.request, tried_);
   Result<net::UpstreamRequest> request =
-      lease ? begin_prefill() : Result<net::UpstreamRequest>(espalier::fail(lease.error()));
+      lease ? begin_prefill(*lease) : Result<net::UpstreamRequest>(espalier::fail(lease.error()));
   if (!request) {
     if (plan_.on_failure() == ForwardPlan::Action::kRetry) return retry();
     return fail(503, request.error());
@@ -179,13 +181,31 @@ void Forwarding::attempt() {
                                         shared_from_this());
 }
 
+// The request's body, with ids in place of text where that changes no answer.
+std::shared_ptr<const std::string> Forwarding::body_for(bool takes_ids) {
+  if (takes_ids && !routed_.ids.empty()) {
+    std::string body = body_with_ids(*route_.ids, *to_worker_.body, routed_.ids);
+    routed_.ids.clear();
+    const auto bytes = static_cast<int64_t>(to_worker_.body->size() + body.size());
+    if (!body.empty() && request_.body_charge.resize(bytes))
+      ids_body_ = std::make_shared<const std::string>(std::move(body));
+  }
+  if (!takes_ids || ids_body_ == nullptr) return to_worker_.body;
+  ++proxy_.ids_sent_;
+  return ids_body_;
+}
+
 // Sends the request to a prefill worker, where a pair is to answer it. Returns what the other
-// worker gets.
-Result<net::UpstreamRequest> Forwarding::begin_prefill() {
+// worker, which has `serving`, gets.
+Result<net::UpstreamRequest> Forwarding::begin_prefill(const Lease& serving) {
   net::UpstreamRequest request = to_worker_;
-  if (!proxy_.config_.pairs || !route_.pairs || request.body == nullptr) return request;
+  if (!proxy_.config_.pairs || !route_.pairs || request.body == nullptr) {
+    request.body = body_for(serving.takes_ids());
+    return request;
+  }
   ESP_ASSIGN_OR_RETURN(Lease lease,
                        proxy_.dispatcher_.assign(routed_.request, tried_, WorkerRole::kPrefill));
+  request.body = body_for(serving.takes_ids() && lease.takes_ids());
   std::string body =
       body_with_room(*request.body, lease.endpoint().address, lease.bootstrap_port(), draw_room());
   if (body.empty()) return request;  // no object: the worker's answer will say what is wrong

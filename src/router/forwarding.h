@@ -29,9 +29,10 @@ bool states_tenant(std::string_view name);
 struct RoutedCost {
   RoutedRequest request;
   RequestCost cost;
+  std::vector<int32_t> ids;  // all of a prompt of text, where workers may get them; else empty
 };
 RoutedCost routed_cost(const PassedRoute& route, const net::HttpRequest& request,
-                       const ProxyConfig& config);
+                       const ProxyConfig& config, bool sends_ids);
 
 // Belongs to the I/O thread of its client's connection. Alive as long as a call or a callback of
 // the connection holds it.
@@ -53,7 +54,8 @@ class Forwarding final : public net::UpstreamHandler,
 
  private:
   void attempt();
-  Result<net::UpstreamRequest> begin_prefill();
+  Result<net::UpstreamRequest> begin_prefill(const Lease& serving);
+  std::shared_ptr<const std::string> body_for(bool takes_ids);
   void prefill_failed(PrefillCall::Failure failure);
   void retry();
   void fail(int status, const Status& why);
@@ -72,7 +74,8 @@ class Forwarding final : public net::UpstreamHandler,
   const std::shared_ptr<net::IoThread> io_;
   const std::string request_id_;
   net::UpstreamRequest to_worker_;
-  const RoutedCost routed_;
+  RoutedCost routed_;
+  std::shared_ptr<const std::string> ids_body_;  // as to_worker_'s; null: not made yet, or not here
   TenantCall tenant_;
   ForwardPlan plan_;
   std::vector<WorkerSlot> tried_;

@@ -65,12 +65,15 @@ void HealthChecker::check_all() {
 }
 
 void HealthChecker::check(const WorkerInfo& worker) {
-  call(worker, config_.path, [this, worker](int status, const std::string& body) {
+  call(worker, config_.path, "", [this, worker](int status, const std::string& body) {
     const bool healthy = status / 100 == 2 || status == 429;
     log_failure(worker, healthy       ? ""
                         : status == 0 ? body
                                       : fmt::format("it answers with status {}", status));
     if (healthy && (worker.models.empty() || round_ % kModelsEvery == 0)) read_models(worker);
+    const bool is_asked = !config_.probe.body.empty();
+    if (healthy && is_asked && (!worker.takes_ids || round_ % kModelsEvery == 0))
+      compare_tokenizer(worker);
     if (dispatcher_.report_check(worker.slot, worker.generation, healthy)) return check(worker);
     being_checked_.erase(worker.generation);
   });
@@ -89,22 +92,40 @@ void HealthChecker::log_failure(const WorkerInfo& worker, const std::string& why
 }
 
 void HealthChecker::read_models(const WorkerInfo& worker) {
-  call(worker, "/v1/models", [this, worker](int status, const std::string& body) {
-    if (status == 200) dispatcher_.set_models(worker.slot, worker.generation, model_ids(body));
+  call(worker, "/v1/models", "", [this, worker](int status, const std::string& body) {
+    if (status != 200) return;
+    ListedModels models = listed_models(body);
+    dispatcher_.set_models(worker.slot, worker.generation, std::move(models.ids),
+                           std::move(models.adapters));
   });
 }
 
-void HealthChecker::call(const WorkerInfo& worker, std::string target,
+// A worker that does not answer, or has another tokenizer, goes on getting text.
+void HealthChecker::compare_tokenizer(const WorkerInfo& worker) {
+  call(worker, "/tokenize", config_.probe.body,
+       [this, worker](int status, const std::string& body) {
+         if (status == 0) return;  // the next check asks again
+         dispatcher_.set_takes_ids(worker.slot, worker.generation,
+                                   status == 200 && is_answered(config_.probe, body));
+       });
+}
+
+void HealthChecker::call(const WorkerInfo& worker, std::string target, std::string_view body,
                          std::function<void(int, std::string)> done) {
   net::UpstreamRequest request{"GET", std::move(target), {}, nullptr};
+  if (!body.empty()) {
+    request.method = "POST";
+    request.headers.emplace_back("Content-Type", "application/json");
+    request.body = std::make_shared<const std::string>(body);
+  }
   if (!config_.api_key.empty())
     request.headers.emplace_back("Authorization", "Bearer " + config_.api_key);
   upstream_.call(io_.io(), worker.endpoint, std::move(request),
                  std::make_shared<Check>(std::move(done)));
 }
 
-std::vector<std::string> model_ids(std::string_view body) {
-  std::vector<std::string> out;
+ListedModels listed_models(std::string_view body) {
+  ListedModels out;
   boost::system::error_code failed;
   const json::value value = json::parse({body.data(), body.size()}, failed);
   const json::value* const data =
@@ -112,7 +133,11 @@ std::vector<std::string> model_ids(std::string_view body) {
   if (data == nullptr || !data->is_array()) return out;
   for (const json::value& model : data->as_array()) {
     const json::value* const id = model.is_object() ? model.as_object().if_contains("id") : nullptr;
-    if (id != nullptr && id->is_string()) out.emplace_back(id->as_string());
+    if (id == nullptr || !id->is_string()) continue;
+    out.ids.emplace_back(id->as_string());
+    const json::value* const parent = model.as_object().if_contains("parent");
+    if (parent != nullptr && parent->is_string() && parent->as_string() != id->as_string())
+      out.adapters.emplace_back(id->as_string());
   }
   return out;
 }

@@ -5,11 +5,13 @@
 #include <memory>
 #include <mutex>
 #include <string>
+#include <string_view>
 #include <unordered_set>
 
 #include "base/clock.h"
 #include "net/upstream.h"
 #include "router/dispatcher.h"
+#include "router/prompt_ids.h"
 
 namespace espalier::router {
 
@@ -19,7 +21,8 @@ struct HealthConfig {
   // checks to fail (health_failure_threshold), a worker that stops is known broken after 2 seconds.
   Duration timeout = std::chrono::milliseconds(500);
   std::string path = "/health";
-  std::string api_key;                         // sent to workers; empty: none
+  std::string api_key;  // sent to workers; empty: none
+  TokenProbe probe;     // its answer shows which workers may get token ids in place of text
   std::shared_ptr<const net::TlsContext> tls;  // as ProxyConfig's upstream has it
 };
 
@@ -36,8 +39,10 @@ class HealthChecker {
   void check_all();
   void check(const WorkerInfo& worker);
   void read_models(const WorkerInfo& worker);
+  void compare_tokenizer(const WorkerInfo& worker);
   void log_failure(const WorkerInfo& worker, const std::string& why);
-  void call(const WorkerInfo& worker, std::string target,
+  // A GET where there is no `body`, else a POST of it.
+  void call(const WorkerInfo& worker, std::string target, std::string_view body,
             std::function<void(int status, std::string body)> done);
 
   const HealthConfig config_;
@@ -49,7 +54,11 @@ class HealthChecker {
   net::BackgroundIo io_;  // last: it is stopped first
 };
 
-// The ids that GET /v1/models lists; none where the body is not what OpenAI's is.
-std::vector<std::string> model_ids(std::string_view body);
+// What GET /v1/models lists; nothing where the body is not what OpenAI's is.
+struct ListedModels {
+  std::vector<std::string> ids;
+  std::vector<std::string> adapters;  // of them: those whose `parent` is another model
+};
+ListedModels listed_models(std::string_view body);
 
 }  // namespace espalier::router

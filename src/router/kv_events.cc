@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <array>
+#include <initializer_list>
 #include <utility>
 
 #include "base/msgpack.h"
@@ -21,8 +22,10 @@ constexpr std::array<std::string_view, 9> kStoredMembers = {
     "medium",       "lora_name",         "extra_keys", "group_idx"};
 constexpr std::array<std::string_view, 3> kRemovedMembers = {"block_hashes", "medium", "group_idx"};
 
+constexpr char kKeyBoundary = '\x1f';
+
 struct RawEvent {
-  std::string type, medium;
+  std::string type, medium, adapter;
   KvEvent event;
   int64_t group = 0;  // of layers, where a model has several kinds; the first has all tokens
 };
@@ -83,7 +86,7 @@ bool read_extras(MsgpackReader& r, std::vector<std::string>& out) {
     for (size_t k = 0; k < keys.size; ++k) {
       MsgpackReader begin = r;
       if (!r.skip() || !begin.next(key)) return false;
-      if (k > 0) extra += '\x1f';
+      if (k > 0) extra += kKeyBoundary;
       extra += key.type == kText || key.type == kBytes ? std::string(key.text)
                                                        : std::to_string(key.bits);
     }
@@ -98,6 +101,7 @@ bool read_member(std::string_view name, MsgpackReader& r, RawEvent& raw) {
   if (name == "token_ids") return read_tokens(r, event.tokens);
   if (name == "extra_keys") return read_extras(r, event.extras);
   if (name == "medium") return read_text(r, raw.medium);
+  if (name == "lora_name") return read_text(r, raw.adapter);
   if (name == "type") return read_text(r, raw.type);
   if (name == "parent_block_hash") {
     if (!r.next(token)) return false;
@@ -138,8 +142,20 @@ bool read_event(MsgpackReader& r, RawEvent& raw) {
   return true;
 }
 
-bool on_device(std::string_view medium) {
-  return medium.empty() || medium == "GPU" || medium == "gpu" || medium == "hbm";
+// vLLM repeats the adapter's name among the keys of each block.
+void remove_key(std::string& keys, std::string_view key) {
+  const std::string all = kKeyBoundary + keys + kKeyBoundary;
+  const size_t at = all.find(kKeyBoundary + std::string(key) + kKeyBoundary);
+  if (at == std::string::npos) return;
+  std::string rest = all.substr(0, at) + all.substr(at + 1 + key.size());
+  keys = rest.size() <= 2 ? "" : rest.substr(1, rest.size() - 2);
+}
+
+void name_adapter(const std::string& adapter, KvEvent& event) {
+  for (std::string& extra : event.extras) remove_key(extra, adapter);
+  if (event.has_parent || event.hashes.empty()) return;
+  event.extras.resize(event.hashes.size());
+  event.extras[0] = adapter_extra(adapter, event.extras[0]);
 }
 
 // Appends it where it concerns blocks that prompts find. False where it contradicts itself.
@@ -149,14 +165,19 @@ bool take_event(RawEvent&& raw, std::vector<KvEvent>& out) {
     out.push_back({});
     return true;
   }
-  if (!on_device(raw.medium) || raw.group != 0) return true;
+  if (raw.group != 0) return true;
+  event.medium = kv_medium(raw.medium);
   if (raw.type == "BlockRemoved") {
     event.type = KvEvent::Type::kRemoved;
   } else if (raw.type == "BlockStored") {
     event.type = KvEvent::Type::kStored;
-    if (event.block_size == 0 || event.tokens.size() != event.hashes.size() * event.block_size ||
+    // Where blocks lie elsewhere too, some publishers leave out their tokens.
+    const bool is_named = event.tokens.empty() && event.medium != KvMedium::kDevice;
+    const size_t num_tokens = is_named ? 0 : event.hashes.size() * event.block_size;
+    if ((event.block_size == 0 && !is_named) || event.tokens.size() != num_tokens ||
         (!event.extras.empty() && event.extras.size() != event.hashes.size()))
       return false;
+    if (!raw.adapter.empty()) name_adapter(raw.adapter, event);
     if (std::ranges::all_of(event.extras, &std::string::empty)) event.extras.clear();
   } else {
     return true;  // a kind that is not known yet
@@ -176,6 +197,22 @@ bool read_events(MsgpackReader& r, std::vector<KvEvent>& out) {
 }
 
 }  // namespace
+
+KvMedium kv_medium(std::string_view name) {
+  std::string lower;
+  for (const char c : name) lower += c >= 'A' && c <= 'Z' ? static_cast<char>(c + 32) : c;
+  const auto is_one_of = [&](std::initializer_list<std::string_view> names) {
+    return std::ranges::find(names, lower) != names.end();
+  };
+  if (is_one_of({"", "gpu", "hbm", "device"})) return KvMedium::kDevice;
+  if (is_one_of({"cpu", "cpu_pinned", "cpu_tier1", "dram", "host"})) return KvMedium::kHost;
+  if (is_one_of({"disk", "cpu_tier2", "ssd", "nvme", "storage", "fs"})) return KvMedium::kDisk;
+  return KvMedium::kRemote;
+}
+
+std::string adapter_extra(std::string_view adapter, std::string_view extra) {
+  return fmt::format("adapter {}{}{}", adapter, kKeyBoundary, extra);
+}
 
 Result<std::vector<KvEvent>> decode_kv_events(std::string_view message) {
   MsgpackReader r(message);

@@ -81,14 +81,65 @@ TEST(KvEvents, MissingMembersAndHashesOfBytesAreTaken) {
   EXPECT_EQ(removed->front().hashes, read->front().hashes);
 }
 
-TEST(KvEvents, OtherMemoriesAndUnknownKindsAreLeftOut) {
-  for (const std::string_view medium : {"CPU", "DISK"}) {
+// vLLM's and SGLang's names. What a memory other than the device's stores may have names alone.
+TEST(KvEvents, BlocksOfOtherMemoriesAreRead) {
+  const std::map<std::string_view, KvMedium> media = {
+      {"GPU", KvMedium::kDevice},      {"CPU", KvMedium::kHost},
+      {"CPU_PINNED", KvMedium::kHost}, {"DISK", KvMedium::kDisk},
+      {"EXTERNAL", KvMedium::kRemote}, {"SHARED_STORAGE", KvMedium::kRemote}};
+  for (const auto& [name, medium] : media) {
     const auto read = decode_kv_events(batch_of("BlockRemoved", 2, [&](MsgpackWriter& w) {
       write_numbers(w, {1});
-      w.text(medium);
+      w.text(name);
     }));
-    EXPECT_TRUE(read && read->empty()) << medium;
+    ASSERT_TRUE(read && read->size() == 1) << name;
+    EXPECT_EQ(read->front().medium, medium) << name;
+    const auto named = decode_kv_events(batch_of("BlockStored", 6, [&](MsgpackWriter& w) {
+      write_numbers(w, {1, 2});
+      w.nil();
+      w.array(0);
+      w.integer(16);
+      w.nil();
+      w.text(name);
+    }));
+    EXPECT_EQ(named && named->size() == 1, medium != KvMedium::kDevice) << name;
   }
+}
+
+// Our workers state the adapter once, where a prefix begins; vLLM among the keys of every block.
+TEST(KvEvents, AnAdapterDividesThePrefixesOfEqualTokens) {
+  const auto read = [](bool has_parent, const std::vector<std::vector<std::string_view>>& keys) {
+    return decode_kv_events(batch_of("BlockStored", 8, [&](MsgpackWriter& w) {
+      write_numbers(w, {1, 2});
+      has_parent ? w.unsigned_integer(3) : w.nil();
+      write_numbers(w, {1, 2, 3, 4});
+      w.integer(2);
+      w.integer(1);
+      w.text("GPU");
+      w.text("poet");
+      w.array(keys.size());
+      for (const auto& each : keys) {
+        w.array(each.size());
+        for (const std::string_view key : each) w.text(key);
+      }
+    }));
+  };
+  const auto extras = [&](bool has_parent, const std::vector<std::vector<std::string_view>>& keys) {
+    const auto events = read(has_parent, keys);
+    return events && events->size() == 1 ? events->front().extras : std::vector<std::string>{"?"};
+  };
+  using Extras = std::vector<std::string>;
+  EXPECT_EQ(extras(false, {{}, {}}), (Extras{adapter_extra("poet", ""), ""}));
+  EXPECT_EQ(extras(false, {{"poet"}, {"poet"}}), (Extras{adapter_extra("poet", ""), ""}));
+  EXPECT_EQ(extras(false, {{"poet", "salt"}, {"poet"}}),
+            (Extras{adapter_extra("poet", "salt"), ""}));
+  EXPECT_EQ(extras(false, {{"salt", "poet", "x"}, {"poet", "picture"}}),
+            (Extras{adapter_extra("poet", "salt\x1fx"), "picture"}));
+  EXPECT_EQ(extras(true, {{"poet"}, {"poet"}}), Extras{}) << "its parent's chain has it";
+  EXPECT_NE(adapter_extra("poet", ""), adapter_extra("poe", "t"));
+}
+
+TEST(KvEvents, UnknownKindsAreLeftOut) {
   const auto unknown =
       decode_kv_events(batch_of("BlockMoved", 1, [](MsgpackWriter& w) { write_numbers(w, {1}); }));
   EXPECT_TRUE(unknown && unknown->empty());

@@ -39,6 +39,8 @@ struct PolicyOptions {
   double balance_rel_threshold = 1.5;
   PrefixTree::Options tree;
 
+  LoadCosts load_costs = {0, 0.1, 0.5, 0.7};  // cache_aware: by the memory that has a block
+
   int prefix_token_count = 256;           // prefix_hash: of the prompt's begin
   double prefix_hash_load_factor = 1.25;  // prefix_hash: the bound, in mean loads
 };
@@ -50,6 +52,7 @@ struct PolicyRequest {
   const PromptTokens* tokens = nullptr;  // of the prompt; null or empty: not known
   TimePoint now{};
   WorkerRole role = WorkerRole::kServing;  // of all candidates
+  uint64_t adapter = 0;                    // a hash of the LoRA adapter's name; 0: none
 };
 
 struct Choice {

@@ -295,6 +295,66 @@ TEST_F(EventsDecide, WhatWasSentIsExpectedForSomeSeconds) {
   EXPECT_EQ(last_shared_, 0u);
 }
 
+// A worker that has a prompt in host memory is worth more than one that has half of it on its
+// device, and less than one that has all of it there.
+TEST_F(EventsDecide, WhatMustBeLoadedCountsAsWhatItsLoadingSaves) {
+  for (WorkerSlot slot = 0; slot < 3; ++slot) policy_.apply_event(slot, {});
+  const PromptTokens prompt = tokens_of(1, 640);
+  const auto demote = [&](WorkerSlot slot, uint64_t first_name, KvMedium medium) {
+    KvEvent event = stored(prompt, first_name);
+    event.tokens.clear();
+    event.medium = medium;
+    policy_.apply_event(slot, event);
+    event.type = KvEvent::Type::kRemoved;
+    event.medium = KvMedium::kDevice;
+    policy_.apply_event(slot, event);
+  };
+  policy_.apply_event(0, stored(tokens_of(1, 320), 100));
+  policy_.apply_event(1, stored(prompt, 200));
+  demote(1, 200, KvMedium::kHost);
+  EXPECT_EQ(choose(prompt), 1);
+  EXPECT_EQ(last_shared_, 36u) << "nine tenths of 40 blocks are spared";
+  const auto forget_what_was_sent = [&] {
+    pass(std::chrono::seconds(10));
+    choose(tokens_of(9, 64));
+  };
+  forget_what_was_sent();
+  policy_.apply_event(2, stored(prompt, 300));
+  EXPECT_EQ(choose(prompt), 2);
+  EXPECT_EQ(last_shared_, 40u);
+  demote(2, 300, KvMedium::kRemote);
+  EXPECT_EQ(choose(prompt), 1);
+  forget_what_was_sent();
+  candidates_[1].requests = 20;
+  EXPECT_EQ(choose(prompt), 0) << "half of it on the device, where the other has no room";
+}
+
+// Prompts that share nothing: the adapter's weights are what a worker has.
+TEST(CacheAware, RequestsOfAnAdapterStayWithTheWorkersThatHaveIt) {
+  const auto p = policy("cache_aware");
+  Rng rng(10);
+  auto candidates = idle(8);
+  TimePoint now = TimePoint{} + std::chrono::hours(1);
+  const auto choose_for = [&](uint64_t adapter) {
+    const PrefixKey key = text_key(words(rng, 10), adapter);
+    return p->choose({key, adapter, nullptr, now, WorkerRole::kServing, adapter}, candidates).slot;
+  };
+  const WorkerSlot first = choose_for(7), second = choose_for(8);
+  EXPECT_NE(first, second);
+  for (int i = 0; i < 10; ++i) EXPECT_EQ(choose_for(7), first);
+  candidates[first].requests = 20;  // more than its load allows: another one loads it
+  const WorkerSlot other = choose_for(7);
+  EXPECT_NE(other, first);
+  EXPECT_EQ(choose_for(7), other);
+  candidates[first].requests = 0;
+  p->forget_worker(first);
+  for (int i = 0; i < 10; ++i) EXPECT_EQ(choose_for(7), other);
+  now += 2 * AdapterHomes::kRememberedFor;
+  std::set<WorkerSlot> used;
+  for (uint64_t adapter = 100; adapter < 108; ++adapter) used.insert(choose_for(adapter));
+  EXPECT_GT(used.size(), 4u) << "adapters that nobody has are spread";
+}
+
 TEST_F(EventsDecide, OneWorkerWithoutEventsMakesWhatWasSentDecide) {
   policy_.apply_event(0, {});
   policy_.apply_event(1, {});

@@ -50,7 +50,8 @@ ProxyStats Proxy::stats() const {
           .cut = cut_,
           .clients_gone = clients_gone_,
           .streams_open = open_,
-          .connects = upstream_.num_connects_total()};
+          .connects = upstream_.num_connects_total(),
+          .ids_sent = ids_sent_};
 }
 
 }  // namespace espalier::router

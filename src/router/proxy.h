@@ -19,15 +19,11 @@
 #include "net/upstream.h"
 #include "router/dispatcher.h"
 #include "router/forward_plan.h"
+#include "router/prompt_ids.h"
 #include "router/route_table.h"
 #include "tenants/tenants.h"
 
 namespace espalier::router {
-
-// The tokens of a prompt as the workers' model sees them, from a request's body; empty where they
-// cannot be known. Called on I/O threads, by several at once.
-using TokenizePrompt =
-    std::function<std::vector<int32_t>(const PassedRoute& route, std::string_view body)>;
 
 struct ProxyConfig {
   int max_retries = 5;                                     // of one request
@@ -44,6 +40,8 @@ struct ProxyConfig {
   const Tenants* tenants = nullptr;
   // For prompts that are text; null: their tokens are not known.
   TokenizePrompt tokenize;
+  bool needs_tokens = false;  // to choose a worker; so of every route
+  bool sends_ids = false;     // workers that have the same tokenizer get ids in place of text
 };
 
 struct ProxyStats {
@@ -53,6 +51,7 @@ struct ProxyStats {
   int64_t clients_gone = 0;  // before their answers were complete
   int64_t streams_open = 0;  // requests under way
   int64_t connects = 0;      // connections that were made to workers
+  int64_t ids_sent = 0;      // attempts whose prompts went out as ids in place of text
 };
 
 class Forwarding;
@@ -82,7 +81,8 @@ class Proxy {
   Dispatcher& dispatcher_;
   net::Upstream upstream_;
   RetryBudget budget_;
-  std::atomic<int64_t> requests_{0}, retries_{0}, refused_{0}, cut_{0}, clients_gone_{0}, open_{0};
+  std::atomic<int64_t> requests_{0}, retries_{0}, refused_{0}, cut_{0}, clients_gone_{0}, open_{0},
+      ids_sent_{0};
   std::mutex mutex_;  // guards the next
   std::map<uint64_t, std::unordered_set<std::shared_ptr<Forwarding>>> under_way_;
 };

@@ -252,6 +252,47 @@ TEST(Proxy, HeadersPassAndKeysAreReplaced) {
   EXPECT_EQ(*net::find_header(seen->headers, "X-Request-Id"), "mine");
 }
 
+// Text goes to a worker until its /tokenize answers as the router's tokenizer does, and ids after.
+TEST(Proxy, WorkersWithTheRoutersTokenizerGetIds) {
+  const std::string answer = "HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}";
+  std::atomic<bool> is_busy{false};
+  TestWorker same(answer,
+                  [&] { return Fate{is_busy ? Fate::Kind::kRefuse : Fate::Kind::kAnswer}; });
+  TestWorker other(answer, [] { return Fate{}; });
+  other.set_tokens("[3,4,6]");
+  RouterConfig config = config_of({same.url(), other.url()});
+  config.proxy.sends_ids = true;
+  config.proxy.tokenize = [](const PassedRoute&, std::string_view body) {
+    return TokenizedPrompt{{3, 4, 5}, body.find("long") == std::string_view::npos};
+  };
+  const auto server = start(std::move(config));
+  const auto is_known = [&](std::optional<bool> takes_ids, size_t worker) {
+    return comes_true(
+        [&] { return server->dispatcher().workers()[worker].takes_ids == takes_ids; });
+  };
+  ASSERT_TRUE(is_known(false, 0) && is_known(false, 1)) << "neither has the router's tokens";
+  net::HttpClient client = client_of(*server);
+  const auto post_to_both = [&](std::string_view body) {  // in turn
+    for (int i = 0; i < 2; ++i) ASSERT_EQ(client.post("/generate", std::string(body))->status, 200);
+  };
+  post_to_both(R"({"text":"a"})");
+  EXPECT_TRUE(same.last_request().ends_with(R"({"text":"a"})")) << same.last_request();
+  same.set_tokens("[3,4,5]");
+  ASSERT_TRUE(is_known(true, 0));
+  post_to_both(R"({"text":"b"})");
+  EXPECT_TRUE(same.last_request().ends_with(R"({"input_ids":[3,4,5]})")) << same.last_request();
+  EXPECT_TRUE(other.last_request().ends_with(R"({"text":"b"})")) << other.last_request();
+  is_busy = true;  // the same request is tried at the other worker, as text
+  post_to_both(R"({"text":"c"})");
+  EXPECT_TRUE(same.last_request().ends_with(R"({"input_ids":[3,4,5]})"));
+  EXPECT_TRUE(other.last_request().ends_with(R"({"text":"c"})")) << other.last_request();
+  is_busy = false;
+  post_to_both(R"({"text":"long"})");  // its tokens are not all known
+  EXPECT_TRUE(same.last_request().ends_with(R"({"text":"long"})")) << same.last_request();
+  same.set_healthy(false);
+  ASSERT_TRUE(is_known(std::nullopt, 0)) << "what comes back may be another model";
+}
+
 TEST(Proxy, AClientThatReadsSlowlyIsWaitedFor) {
   const std::string big(16 << 20, 'z');
   net::Router router;

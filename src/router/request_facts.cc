@@ -209,6 +209,7 @@ RoutedRequest routed_request(RequestFacts facts, std::string_view tenant) {
   out.key = text_key(facts.prompt, out.name_space);
   out.num_tokens = static_cast<int64_t>(facts.prompt.size()) / kTextBytesPerToken;
   out.model = std::move(facts.model);
+  out.adapter = std::move(facts.adapter);
   out.session = std::move(facts.session);
   return out;
 }

@@ -4,9 +4,16 @@ namespace espalier::router {
 
 std::span<const PassedRoute> passed_routes() {
   using enum ErrorStyle;
+  // A session's prompt is what stands behind its earlier ones. Pictures stand at places of a text.
+  static const IdsPlace native = {"text",
+                                  "input_ids",
+                                  {"input_ids", "input_embeds", "image_data", "video_data",
+                                   "audio_data", "session_params", "session_id"}};
+  static const IdsPlace completion = {
+      "prompt", "prompt", {"echo", "suffix", "prompt_embeds", "session_params", "session_id"}};
   static const std::vector<PassedRoute> table = {
-      {"POST", "/generate", kOpenAi, {"text", "input_ids"}, true, true},
-      {"POST", "/v1/completions", kOpenAi, {"prompt"}, true, true},
+      {"POST", "/generate", kOpenAi, {"text", "input_ids"}, true, true, &native},
+      {"POST", "/v1/completions", kOpenAi, {"prompt"}, true, true, &completion},
       {"POST", "/v1/chat/completions", kOpenAi, {"tools", "messages", "input_ids"}, true, true},
       {"POST", "/v1/responses", kOpenAi, {"tools", "instructions", "input"}},
       {"POST", "/v1/messages", kAnthropic, {"tools", "system", "messages"}},

@@ -5,6 +5,7 @@
 #include <string_view>
 #include <vector>
 
+#include "router/prompt_ids.h"
 #include "router/request_facts.h"
 
 namespace espalier::router {
@@ -13,8 +14,9 @@ struct PassedRoute {
   std::string_view method, pattern;
   ErrorStyle errors = ErrorStyle::kOpenAi;
   std::vector<std::string_view> prompt_fields;  // in the order in which the model sees them
-  bool computes = true;  // tokens by the model: limits of tenants count the request
-  bool pairs = false;    // a prefill and a decode worker may answer it together
+  bool computes = true;           // tokens by the model: limits of tenants count the request
+  bool pairs = false;             // a prefill and a decode worker may answer it together
+  const IdsPlace* ids = nullptr;  // null: its prompts stay text
 };
 
 // Each is stateless: any worker may answer it. What a worker keeps for its clients (files, batches,

@@ -94,6 +94,8 @@ std::string metrics_text(const AdminContext& context) {
   text.one("clients_gone_total", "counter", "requests whose clients left", stats.clients_gone);
   text.one("requests_in_flight", "gauge", "requests under way", stats.streams_open);
   text.one("connects_total", "counter", "connections made to workers", stats.connects);
+  text.one("ids_sent_total", "counter",
+           "attempts whose prompts went out as token ids in place of text", stats.ids_sent);
   text.begin("policy", "gauge", "the policy that chooses workers");
   text.value(1, fmt::format("{{policy=\"{}\"}}", context.dispatcher.policy_name()));
   if (const auto tree = context.dispatcher.tree_stats()) {

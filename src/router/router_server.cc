@@ -157,6 +157,9 @@ Result<std::unique_ptr<RouterServer>> RouterServer::start(RouterConfig config) {
     return fail(worker_tls.error().with_context("--worker-ssl-ca-certs and its like"));
   config.proxy.upstream.tls = config.health.tls = *worker_tls;
   config.kv_feed.ca_file = config.worker_tls.ca;
+  config.proxy.needs_tokens = config.kv_feed.enabled;
+  if (config.proxy.sends_ids && config.proxy.tokenize)
+    config.health.probe = make_token_probe(config.proxy.tokenize);
   auto impl = std::make_unique<Impl>(std::move(config));
   ESP_ASSIGN_OR_RETURN(impl->tenants, read_tenants(impl->config));
   impl->config.proxy.tenants = impl->tenants.get();

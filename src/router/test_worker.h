@@ -23,7 +23,7 @@ struct Fate {
 };
 
 // Each connection is served by a thread of its own, which ends with it. `fate` is called for each
-// request but those for /health and /v1/models.
+// request but those for /health, /v1/models and, where it has tokens, /tokenize.
 class TestWorker {
  public:
   TestWorker(std::string answer, std::function<Fate()> fate)
@@ -51,8 +51,16 @@ class TestWorker {
   }
   int num_gone() const { return num_gone_; }  // clients that left a stalled answer
   void set_healthy(bool healthy) { healthy_ = healthy; }
+  void set_tokens(std::string tokens) {  // that /tokenize answers: "[1,2]"
+    std::lock_guard lock(mutex_);
+    tokens_ = std::move(tokens);
+  }
 
  private:
+  std::string tokens() const {
+    std::lock_guard lock(mutex_);
+    return tokens_;
+  }
   void accept_all() {
     while (!stopping_) {
       const int fd = ::accept(listener_, nullptr, nullptr);
@@ -70,6 +78,9 @@ class TestWorker {
                         : "HTTP/1.1 500 No\r\nContent-Length: 0\r\nConnection: close\r\n\r\n");
     } else if (request.starts_with("GET /v1/models")) {
       send(fd, "HTTP/1.1 200 OK\r\nConnection: close\r\n\r\n{\"data\":[{\"id\":\"test\"}]}");
+    } else if (const std::string tokens = this->tokens();
+               !tokens.empty() && request.starts_with("POST /tokenize")) {
+      send(fd, "HTTP/1.1 200 OK\r\nConnection: close\r\n\r\n{\"tokens\":" + tokens + "}");
     } else if (!request.empty()) {
       ++num_requests_;
       {
@@ -123,8 +134,8 @@ class TestWorker {
   int listener_ = -1, port_ = 0;
   std::atomic<bool> stopping_{false}, healthy_{true};
   std::atomic<int> num_requests_{0}, num_gone_{0};
-  mutable std::mutex mutex_;  // guards the next three
-  std::string last_request_;
+  mutable std::mutex mutex_;  // guards the next four
+  std::string last_request_, tokens_;
   std::list<int> open_;
   std::list<std::thread> threads_;
   std::thread acceptor_;

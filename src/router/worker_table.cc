@@ -117,12 +117,15 @@ bool WorkerTable::report_check(WorkerSlot slot, bool healthy) {
   } else if (before == WorkerState::kHealthy &&
              worker.num_checks_failed >= options_.health_failure_threshold) {
     worker.state = WorkerState::kBroken;
+    worker.takes_ids.reset();  // what comes back may be another model
   }
   return worker.state != before;
 }
 
-void WorkerTable::set_models(WorkerSlot slot, std::vector<std::string> models) {
+void WorkerTable::set_models(WorkerSlot slot, std::vector<std::string> models,
+                             std::vector<std::string> adapters) {
   at(slot).models = std::move(models);
+  at(slot).adapters = std::move(adapters);
 }
 
 void WorkerTable::set_endpoint(WorkerSlot slot, net::Endpoint endpoint) {
@@ -174,13 +177,29 @@ bool WorkerTable::serves(const Worker& worker, std::string_view model) const {
   return std::ranges::find(worker.models, model) != worker.models.end();
 }
 
+bool WorkerTable::is_listed(WorkerRole role, std::string_view model) const {
+  return std::ranges::any_of(workers_, [&](const auto& worker) {
+    return worker != nullptr && worker->role() == role && serves(*worker, model);
+  });
+}
+
+std::string_view WorkerTable::adapter_of(std::string_view model) const {
+  const size_t colon = model.rfind(':');
+  const std::string_view behind =
+      colon == std::string_view::npos ? std::string_view() : model.substr(colon + 1);
+  for (const auto& worker : workers_) {
+    if (worker == nullptr) continue;
+    for (const std::string& adapter : worker->adapters)
+      if (adapter == model || (!behind.empty() && adapter == behind)) return adapter;
+  }
+  return {};
+}
+
 void WorkerTable::candidates(WorkerRole role, std::string_view model,
                              std::span<const WorkerSlot> exclude,
                              std::vector<Candidate>& out) const {
   out.clear();
-  const bool by_model = !model.empty() && std::ranges::any_of(workers_, [&](const auto& worker) {
-    return worker != nullptr && worker->role() == role && serves(*worker, model);
-  });
+  const bool by_model = !model.empty() && is_listed(role, model);
   const TimePoint now = clock_.now();
   for (size_t i = 0; i < workers_.size(); ++i) {
     const Worker* const worker = workers_[i].get();

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -47,10 +48,12 @@ struct WorkerCounts {
 };
 
 struct Worker {
-  std::string url;                  // "http://10.0.0.1:30000", its identity
-  net::Endpoint endpoint;           // where that is
-  int bootstrap_port = 0;           // of a prefill worker; 0: it is a serving one
-  std::vector<std::string> models;  // that it serves; empty: not known yet
+  std::string url;                    // "http://10.0.0.1:30000", its identity
+  net::Endpoint endpoint;             // where that is
+  int bootstrap_port = 0;             // of a prefill worker; 0: it is a serving one
+  std::vector<std::string> models;    // that it serves; empty: not known yet
+  std::vector<std::string> adapters;  // of models, those that are LoRA adapters
+  std::optional<bool> takes_ids;      // whether it has the router's tokenizer; nothing: not known
   WorkerState state = WorkerState::kStarting;
   bool leaves = false;  // removed once it has no request; kDraining
   int32_t requests_in_flight = 0;
@@ -95,7 +98,9 @@ class WorkerTable {
 
   // An active check has ended. True when the state has changed.
   bool report_check(WorkerSlot slot, bool healthy);
-  void set_models(WorkerSlot slot, std::vector<std::string> models);
+  void set_models(WorkerSlot slot, std::vector<std::string> models,
+                  std::vector<std::string> adapters = {});
+  void set_takes_ids(WorkerSlot slot, bool takes_ids) { at(slot).takes_ids = takes_ids; }
   void set_endpoint(WorkerSlot slot, net::Endpoint endpoint);
   void set_bootstrap_port(WorkerSlot slot, int port);
 
@@ -108,6 +113,11 @@ class WorkerTable {
   // of all. `exclude`: slots that have failed this request.
   void candidates(WorkerRole role, std::string_view model, std::span<const WorkerSlot> exclude,
                   std::vector<Candidate>& out) const;
+
+  // The LoRA adapter that `model` names, alone or as MODEL:ADAPTER; "": none that a worker lists.
+  std::string_view adapter_of(std::string_view model) const;
+  // Whether a worker of the role lists it among its models.
+  bool is_listed(WorkerRole role, std::string_view model) const;
 
   const Worker* worker(WorkerSlot slot) const;  // null: free
   std::vector<WorkerSlot> slots() const;

@@ -5,6 +5,7 @@
 #include <map>
 
 #include "base/rng.h"
+#include "router/health.h"
 
 namespace espalier::router {
 namespace {
@@ -200,6 +201,16 @@ TEST_F(Table, AgreesWithAMap) {
       ASSERT_EQ(static_cast<size_t>(worker->requests_in_flight), m.requests.size());
     }
   }
+}
+
+TEST(ListedModels, ThoseOfAnotherParentAreAdapters) {
+  const ListedModels listed = listed_models(
+      R"({"data":[{"id":"base","parent":null},{"id":"poet","parent":"base"},{"id":"own","parent":"own"},)"
+      R"({"id":7},3]})");
+  EXPECT_EQ(listed.ids, (std::vector<std::string>{"base", "poet", "own"}));
+  EXPECT_EQ(listed.adapters, std::vector<std::string>{"poet"});
+  EXPECT_TRUE(listed_models("[]").ids.empty());
+  EXPECT_TRUE(listed_models("no JSON").ids.empty());
 }
 
 }  // namespace

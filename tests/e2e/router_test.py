@@ -48,6 +48,7 @@ class PodsApi(http.server.BaseHTTPRequestHandler):
 # Fast checks, so that the tests need not wait; a worker that computes answers them all the same.
 CHECKS = ["--health-check-interval-secs", "0.2", "--health-check-timeout-secs", "1", "--slow-start", "0"]
 WORKER = ["--max-total-tokens", "16384", "--num-threads", "1"]
+MODEL = os.path.join(harness.ROOT, "share", "default_model")
 GREEDY = {"temperature": 0, "max_tokens": 24}
 
 
@@ -117,6 +118,54 @@ class RouterTest(unittest.TestCase):
             status, _, text = router.request("POST", "/v1/chat/completions", {"messages": 7})
             self.assertEqual(status, 400, text)
             self.assertEqual(router.get("/no/such/route")[0], 404)
+
+    def test_prompts_go_out_as_ids(self):
+        """Answers to text that the router made ids of are those of a worker that got the text."""
+        sampling = {"sampling_params": {"temperature": 0, "max_new_tokens": 8}}
+        greedy = {"temperature": 0, "max_tokens": 8}
+        texts = ["Once upon a time", " \u00e4\u4e16\U0001f333  two  spaces\n\n", "a</s><|im_end|>b", "x" * 3000]
+        as_ids = [("/generate", {"text": text, **sampling}) for text in texts]
+        as_ids += [
+            ("/generate", {"text": "One two", "return_logprob": True, "logprob_start_len": 0, "top_logprobs_num": 2, **sampling}),
+            ("/generate", {"sampling_params": {"temperature": 0, "max_new_tokens": 6, "regex": "[0-9]+"}, "text": "Count:"}),
+            ("/generate", {"text": "Once upon a ti", "sampling_params": {
+                "temperature": 0, "max_new_tokens": 6, "token_healing": True}}),
+            ("/generate", {"text": "A batch of", "sampling_params": {"temperature": 0, "max_new_tokens": 4, "n": 2}}),
+            ("/generate", {"text": "x", "sampling_params": {"temperature": 0, "max_new_tokens": -1}}),
+            ("/v1/completions", {"prompt": "The sea", "logprobs": 2, **greedy}),
+            ("/v1/completions", {"prompt": "The sea", "echo": False, "n": 2, **greedy})]
+        as_text = [
+            ("/v1/completions", {"prompt": "The sea ", "echo": True, "logprobs": 1, **greedy}),
+            ("/v1/completions", {"prompt": ["The sea", "The hill"], **greedy}),
+            ("/v1/completions", {"prompt": "def f(", "suffix": ")", **greedy}),
+            ("/generate", {"text": ["One", "Two"], **sampling}),
+            ("/generate", {"text": "word " * 20000, **sampling}),
+            ("/generate", {"text": "a", "input_ids": [5], **sampling}),
+            ("/v1/chat/completions", {"messages": [user("Hi")], **greedy})]
+
+        def plain(value):
+            """An answer without what differs between two equal ones."""
+            if isinstance(value, list):
+                return [plain(v) for v in value]
+            if not isinstance(value, dict):
+                return value
+            return {k: plain(v) for k, v in value.items() if k not in (
+                "id", "created", "e2e_latency", "cached_tokens", "queue_time", "prompt_tokens_details") and "time" not in k}
+
+        def ask(server, path, body):
+            status, _, text = server.request("POST", path, body)
+            return status, plain(json.loads(text))
+
+        with Router(self.fleet[:2], "--policy", "round_robin", "--send-token-ids", "--tokenizer-path", MODEL) as router:
+            harness.wait_until(lambda: all(w["takes_token_ids"] for w in router.workers()), "the tokenizers are compared")
+            for path, body in as_ids + as_text:
+                before = router.metric("espalier:router_ids_sent_total")
+                self.assertEqual(ask(router, path, body), ask(self.fleet[2], path, body), body)
+                sent = router.metric("espalier:router_ids_sent_total") - before
+                self.assertEqual(sent, 1 if (path, body) in as_ids else 0, body)
+            body = {"text": "Once", "stream": True, **sampling}
+            ends = [list(server.stream("/generate", dict(body)))[-2]["text"] for server in (router, self.fleet[2])]
+            self.assertEqual(ends[0], ends[1])
 
     def test_cache_aware_finds_more_than_round_robin(self):
         def hits(policy, mark):
@@ -246,6 +295,7 @@ class RouterTest(unittest.TestCase):
                            (["--service-discovery"], "--selector KEY=VALUE"),
                            (["--service-discovery", "--selector", "app"], "--selector app"),
                            (["--ext-proc", "0", "--prefill", "http://127.0.0.1:1"], "--prefill"),
+                           (["--send-token-ids"], "--tokenizer-path"),
                            (["--polcy", "random"], "--policy")):
             ended = harness.run("route", "--port", "0", *args)
             self.assertEqual(ended.returncode, 2, ended.stderr)
