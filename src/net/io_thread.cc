@@ -83,13 +83,15 @@ void IoThread::drain() {
     running_.swap(mailbox_);
     drain_posted_ = false;
   }
-  draining_ = true;
+  const Step step(*this);
   for (Task& task : running_) {
     run_task(task);
     task = nullptr;  // what it holds goes now, not when the whole batch is done
   }
   running_.clear();
-  draining_ = false;
+}
+
+void IoThread::flush() {
   std::vector<std::shared_ptr<Connection>> connections;
   connections.swap(to_flush_);
   for (const auto& c : connections) run_step(*c, [&] { c->flush(); });
@@ -98,7 +100,7 @@ void IoThread::drain() {
 void IoThread::flush_later(std::shared_ptr<Connection> connection) {
   const MemoryReserveScope reserve;
   to_flush_.push_back(std::move(connection));
-  if (draining_ || to_flush_.size() != 1) return;
+  if (in_step_ || to_flush_.size() != 1) return;
   try {
     post([] {});
   } catch (const std::bad_alloc&) {

@@ -29,6 +29,7 @@ using boost::system::error_code;
 namespace {
 
 constexpr size_t kAnswerReadBytes = 64 << 10;
+constexpr size_t kFirstBytes = 1 << 10;  // of an answer, at a time: an event, mostly
 
 // A connection between two calls. Its socket is not read meanwhile.
 struct IdleConnection {
@@ -176,6 +177,44 @@ class RequestBytes {
   size_t num_written_ = 0;
 };
 
+// Waits for bytes of an answer. Of plain HTTP the wait reads the first ones itself, for Asio arms a
+// descriptor again by a system call for each wait that reads nothing. A call that was paused
+// meanwhile finds them later.
+class AnswerInput {
+ public:
+  explicit AnswerInput(const Endpoint& endpoint) : is_plain_(endpoint.tls_host.empty()) {}
+
+  bool is_plain() const { return is_plain_; }
+  // `next` keeps this alive.
+  template <typename Next>
+  void wait(Transport& transport, Next next) {
+    tcp::socket& socket = transport.socket();
+    if (transport.has_input() || num_bytes_ > 0)
+      return asio::post(socket.get_executor(), [next] { next({}); });
+    if (!is_plain_) return socket.async_wait(tcp::socket::wait_read, next);
+    socket.async_read_some(asio::buffer(bytes_), [this, next](error_code ec, size_t n) {
+      num_bytes_ += n;
+      next(ec);
+    });
+  }
+
+  // Of plain HTTP: the bytes of the wait, and where these filled their place, what is behind them.
+  size_t read(Transport& transport, std::span<char> to, error_code& ec) {
+    const size_t num_bytes = std::exchange(num_bytes_, 0);
+    std::copy_n(bytes_.begin(), num_bytes, to.begin());
+    if (num_bytes > 0 && num_bytes < bytes_.size()) return num_bytes;
+    error_code why;
+    const size_t n = transport.read(to.data() + num_bytes, to.size() - num_bytes, why);
+    if (num_bytes == 0) ec = why;  // else the next read finds it, too
+    return num_bytes + (why ? 0 : n);
+  }
+
+ private:
+  const bool is_plain_;
+  std::array<char, kFirstBytes> bytes_;
+  size_t num_bytes_ = 0;
+};
+
 class Call final : public UpstreamCall, public std::enable_shared_from_this<Call> {
  public:
   Call(std::shared_ptr<IoThread> io, UpstreamPool& pool, const UpstreamConfig& config,
@@ -190,7 +229,8 @@ class Call final : public UpstreamCall, public std::enable_shared_from_this<Call
         handler_(std::move(handler)),
         deadline_(io_->context().get_executor()),
         parser_(request.method == "HEAD"),
-        to_send_(endpoint_, request) {}
+        to_send_(endpoint_, request),
+        input_(endpoint_) {}
 
   void start() {
     deadline_.start(weak_from_this(), [this] {
@@ -269,15 +309,15 @@ class Call final : public UpstreamCall, public std::enable_shared_from_this<Call
   void read_more() {
     if (reading_ || paused_ || done_) return;
     reading_ = true;
-    const auto read = [self = shared_from_this(), id = connection_id_](error_code ec) {
+    input_.wait(*transport_, [self = shared_from_this(), id = connection_id_](error_code ec) {
+      const IoThread::Step step(*self->io_);
       if (id == self->connection_id_) self->on_readable(ec);
-    };
-    if (transport_->has_input()) return asio::post(io_->context(), [read] { read({}); });
-    socket().async_wait(tcp::socket::wait_read, read);
+    });
   }
 
   // What the connection has; `ec` as a socket's.
   size_t read_some(std::span<char> buffer, error_code& ec) {
+    if (input_.is_plain()) return input_.read(*transport_, buffer, ec);
     const bool was_handshaking = transport_->is_handshaking();
     const size_t n = transport_->read(buffer.data(), buffer.size(), ec);
     if (was_handshaking && !transport_->is_handshaking()) deadline_.set(config_.head_timeout);
@@ -369,6 +409,7 @@ class Call final : public UpstreamCall, public std::enable_shared_from_this<Call
   Deadline deadline_;
   AnswerParser parser_;
   RequestBytes to_send_;
+  AnswerInput input_;
   uint64_t connection_id_ = 0;  // waits of an earlier connection mean nothing
   bool waiting_to_write_ = false;
   bool reused_ = false, reading_ = false, paused_ = false, head_delivered_ = false, done_ = false;
