@@ -152,7 +152,7 @@ class Nginx(harness.Server):
         text = (f"daemon off; worker_processes 1; pid {self.folder.name}/pid; error_log stderr error; events {{}} "
                 f"http {{ access_log off; {paths} upstream workers {{ {servers} keepalive 32; }} "
                 f"server {{ listen 127.0.0.1:{self.port}; client_max_body_size 64m; location / {{ "
-                "proxy_pass http://workers; proxy_http_version 1.1; proxy_set_header Connection \"\"; "
+                "proxy_pass http://workers; proxy_http_version 1.1; proxy_set_header Connection \"\"; proxy_set_header Host localhost; "
                 "proxy_buffering off; proxy_read_timeout 600s; } } }")
         config = pathlib.Path(self.folder.name, "nginx.conf")
         config.write_text(text)
@@ -252,7 +252,7 @@ def show(workload, name, rounds, turns):
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--workers", type=int, default=4)
-    parser.add_argument("--tokens", type=int, default=5120, help="of each server's cache")
+    parser.add_argument("--tokens", type=int, default=8192, help="of each server's cache")
     parser.add_argument("--clients", type=int, default=8)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seed", type=int, default=24)
