@@ -107,9 +107,14 @@ void RadixCache::name_pages(const SequencePages& pages, std::span<const TokenId>
 void RadixCache::report_stored(const SequencePages& pages, std::span<const TokenId> tokens,
                                size_t begin) {
   name_pages(pages, tokens, begin);
+  // First, for the observer's copies may have events of their own, which name the same pages.
+  if (events_ != nullptr) log_stored(pages, tokens, begin);
   if (observer_ != nullptr && !is_process_local(pages.namespace_))
     observer_->on_stored(new_names_, pages.table().subspan(begin, new_names_.size()));
-  if (events_ == nullptr) return;
+}
+
+void RadixCache::log_stored(const SequencePages& pages, std::span<const TokenId> tokens,
+                            size_t begin) {
   CacheEvent event{
       .type = CacheEvent::Type::kStored, .pages = new_names_, .cache_namespace = pages.namespace_};
   if (begin > 0) event.parent = names_[static_cast<size_t>(pages.table_[begin - 1])];
@@ -118,10 +123,11 @@ void RadixCache::report_stored(const SequencePages& pages, std::span<const Token
   events_->push(std::move(event));
 }
 
+// An empty tree is said by one word, unless an observer may have copies of its pages.
 void RadixCache::log_removed(std::span<const PageId> pages) {
   if (pages.empty()) return;
   CacheEvent event;  // cleared
-  if (tree_.num_nodes() > 0) {
+  if (tree_.num_nodes() > 0 || observer_ != nullptr) {
     event.type = CacheEvent::Type::kRemoved;
     for (const PageId page : pages) event.pages.push_back(names_[static_cast<size_t>(page)]);
   }

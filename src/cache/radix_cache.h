@@ -53,6 +53,7 @@ class RadixCache : public PrefixCache {
   bool names_pages() const { return !names_.empty(); }
   void name_pages(const SequencePages& pages, std::span<const TokenId> tokens, size_t begin);
   void report_stored(const SequencePages& pages, std::span<const TokenId> tokens, size_t begin);
+  void log_stored(const SequencePages& pages, std::span<const TokenId> tokens, size_t begin);
   void log_removed(std::span<const PageId> pages);
 
   RadixTree tree_;

@@ -528,8 +528,12 @@ void EngineImpl::read_cache(const CacheNodesQuery& query, CacheNodesDone done) {
 Result<CacheEvents> EngineImpl::read_cache(uint64_t from, size_t num_events_max) const {
   if (cache_parts_.events == nullptr) return Engine::read_cache(from, num_events_max);
   CacheEvents out = cache_parts_.events->read(from, num_events_max);
-  for (CacheEvent& event : out.events)  // readers know the keys of requests, not the weights
+  for (CacheEvent& event : out.events) {  // readers know adapters and keys of requests by name
     event.cache_namespace = namespace_without_weights(event.cache_namespace);
+    const AdapterNamespace of = adapter_of_namespace(event.cache_namespace);
+    event.adapter = adapters_.name_of(of.id);
+    if (!event.adapter.empty()) event.cache_namespace = std::string(of.cache_namespace);
+  }
   return out;
 }
 

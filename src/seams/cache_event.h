@@ -19,12 +19,17 @@ struct CacheEvent {
     kRemoved,  // these cannot any more
     kCleared,  // nothing is cached; a reader that has missed events gets this one first
   };
+  // Where the pages are: on the device, or as copies in the host's memory, whose events state the
+  // pages' names alone.
+  enum class Medium : uint8_t { kDevice, kHost };
   Type type = Type::kCleared;
-  uint64_t number = 0;  // 1, 2, 3 ...
+  Medium medium = Medium::kDevice;  // of kCleared: everywhere
+  uint64_t number = 0;              // 1, 2, 3 ...
   std::vector<PageName> pages;
   PageName parent;              // kStored: the page before the first; empty: it begins a prefix
   std::vector<TokenId> tokens;  // kStored: of these pages
   std::string cache_namespace;  // kStored
+  std::string adapter;          // kStored: the name of the LoRA adapter; empty: none
 };
 
 // The answer to a reader that has seen all events before one.

@@ -172,6 +172,7 @@ TEST_F(EndToEnd, TheCachesEventsAreStreamed) {
   ASSERT_EQ(events.size(), 3u) << json::serialize(all);  // the prompt, the output, the flush
   EXPECT_EQ(events[0].at("type"), "BlockStored");
   EXPECT_EQ(events[0].at("seq"), 1);
+  EXPECT_EQ(events[0].at("medium"), "GPU");
   EXPECT_EQ(events[0].at("token_ids"), (json::array{97, 98, 99}));
   EXPECT_TRUE(events[0].at("parent_block_hash").is_null());
   EXPECT_EQ(events[1].at("parent_block_hash"), events[0].at("block_hashes").at(2));

@@ -38,14 +38,15 @@ void write_event(JsonWriter& w, const CacheEvent& event, int32_t page_size) {
   if (event.type != CacheEvent::Type::kCleared) {
     w.key("block_hashes").begin_array();
     for (const PageName& page : event.pages) w.value(hex(page.prefix64()));
-    w.end_array();
+    w.end_array().member("medium", event.medium == CacheEvent::Medium::kHost ? "CPU" : "GPU");
   }
-  if (event.type == CacheEvent::Type::kStored) {
+  if (event.type == CacheEvent::Type::kStored && event.medium == CacheEvent::Medium::kDevice) {
     w.key("parent_block_hash");
     event.parent.empty() ? w.null() : w.value(hex(event.parent.prefix64()));
     w.key("token_ids").begin_array();
     for (const TokenId token : event.tokens) w.value(token);
     w.end_array().member("block_size", page_size).member("extra_key", event.cache_namespace);
+    if (!event.adapter.empty()) w.member("lora_name", event.adapter);
   }
   w.end_object();
 }

@@ -16,8 +16,10 @@ namespace espalier::server {
 namespace {
 
 constexpr Duration kPublishInterval = std::chrono::milliseconds(10);
-// The pool that forwards read from, as against host memory or disk; so on a CPU, too.
-constexpr std::string_view kMedium = "GPU";
+// The pool that forwards read from, as against copies in the host's memory; so on a CPU, too.
+std::string_view medium_of(const CacheEvent& event) {
+  return event.medium == CacheEvent::Medium::kHost ? "CPU" : "GPU";
+}
 
 void write_hashes(MsgpackWriter& w, const std::vector<PageName>& pages) {
   w.array(pages.size());
@@ -34,9 +36,9 @@ void write_stored(MsgpackWriter& w, const CacheEvent& event, int32_t page_size) 
   w.array(event.tokens.size());
   for (const TokenId token : event.tokens) w.integer(token);
   w.integer(page_size);
-  w.nil();  // an adapter's number and name: prefixes of adapters have no events
-  w.text(kMedium);
-  w.nil();
+  w.nil();  // an adapter's number
+  w.text(medium_of(event));
+  event.adapter.empty() ? w.nil() : w.text(event.adapter);
   if (!has_space) return;
   w.array(event.pages.size());
   w.array(1);
@@ -52,7 +54,7 @@ void write_kv_event(MsgpackWriter& w, const CacheEvent& event, int32_t page_size
       w.array(3);
       w.text("BlockRemoved");
       write_hashes(w, event.pages);
-      return w.text(kMedium);
+      return w.text(medium_of(event));
     case CacheEvent::Type::kCleared:
       w.array(1);
       return w.text("AllBlocksCleared");

@@ -4,9 +4,12 @@
 // A message has three frames: the topic, the batch's number (8 bytes, big-endian; 0, 1, 2 ...) and
 // the batch in MessagePack:
 //   [seconds since 1970, [event ...], data-parallel rank]
-//   ["BlockStored", [hash ...], parent's hash or nil, [token ...], block size, nil, "GPU", nil,
-//    [[key], nil ...]]          the last only where a prefix begins that has an extra_key or a salt
-//   ["BlockRemoved", [hash ...], "GPU"]
+//   ["BlockStored", [hash ...], parent's hash or nil, [token ...], block size, nil, "GPU",
+//    LoRA adapter or nil, [[key], nil ...]]
+//                               the last only where a prefix begins that has an extra_key or a salt
+//   ["BlockStored", [hash ...], nil, [], block size, nil, "CPU", nil]    copies in the host's
+//   memory
+//   ["BlockRemoved", [hash ...], "GPU" or "CPU"]
 //   ["AllBlocksCleared"]
 // Who has missed batches asks the replay socket for all from a number on, and gets
 // ["", number, batch] for each and ["", -1, ""] at the end.

@@ -64,6 +64,33 @@ TEST(KvEventPublisher, EventsAreArraysAsVllmHasThem) {
   EXPECT_EQ(encode_kv_events(events, 2, 2.0), expected);
 }
 
+// Copies in the host's memory are stated by name; an adapter by its name.
+TEST(KvEventPublisher, CopiesAndAdaptersAreStatedAsVllmHasThem) {
+  std::vector<CacheEvent> events(3);
+  events[0] = {
+      .type = CacheEvent::Type::kStored, .medium = CacheEvent::Medium::kHost, .pages = {page(5)}};
+  events[1] = {
+      .type = CacheEvent::Type::kRemoved, .medium = CacheEvent::Medium::kHost, .pages = {page(5)}};
+  events[2] = {
+      .type = CacheEvent::Type::kStored, .pages = {page(7)}, .tokens = {1, 2}, .adapter = "poet"};
+  std::string expected("\x93\xcb\x40\x00\x00\x00\x00\x00\x00\x00\x93", 11);
+  expected +=
+      "\x98\xab"
+      "BlockStored\x91\x05\xc0\x90\x02\xc0\xa3"
+      "CPU\xc0";
+  expected +=
+      "\x93\xac"
+      "BlockRemoved\x91\x05\xa3"
+      "CPU";
+  expected +=
+      "\x98\xab"
+      "BlockStored\x91\x07\xc0\x92\x01\x02\x02\xc0\xa3"
+      "GPU\xa4"
+      "poet";
+  expected += std::string("\x00", 1);
+  EXPECT_EQ(encode_kv_events(events, 2, 2.0), expected);
+}
+
 class Publishing : public testing::Test {
  protected:
   void SetUp() override {

@@ -17,6 +17,24 @@
 
 namespace espalier {
 
+void PageChanges::watch(PageWatch watch) {
+  watch_ = std::move(watch);
+  names_.reserve(kNamesMax);
+}
+
+void PageChanges::add(const PageName& name, bool stored) {
+  if (watch_ == nullptr) return;
+  if (stored != are_stored_ || names_.size() == kNamesMax) report();
+  are_stored_ = stored;
+  names_.push_back(name);
+}
+
+void PageChanges::report() {
+  if (names_.empty()) return;
+  watch_(names_, are_stored_);
+  names_.clear();
+}
+
 Result<std::unique_ptr<HostPageStore>> HostPageStore::create(const HostPageStoreConfig& config) {
   ESP_CHECK(config.page_bytes > 0 && config.num_gets_max > 0);
   const int64_t num_slots = std::min<int64_t>(config.size_bytes / config.page_bytes,
@@ -106,6 +124,7 @@ void HostPageStore::insert(int32_t slot) {
   s.state = SlotState::kStored;
   push_newest(slot);
   ++stats_.num_pages;
+  changes_.add(s.name, true);
 }
 
 void HostPageStore::remove(int32_t slot) {
@@ -114,6 +133,12 @@ void HostPageStore::remove(int32_t slot) {
   *at = slots_[static_cast<size_t>(slot)].next;
   unlink(slot);
   --stats_.num_pages;
+  changes_.add(slots_[static_cast<size_t>(slot)].name, false);
+}
+
+void HostPageStore::watch(PageWatch watch) {
+  const std::lock_guard lock(mutex_);
+  changes_.watch(std::move(watch));
 }
 
 void HostPageStore::release(int32_t slot) {
@@ -139,39 +164,40 @@ int32_t HostPageStore::take_slot() {
   return slot;
 }
 
-// The bytes are written without the lock, in a slot that nothing else knows.
 size_t HostPageStore::put(std::span<const PageName> names, const FillPage& fill) {
-  for (size_t i = 0; i < names.size(); ++i) {
-    ESP_CHECK(!names[i].empty(), "a page without a name");
-    std::unique_lock lock(mutex_);
-    if (const int32_t present = find(names[i]); present != kNone) {
-      unlink(present);
-      push_newest(present);
-      continue;
-    }
-    const int32_t slot = take_slot();
-    if (slot == kNone) {
-      stats_.refused += static_cast<int64_t>(names.size() - i);
-      return i;
-    }
-    slots_[static_cast<size_t>(slot)].name = names[i];
-    lock.unlock();
-    const bool filled = fill(i, {bytes_of(slot), static_cast<size_t>(config_.page_bytes)});
-    lock.lock();
-    if (!filled) {
-      release(slot);
-      stats_.refused += static_cast<int64_t>(names.size() - i);
-      return i;
-    }
-    if (find(names[i]) != kNone) {  // another thread was first
-      release(slot);
-      continue;
-    }
-    insert(slot);
-    ++stats_.stored;
-    stats_.bytes_written += config_.page_bytes;
+  std::unique_lock lock(mutex_);
+  size_t count = 0;
+  while (count < names.size() && put_one(names, count, fill, lock)) ++count;
+  stats_.refused += static_cast<int64_t>(names.size() - count);
+  changes_.report();
+  return count;
+}
+
+// False where the page is refused. The bytes are written without the lock, in a slot that nothing
+// else knows.
+bool HostPageStore::put_one(std::span<const PageName> names, size_t index, const FillPage& fill,
+                            std::unique_lock<std::mutex>& lock) {
+  const PageName& name = names[index];
+  ESP_CHECK(!name.empty(), "a page without a name");
+  if (const int32_t present = find(name); present != kNone) {
+    unlink(present);
+    push_newest(present);
+    return true;
   }
-  return names.size();
+  const int32_t slot = take_slot();
+  if (slot == kNone) return false;
+  slots_[static_cast<size_t>(slot)].name = name;
+  lock.unlock();
+  const bool filled = fill(index, {bytes_of(slot), static_cast<size_t>(config_.page_bytes)});
+  lock.lock();
+  if (!filled || find(name) != kNone) {  // another thread may have been first
+    release(slot);
+    return filled;
+  }
+  insert(slot);
+  ++stats_.stored;
+  stats_.bytes_written += config_.page_bytes;
+  return true;
 }
 
 size_t HostPageStore::num_leading(std::span<const PageName> names) const {
@@ -183,28 +209,23 @@ size_t HostPageStore::num_leading(std::span<const PageName> names) const {
 
 void HostPageStore::erase(std::span<const PageName> names) {
   const std::lock_guard lock(mutex_);
-  for (const PageName& name : names) {
-    const int32_t slot = find(name);
-    if (slot == kNone) continue;
-    remove(slot);
-    if (slots_[static_cast<size_t>(slot)].pins == 0) {
-      release(slot);
-    } else {
-      slots_[static_cast<size_t>(slot)].state = SlotState::kErasedWhileRead;
-    }
-  }
+  for (const PageName& name : names)
+    if (const int32_t slot = find(name); slot != kNone) erase_slot(slot);
+  changes_.report();
 }
 
 void HostPageStore::clear() {
   const std::lock_guard lock(mutex_);
-  while (oldest_ != kNone) {
-    const int32_t slot = oldest_;
-    remove(slot);
-    if (slots_[static_cast<size_t>(slot)].pins == 0) {
-      release(slot);
-    } else {
-      slots_[static_cast<size_t>(slot)].state = SlotState::kErasedWhileRead;
-    }
+  while (oldest_ != kNone) erase_slot(oldest_);
+  changes_.report();
+}
+
+void HostPageStore::erase_slot(int32_t slot) {
+  remove(slot);
+  if (slots_[static_cast<size_t>(slot)].pins == 0) {
+    release(slot);
+  } else {
+    slots_[static_cast<size_t>(slot)].state = SlotState::kErasedWhileRead;
   }
 }
 

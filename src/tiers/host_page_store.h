@@ -1,6 +1,6 @@
 // A tier in the host's memory: one arena of slots, the least recently used page gives way. All
-// memory is allocated at the start; then nothing is. Pages are trusted as the cache on the device
-// is: nothing but this object writes the arena, so they bear no checksums.
+// memory is allocated at the start; then nothing is, but by a watch. Pages are trusted as the cache
+// on the device is: nothing but this object writes the arena, so they bear no checksums.
 //
 // Thread-safe. put() copies on the caller's thread; get() on the store's.
 #pragma once
@@ -17,6 +17,21 @@
 #include "tiers/page_store.h"
 
 namespace espalier {
+
+// Changes of a store for its watch: several of a kind are reported together, at the latest where a
+// call ends. Under the store's lock.
+class PageChanges {
+ public:
+  void watch(PageWatch watch);
+  void add(const PageName& name, bool stored);
+  void report();
+
+ private:
+  static constexpr size_t kNamesMax = 256;
+  PageWatch watch_;  // null: nobody watches
+  std::vector<PageName> names_;
+  bool are_stored_ = false;  // or removed: all of them
+};
 
 struct HostPageStoreConfig {
   int64_t size_bytes = 0;  // of the arena
@@ -37,6 +52,7 @@ class HostPageStore final : public PageStore {
   size_t num_leading(std::span<const PageName> names) const override;
   void erase(std::span<const PageName> names) override;
   void clear() override;
+  void watch(PageWatch watch) override;
   void flush() override {}  // a page is stored when put() returns
   PageStoreStats stats() const override;
 
@@ -83,6 +99,9 @@ class HostPageStore final : public PageStore {
   void release(int32_t slot);
   void push_newest(int32_t slot);
   void unlink(int32_t slot);
+  bool put_one(std::span<const PageName> names, size_t index, const FillPage& fill,
+               std::unique_lock<std::mutex>& lock);
+  void erase_slot(int32_t slot);
   void run();
   void answer(const Get& get);
   void unpin(int32_t slot);
@@ -98,6 +117,7 @@ class HostPageStore final : public PageStore {
   size_t first_get_ = 0, num_gets_ = 0;
   bool stopped_ = false;
   PageStoreStats stats_;
+  PageChanges changes_;
   std::thread thread_;  // last: it uses all of the above
 };
 

@@ -2,6 +2,8 @@
 
 #include <gtest/gtest.h>
 
+#include <mutex>
+#include <set>
 #include <thread>
 
 #include "tiers/test_pages.h"
@@ -55,6 +57,42 @@ TEST(HostPageStore, EqualsAMap) {
     static_cast<HostPageStore&>(*store).check_invariants();
     if (testing::Test::HasFailure()) return;
   }
+}
+
+// A mirror that is made of the watch's calls has the store's pages, whatever threads do.
+TEST(HostPageStore, AWatchSeesPagesComeAndGoInOrder) {
+  const auto store = make_host_store(20);
+  std::mutex mutex;  // guards the next
+  std::set<PageName> mirror;
+  int num_calls = 0;
+  store->watch([&](std::span<const PageName> names, bool stored) {
+    const std::lock_guard lock(mutex);
+    ++num_calls;
+    for (const PageName& name : names)
+      EXPECT_TRUE(stored ? mirror.insert(name).second : mirror.erase(name) == 1);
+  });
+  put_pages(*store, names_from(0, 10));
+  EXPECT_EQ(num_calls, 1) << "pages of a batch are reported together";
+  put_pages(*store, names_from(0, 10));
+  EXPECT_EQ(num_calls, 1) << "they are there already";
+  std::vector<std::thread> threads;
+  for (uint64_t t = 0; t < 3; ++t)
+    threads.emplace_back([&, t] {
+      Rng rng(t + 70);
+      for (int i = 0; i < 300; ++i) {
+        const uint64_t begin = rng.below(40);
+        const std::vector<PageName> names = names_from(begin, begin + 1 + rng.below(8));
+        rng.below(3) > 0 ? static_cast<void>(put_pages(*store, names)) : store->erase(names);
+        if (rng.below(50) == 0) store->clear();
+      }
+    });
+  for (std::thread& thread : threads) thread.join();
+  for (uint64_t i = 0; i < 50; ++i) {
+    const PageName name = test_page_name(i);
+    EXPECT_EQ(store->num_leading({&name, 1}) == 1, mirror.contains(name)) << i;
+  }
+  store->clear();
+  EXPECT_TRUE(mirror.empty());
 }
 
 // A sink that erases the page while it reads it: the bytes stay until the read has ended.

@@ -50,6 +50,9 @@ class PageSink {
 // False: they cannot be had, and the page is refused.
 using FillPage = std::function<bool(size_t index, std::span<std::byte> bytes)>;
 
+// Pages that a store has come to hold, or holds no more.
+using PageWatch = std::function<void(std::span<const PageName> names, bool stored)>;
+
 // Totals since the start, but for num_pages.
 struct PageStoreStats {
   int64_t num_pages = 0;      // stored now
@@ -95,6 +98,11 @@ class PageStore {
   // share the store lose them, too.
   virtual void erase(std::span<const PageName> names) = 0;
   virtual void clear() = 0;  // the same of all pages
+
+  // `watch` is called from now on when pages come and go, in the order in which they do, on any
+  // thread that uses the store and under its lock. A store whose pages others remove too calls
+  // nothing.
+  virtual void watch(PageWatch /*watch*/) {}
 
   // Waits until all pages that put() has taken are stored or dropped.
   virtual void flush() = 0;

@@ -121,6 +121,27 @@ class KvEventsTest(unittest.TestCase):
         print(f"two routers: hit rate {hits['approximate']:.3f} by what was sent, {hits['exact']:.3f} by events")
         self.assertGreater(hits["exact"], hits["approximate"] + 0.1)
 
+    def test_copies_in_host_memory_count(self):
+        """One of two workers has prompts in host memory alone, which no router sent there: only the events of its
+        copies tell of them."""
+        tiers = ["--enable-hierarchical-cache", "--hicache-size", "0.2", "--max-total-tokens", "1024"]
+        fleet = [harness.Server(*WORKER[2:], *tiers) for _ in range(2)]
+        try:
+            with Router(fleet, *EXACT) as router:
+                for i in range(16):
+                    generate(fleet[0], prompt(i))
+                self.settle(router)
+                for i in range(6):
+                    answer = generate(router, prompt(i))
+                    self.assertGreater(cached_of(answer), 100, i)
+                    self.settle(router)
+            self.assertEqual(fleet[1].metric("sglang:prompt_tokens_total"), 0)
+            self.assertGreater(fleet[0].metric("espalier:tier_cached_tokens_host_total"), 600)
+        finally:
+            for worker in fleet:
+                worker.stop()
+                worker.__exit__()
+
     def test_a_worker_that_comes_back_is_read_anew(self):
         with Router(self.fleet[:1], *EXACT) as router:
             generate(router, prompt(1))

@@ -1,5 +1,6 @@
 #include "engine/requests/adapters.h"
 
+#include <charconv>
 #include <new>
 #include <system_error>
 
@@ -140,11 +141,29 @@ std::vector<LoadedAdapter> AdapterRegistry::list() const {
   return out;
 }
 
+std::string AdapterRegistry::name_of(AdapterId id) const {
+  if (id == kNoAdapter) return {};
+  const std::lock_guard lock(mutex_);
+  for (const auto& [name, entry] : by_name_)
+    if (entry.id == id) return name;
+  return {};
+}
+
 // A zero byte in front, which is escaped by another where a key has one.
 std::string namespace_of_adapter(AdapterId id, std::string_view cache_namespace) {
   const std::string mark(1, '\0');
   if (id != kNoAdapter) return mark + std::to_string(id) + mark + std::string(cache_namespace);
   return (cache_namespace.starts_with('\0') ? mark : "") + std::string(cache_namespace);
+}
+
+AdapterNamespace adapter_of_namespace(std::string_view marked) {
+  AdapterNamespace out{kNoAdapter, marked};
+  const size_t end = marked.starts_with('\0') ? marked.find('\0', 1) : std::string_view::npos;
+  if (end == std::string_view::npos || end == 1) return out;  // a key that is escaped
+  const auto [at, failed] = std::from_chars(marked.data() + 1, marked.data() + end, out.id);
+  if (failed == std::errc() && at == marked.data() + end)
+    out.cache_namespace = marked.substr(end + 1);
+  return out;
 }
 
 }  // namespace espalier

@@ -76,6 +76,8 @@ class AdapterRegistry {
   Result<AdapterLease> acquire(std::string_view name);
 
   std::vector<LoadedAdapter> list() const;  // sorted by name
+  // Empty where there is none of this number, or no more.
+  std::string name_of(AdapterId id) const;
 
  private:
   friend class AdapterLease;
@@ -102,5 +104,11 @@ class AdapterRegistry {
 // A cache key that only requests with this adapter have: keys and values depend on the weights.
 // kNoAdapter: the key itself, but for one that would look like an adapter's.
 std::string namespace_of_adapter(AdapterId id, std::string_view cache_namespace);
+// Its parts again; of a key without an adapter's mark kNoAdapter and the key as it is.
+struct AdapterNamespace {
+  AdapterId id = kNoAdapter;
+  std::string_view cache_namespace;
+};
+AdapterNamespace adapter_of_namespace(std::string_view marked);
 
 }  // namespace espalier

@@ -131,6 +131,35 @@ TEST_F(Adapters, NamespacesOfAdaptersAreOutOfReach) {
   EXPECT_NE(namespace_of_adapter(1, std::string("\0002\0k", 4)), namespace_of_adapter(2, "k"));
 }
 
+TEST_F(Adapters, NamespacesAreReadAgain) {
+  for (const std::string_view key : {std::string_view(), std::string_view("key", 3),
+                                     std::string_view("\0", 1), std::string_view("\0001\0k", 4)})
+    for (const AdapterId id : {kNoAdapter, AdapterId{1}, AdapterId{42}}) {
+      const std::string marked = namespace_of_adapter(id, key);
+      const AdapterNamespace read = adapter_of_namespace(marked);
+      EXPECT_EQ(read.id, id);
+      EXPECT_EQ(read.cache_namespace, id == kNoAdapter ? marked : key);
+    }
+}
+
+// Events of the cache state an adapter as requests do, by its name.
+TEST_F(Adapters, EventsNameTheAdapterOfAPrefix) {
+  auto engine = start({.cache = {.num_cache_events = 100}});
+  ASSERT_NE(engine, nullptr);
+  for (const char* name : {"a", "", "b"}) {
+    GenerateRequest asked = request(name);
+    asked.extra_key = "key";
+    ASSERT_TRUE(engine->generate(std::move(asked)));
+  }
+  std::vector<std::string> names;
+  for (const CacheEvent& event : engine->read_cache(0, 100)->events) {
+    if (!event.parent.empty()) continue;
+    names.push_back(event.adapter);
+    EXPECT_EQ(event.cache_namespace, "key");
+  }
+  EXPECT_EQ(names, (std::vector<std::string>{"a", "", "b"}));
+}
+
 TEST_F(Adapters, AreLoadedAndUnloadedWhileItRuns) {
   auto engine = start({.lora = {.lora_paths = {path(1).string()}, .max_loaded_loras = 2}});
   ASSERT_NE(engine, nullptr);

@@ -21,6 +21,7 @@ Result<CacheParts> make_cache_parts(const EngineConfig& config, const Engine::Pa
   const MakeTiers make_tiers = parts.make_tiers ? parts.make_tiers : start_tiers;
   ESP_ASSIGN_OR_RETURN(made.tiers,
                        make_tiers(config, parts.info, name_scope, *parts.executor, *made.clock));
+  if (made.events != nullptr && made.tiers != nullptr) report_host_pages(*made.tiers, *made.events);
   ESP_ASSIGN_OR_RETURN(made.disaggregation, start_disaggregation(config, parts.info, name_scope,
                                                                  parts.executor->page_copier(),
                                                                  *made.clock, made.tiers.get()));

@@ -13,13 +13,13 @@
 
 namespace espalier {
 
-// Destroyed from the last to the first: the cache reports to tiers and events, and the tiers read
-// the clock. The executor, whose pages the tiers' threads copy, outlives all.
+// Destroyed from the last to the first: the cache reports to tiers and events, and the tiers report
+// to events and read the clock. The executor, whose pages the tiers' threads copy, outlives all.
 struct CacheParts {
   std::unique_ptr<Clock> clock;
+  std::unique_ptr<CacheEventLog> events;           // null: no events are made
   std::unique_ptr<KvTiers> tiers;                  // null: none
   std::unique_ptr<Disaggregation> disaggregation;  // null: none; loads by the tiers, too
-  std::unique_ptr<CacheEventLog> events;           // null: no events are made
   std::unique_ptr<PrefixCache> cache;
 };
 

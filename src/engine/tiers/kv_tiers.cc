@@ -314,4 +314,14 @@ void KvTiers::clear_host() {
   if (parts_.host != nullptr) parts_.host->clear();
 }
 
+// The host's store alone calls a watch.
+void report_host_pages(const KvTiers& tiers, CacheEventLog& log) {
+  for (PageStore* const store : tiers.file_parts().stores)
+    store->watch([&log](std::span<const PageName> names, bool stored) {
+      log.push({.type = stored ? CacheEvent::Type::kStored : CacheEvent::Type::kRemoved,
+                .medium = CacheEvent::Medium::kHost,
+                .pages = {names.begin(), names.end()}});
+    });
+}
+
 }  // namespace espalier

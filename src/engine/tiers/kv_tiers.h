@@ -32,6 +32,7 @@
 
 #include "base/clock.h"
 #include "base/status.h"
+#include "cache/cache_events.h"
 #include "cache/page_copier.h"
 #include "cache/page_name.h"
 #include "cache/page_observer.h"
@@ -205,5 +206,9 @@ class KvTiers final : public KvLoader, public PageObserver {
   SaveQueue saves_;        // its thread uses the stores
   Prefetcher prefetcher_;  // last: so does its thread
 };
+
+// Pushes an event for pages that the host store comes to hold or gives up. Once, before the first
+// page is saved; the log outlives the tiers.
+void report_host_pages(const KvTiers& tiers, CacheEventLog& log);
 
 }  // namespace espalier

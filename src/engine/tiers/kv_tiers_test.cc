@@ -3,6 +3,8 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <map>
+#include <set>
 #include <thread>
 
 #include "base/rng.h"
@@ -24,7 +26,7 @@ constexpr int32_t kTierPages = 32;
 class KvTiersTest : public testing::Test {
  protected:
   void make(TierWritePolicy policy, std::unique_ptr<PageStore> storage, bool with_host = true,
-            std::unique_ptr<PageStore> remote = nullptr) {
+            std::unique_ptr<PageStore> remote = nullptr, CacheEventLog* events = nullptr) {
     KvTiers::Parts parts{.copier = copier_, .clock = &clock_};
     if (with_host)
       parts.host =
@@ -37,8 +39,11 @@ class KvTiersTest : public testing::Test {
                                                      .page_size = kTierPageSize,
                                                      .num_device_pages = kTierPages},
                                        std::move(parts));
-    cache_ = make_prefix_cache(
-                 {.num_pages = kTierPages, .page_size = kTierPageSize, .observer = tiers_.get()})
+    if (events != nullptr) report_host_pages(*tiers_, *events);
+    cache_ = make_prefix_cache({.num_pages = kTierPages,
+                                .page_size = kTierPageSize,
+                                .events = events,
+                                .observer = tiers_.get()})
                  .value();
   }
   static std::unique_ptr<FlakyStore> flaky(FlakyStore::Options options = {}) {
@@ -138,6 +143,42 @@ TEST_F(KvTiersTest, LoadsWhatTheDeviceHasGivenUp) {
   EXPECT_EQ(stats.loads, 1);
   EXPECT_EQ(stats.host_tokens, 12);
   EXPECT_EQ(stats.stores.at(0).store.stored, 5) << "loaded pages were stored again";
+}
+
+// An observer learns of a page on the device first, of its copy in the host's memory next, and may
+// then see it leave the device: it never has to know a name that no event has explained.
+TEST_F(KvTiersTest, EventsStateWhereAPageIs) {
+  for (const TierWritePolicy policy :
+       {TierWritePolicy::kWriteThrough, TierWritePolicy::kWriteBack}) {
+    CacheEventLog log(1000);
+    make(policy, nullptr, true, nullptr, &log);
+    for (TokenId first = 0; first < 300; first += 30) compute(tokens_from(first, 5));  // evicts
+    cache_->evict(10);
+    using Type = CacheEvent::Type;
+    using Medium = CacheEvent::Medium;
+    std::map<PageName, std::set<Medium>> where;
+    bool only_in_host = false;
+    for (const CacheEvent& event : log.read(0, 1000).events) {
+      ASSERT_NE(event.type, Type::kCleared) << "copies are left";
+      EXPECT_EQ(event.tokens.empty(),
+                event.type == Type::kRemoved || event.medium == Medium::kHost);
+      for (const PageName& page : event.pages) {
+        if (event.type == Type::kRemoved) {
+          EXPECT_EQ(where[page].erase(event.medium), 1u);
+          only_in_host = only_in_host || where[page].contains(Medium::kHost);
+        } else {
+          EXPECT_TRUE(event.medium == Medium::kDevice || !where[page].empty());
+          EXPECT_TRUE(where[page].insert(event.medium).second);
+        }
+      }
+    }
+    EXPECT_TRUE(only_in_host);
+    int64_t num_in_host = 0;
+    for (const auto& [page, media] : where) num_in_host += media.contains(Medium::kHost) ? 1 : 0;
+    EXPECT_EQ(num_in_host, tiers_->stats().stores.at(0).store.num_pages);
+    cache_.reset();
+    tiers_.reset();  // before the log
+  }
 }
 
 TEST_F(KvTiersTest, OtherPromptsAndKeysFindNothing) {
