@@ -152,7 +152,9 @@ TEST_F(Adapters, EventsNameTheAdapterOfAPrefix) {
     ASSERT_TRUE(engine->generate(std::move(asked)));
   }
   std::vector<std::string> names;
-  for (const CacheEvent& event : engine->read_cache(0, 100)->events) {
+  const Result<CacheEvents> read = engine->read_cache(0, 100);
+  ASSERT_TRUE(read) << read.error().to_string();
+  for (const CacheEvent& event : read->events) {
     if (!event.parent.empty()) continue;
     names.push_back(event.adapter);
     EXPECT_EQ(event.cache_namespace, "key");
