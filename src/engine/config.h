@@ -189,6 +189,12 @@ struct ImageSettings {
   int64_t max_image_pixels = 64'000'000;
 };
 
+// Sounds that a model of speech reads: bytes of a file, and seconds of what it decodes to.
+struct AudioSettings {
+  int64_t max_audio_bytes = int64_t{64} << 20;
+  double max_audio_seconds = 3600;
+};
+
 // LoRA adapters. lora_paths: NAME=PATH, or a path whose last part is the name; they
 // are loaded at the start and imply enable_lora.
 struct LoraSettings {
@@ -219,6 +225,7 @@ struct EngineConfig {
   GrammarSettings grammar;
   SpeculationSettings speculation;
   ImageSettings images;
+  AudioSettings audio;
   LoraSettings lora;
   WatchSettings watch;
   bool check_invariants = false;  // each time the engine falls idle: for tests
