@@ -123,6 +123,13 @@ std::string_view audio_format_name(AudioFormat format) {
   return kSoundFormats[static_cast<size_t>(format)].name;
 }
 
+std::optional<AudioFormat> recognise_audio(SoundBytes bytes) {
+  for (const SoundFormat& format : kSoundFormats) {
+    if (format.matches(bytes)) return format.format;
+  }
+  return std::nullopt;
+}
+
 Result<AudioHeader> read_audio_header(SoundBytes bytes, const AudioLimits& limits) {
   ESP_ASSIGN_OR_RETURN(const SoundFormat* format, find_sound_format(bytes, limits));
   return read_sound(*format, bytes, limits);

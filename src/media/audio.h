@@ -10,6 +10,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <string_view>
 #include <vector>
@@ -44,6 +45,9 @@ struct Audio {
 
   double seconds() const { return static_cast<double>(samples.size()) / sample_rate; }
 };
+
+// By the first bytes; nothing where they are of no format that is read here.
+std::optional<AudioFormat> recognise_audio(std::span<const uint8_t> bytes);
 
 // Recognises the format by its first bytes and reads the header. Fails where a limit is exceeded.
 Result<AudioHeader> read_audio_header(std::span<const uint8_t> bytes, const AudioLimits& limits);

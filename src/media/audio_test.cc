@@ -196,6 +196,9 @@ TEST(Audio, ChunksBesideTheSoundArePassedOver) {
 TEST(Audio, NamesItsFormats) {
   EXPECT_EQ(audio_format_name(AudioFormat::kWav), "WAV");
   EXPECT_EQ(audio_format_name(AudioFormat::kMp3), "MP3");
+  EXPECT_EQ(recognise_audio(test::read_sound("opus.ogg")), AudioFormat::kOgg);
+  EXPECT_EQ(recognise_audio(test::read_sound("layer3.mp3")), AudioFormat::kMp3);
+  EXPECT_EQ(recognise_audio(Bytes{'R', 'I', 'F', 'F'}), std::nullopt);
 }
 
 }  // namespace

@@ -29,7 +29,7 @@ struct SoundReader {
   SoundCount (*seek)(SoundCount offset, int whence, void* file);
   SoundCount (*read)(void* to, SoundCount count, void* file);
   SoundCount (*write)(const void* from, SoundCount count, void* file);
-  SoundCount (*tell)(void* file);
+  SoundCount (*position)(void* file);
 };
 
 constexpr int kReadMode = 0x10;
@@ -88,10 +88,10 @@ SoundCount memory_read(void* to, SoundCount count, void* file) {
 }
 
 SoundCount memory_write(const void*, SoundCount, void*) { return 0; }
-SoundCount memory_tell(void* file) { return static_cast<MemoryFile*>(file)->at; }
+SoundCount memory_position(void* file) { return static_cast<MemoryFile*>(file)->at; }
 
 SoundReader memory_reader() {
-  return {memory_length, memory_seek, memory_read, memory_write, memory_tell};
+  return {memory_length, memory_seek, memory_read, memory_write, memory_position};
 }
 
 // An open file of the library over bytes that outlive it.

@@ -1,6 +1,6 @@
 #include "speech/test_model.h"
 
-#include <cstdlib>
+#include <cstring>
 
 #include "base/check.h"
 
@@ -34,17 +34,6 @@ Reference read_reference(const std::string& name) {
     }
   }
   return out;
-}
-
-std::vector<float> drawn_samples(int64_t count) {
-  std::vector<float> samples;
-  for (int64_t n = 0; n < count; ++n) {
-    const int64_t wave = (std::abs((n * 37) % 4000 - 2000) - 1000) * 8;
-    const int64_t chirp = (std::abs((n * n / 64) % 3000 - 1500) - 750) * 10;
-    const int64_t noise = (n * 2654435761 % 4294967296) / 65536 % 512 - 256;
-    samples.push_back(static_cast<float>(wave + chirp + noise) / 32768.0f);
-  }
-  return samples;
 }
 
 std::vector<SpeechCase> read_cases(const std::string& name) {

@@ -10,6 +10,7 @@
 
 #include "checkpoint/checkpoint.h"
 #include "checkpoint/json_object.h"
+#include "media/drawn_sound.h"
 #include "media/mel.h"
 #include "speech/whisper_config.h"
 #include "speech/whisper_decoder.h"
@@ -30,8 +31,7 @@ struct Reference {
 };
 Reference read_reference(const std::string& name);
 
-// The first samples of the drawn sound (tools/goldens/make_audio_goldens.py), full scale at 1.
-std::vector<float> drawn_samples(int64_t count);
+using espalier::test::drawn_samples;
 
 // A request of cases.json, and transformers' answer.
 struct SpeechCase {

@@ -1,5 +1,5 @@
-// A request while it is transcribed: a machine that says which tokens the decoder reads next, and
-// takes the logits behind them. It knows no threads and no weights.
+// A request while it is transcribed: which tokens the decoder reads next, and what the logits
+// behind them become. It knows no threads and no weights.
 //
 //   a window begins -> (language) -> prefix -> tokens, one a step -> segments -> the next window
 //
