@@ -8,11 +8,13 @@
 #include "base/log.h"
 #include "engine/engine_impl.h"
 #include "engine/replicas/start_replicas.h"
+#include "engine/speech/speech_engine.h"
 #include "engine/startup/device.h"
 #include "engine/startup/start_cpu.h"
 #include "engine/startup/start_cuda.h"
 #include "engine/startup/system_info.h"
 #include "engine/text_io/open_tokenizer.h"
+#include "speech/transcriber.h"
 
 namespace espalier {
 namespace {
@@ -205,6 +207,7 @@ Result<std::unique_ptr<Engine>> create_one(const EngineConfig& user, MakePrefixC
 
 Result<std::unique_ptr<Engine>> Engine::create(const EngineConfig& config,
                                                MakePrefixCache make_cache) {
+  if (is_transcriber(config.model.model_path)) return start_speech_engine(config);
   if (config.compute.dp_size <= 1) return create_one(config, std::move(make_cache), {});
   return start_replicas(config, [&](const EngineConfig& of_one, const ReplicaPart& part) {
     return create_one(of_one, make_cache, part);

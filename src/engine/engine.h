@@ -34,7 +34,6 @@
 namespace espalier {
 
 class Executor;
-class Transcriber;
 class WeightControl;
 
 // Makes an engine's tiers; tests put stores of their own here.
@@ -233,10 +232,6 @@ class Engine {
                                            const std::filesystem::path& path);
   virtual Status unload_adapter(const std::string& name);
   virtual std::vector<LoadedAdapter> adapters() const { return {}; }
-
-  // Of a model that turns speech into text (speech/transcriber.h), whose requests go there; null for
-  // all others.
-  virtual Transcriber* transcriber() { return nullptr; }
 
   // Replaces the weights while the engine serves; null where they cannot be.
   virtual WeightControl* weights() { return nullptr; }
