@@ -55,9 +55,12 @@ struct WorkThreads {
   explicit WorkThreads(int num_workers)
       : workers(num_workers),
         grammars(1, "esp-grammar", kGrammarsWaitingMax),
-        weights(2, "esp-weights", kUpdatesWaitingMax) {}
+        weights(2, "esp-weights", kUpdatesWaitingMax),
+        sounds(kSoundThreads, "esp-sound", kSoundsWaitingMax) {}
   static constexpr size_t kGrammarsWaitingMax = 4;
   static constexpr size_t kUpdatesWaitingMax = 2;
+  static constexpr int kSoundThreads = 2;
+  static constexpr size_t kSoundsWaitingMax = 8;
 
   WorkerPool workers;
   // A thread for grammars that clients want compiled without a request. A hostile one takes as long
@@ -66,6 +69,9 @@ struct WorkThreads {
   // An update of weights may wait minutes for requests, which need the workers. The second thread
   // refuses another update meanwhile.
   WorkerPool weights;
+  // Audio files are decoded and their spectrograms computed here, which takes seconds for an hour
+  // of sound.
+  WorkerPool sounds;
 };
 
 // Shared by the routes and by the answers in progress, which may outlive the server by a moment.

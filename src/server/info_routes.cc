@@ -2,6 +2,7 @@
 #include <boost/json/value.hpp>
 #include <set>
 
+#include "engine/speech/speech_engine.h"
 #include "engine/weights/weight_control.h"
 #include "server/authorize.h"
 #include "server/dialects/anthropic_models.h"
@@ -10,6 +11,7 @@
 #include "server/observations.h"
 #include "server/playground/playground.h"
 #include "server/routes.h"
+#include "speech/transcriber.h"
 
 namespace espalier::server {
 
@@ -175,12 +177,14 @@ void write_engine_settings(JsonWriter& w, const EngineConfig& e) {
       .member("tokenizer_worker_num", e.model.tokenizer_threads);
 }
 
-void write_picture_settings(JsonWriter& w, const EngineConfig& e) {
+void write_media_settings(JsonWriter& w, const EngineConfig& e) {
   w.member("image_threads", e.images.image_threads)
       .member("image_cache_bytes", e.images.image_cache_bytes);
   w.member("max_images_per_request", e.images.max_images_per_request)
       .member("max_image_bytes", e.images.max_image_bytes)
       .member("max_image_pixels", e.images.max_image_pixels);
+  w.member("max_audio_bytes", e.audio.max_audio_bytes)
+      .member("max_audio_seconds", e.audio.max_audio_seconds);
 }
 
 // A prefill server's bootstrap port is the one that was chosen.
@@ -251,7 +255,7 @@ void write_settings(JsonWriter& w, const Context& context, bool admin) {
   write_private_settings(w, context, admin);
   write_engine_settings(w, context.engine.config());
   write_kv_events_setting(w, context);
-  write_picture_settings(w, context.engine.config());
+  write_media_settings(w, context.engine.config());
   write_disaggregation_settings(w, context.engine);
   write_adapter_settings(w, context.engine);
   w.member("host", c.host).member("port", c.port);
@@ -369,8 +373,29 @@ void handle_health(const ContextPtr& context, HttpRequest&&, ResponsePtr respons
 }
 
 // One token, greedy (or its vector): the whole line from queue to sampler has to work for it.
+// A model of speech reads a tenth of a second of silence.
+void check_speech(const ContextPtr& context, Transcriber& transcriber,
+                  const ResponsePtr& response) {
+  TranscriptionRequest request;
+  request.samples.resize(TranscriberInfo::kSampleRate / 10);
+  if (const auto& known = transcriber.info().languages; !known.empty()) request.language = known[0];
+  response->post_after(context->config.health_timeout, [response] {
+    if (!response->closed()) response->send(http_error(503, "no token was generated in time"));
+  });
+  const auto submitted = transcriber.submit(std::move(request), [response](
+                                                                    TranscriptEvent&& event) {
+    if (!event.finished) return;
+    response->send(event.status.ok() ? HttpResponse{} : http_error(503, event.status.message()));
+  });
+  if (submitted) return;
+  const bool busy = submitted.error().code() == StatusCode::kResourceExhausted;
+  response->send(busy ? HttpResponse{} : http_error(503, submitted.error().message()));
+}
+
 void handle_health_generate(const ContextPtr& context, HttpRequest&&, ResponsePtr response) {
   if (context->stopping) return response->send(draining());
+  if (Transcriber* const transcriber = transcriber_of(context->engine))
+    return check_speech(context, *transcriber, response);
   GenerateRequest request;
   request.rid = "HEALTH_CHECK_" + context->make_rid();
   request.input_ids = {0};
@@ -436,10 +461,12 @@ void handle_model_info(const ContextPtr& context, HttpRequest&&, ResponsePtr res
   w.member("tokenizer_path", (config.model.tokenizer_path.empty() ? config.model.model_path
                                                                   : config.model.tokenizer_path)
                                  .string());
-  w.member("is_generation", !info.pooled.has_value()).key("preferred_sampling_params").null();
+  w.member("is_generation", !info.pooled.has_value() && transcriber_of(context->engine) == nullptr)
+      .key("preferred_sampling_params")
+      .null();
   w.member("weight_version", context->weight_version());
   w.member("has_image_understanding", info.images.has_value())
-      .member("has_audio_understanding", false);
+      .member("has_audio_understanding", transcriber_of(context->engine) != nullptr);
   w.member("model_type", info.model_type).key("architectures").begin_array();
   w.value(info.architecture).end_array().end_object();
   send_json(response, std::move(out));
@@ -467,6 +494,22 @@ void write_internal_state(JsonWriter& w, const Engine& engine) {
   w.member("num_retractions", s.requests.num_retractions).end_object();
 }
 
+// What a model of speech is; null for all others.
+void write_speech(JsonWriter& w, const Transcriber* transcriber) {
+  if (transcriber == nullptr) return static_cast<void>(w.null());
+  const TranscriberInfo& info = transcriber->info();
+  w.begin_object().member("dtype", info.dtype).member("window_seconds", info.window_seconds);
+  w.member("num_mels", info.num_mels).member("num_encoder_layers", info.num_encoder_layers);
+  w.member("num_decoder_layers", info.num_decoder_layers).member("translates", info.translates);
+  w.key("languages").begin_array();
+  for (const std::string& code : info.languages) w.value(code);
+  w.end_array();
+  const TranscriberStats stats = transcriber->stats();
+  w.member("num_windows", stats.num_windows).member("audio_seconds", stats.audio_seconds);
+  w.member("encode_seconds", stats.encode_seconds).member("decode_seconds", stats.decode_seconds);
+  w.end_object();
+}
+
 void handle_server_info(const ContextPtr& context, HttpRequest&& request, ResponsePtr response) {
   const Engine& engine = context->engine;
   const EngineStats s = engine.stats();
@@ -475,6 +518,8 @@ void handle_server_info(const ContextPtr& context, HttpRequest&& request, Respon
   w.begin_object();
   write_settings(w, *context, is_admin(context->config.access, context->tenants.get(), request));
   w.member("vocab_size", engine.model_info().vocab_size);
+  w.key("speech");
+  write_speech(w, transcriber_of(context->engine));
   w.member("status", context->stopping ? "stopping" : "ready");
   w.member("max_total_num_tokens", s.memory.kv_tokens);
   w.member("max_req_input_len", max_input_len(engine));

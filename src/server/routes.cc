@@ -30,7 +30,7 @@ void write_operation(JsonWriter& w, const Route& route, const std::vector<std::s
   if (!params.empty()) w.end_array();
   if (!route.body_schema.empty()) {
     w.key("requestBody").begin_object().member("required", true).key("content").begin_object();
-    w.key("application/json").begin_object().key("schema").begin_object();
+    w.key(route.body_type).begin_object().key("schema").begin_object();
     w.member("$ref", "#/components/schemas/" + route.body_schema);
     w.end_object().end_object().end_object().end_object();
   }
@@ -103,16 +103,17 @@ const std::vector<Route>& routes() {
   static const std::vector<Route> all = [] {
     std::vector<Route> joined;
     for (const auto* group :
-         {&info_routes(),         &generate_routes(),      &stored_chat_routes(),
-          &responses_routes(),    &anthropic_routes(),     &ollama_routes(),
-          &llama_cpp_routes(),    &rerank_routes(),        &moderation_routes(),
-          &grammar_routes(),      &text_routes(),          &tool_routes(),
-          &vertex_routes(),       &exact_routes(),         &file_routes(),
-          &batch_routes(),        &session_routes(),       &lora_routes(),
-          &weight_routes(),       &event_routes(),         &observer_routes(),
-          &admin_routes(),        &profile_routes(),       &sglang_routes(),
-          &conversation_routes(), &message_batch_routes(), &expert_routes(),
-          &storage_routes(),      &cache_file_routes(),    &memory_routes()})
+         {&info_routes(),        &generate_routes(),     &audio_routes(),
+          &stored_chat_routes(), &responses_routes(),    &anthropic_routes(),
+          &ollama_routes(),      &llama_cpp_routes(),    &rerank_routes(),
+          &moderation_routes(),  &grammar_routes(),      &text_routes(),
+          &tool_routes(),        &vertex_routes(),       &exact_routes(),
+          &file_routes(),        &batch_routes(),        &session_routes(),
+          &lora_routes(),        &weight_routes(),       &event_routes(),
+          &observer_routes(),    &admin_routes(),        &profile_routes(),
+          &sglang_routes(),      &conversation_routes(), &message_batch_routes(),
+          &expert_routes(),      &storage_routes(),      &cache_file_routes(),
+          &memory_routes()})
       joined.insert(joined.end(), group->begin(), group->end());
     return joined;
   }();

@@ -33,6 +33,7 @@ struct Route {
   std::string body_schema;            // its name in openapi.json's components; empty: no body
   std::string (*schema)() = nullptr;  // the body's JSON Schema
   int status = 200;                   // of its usual answer
+  std::string_view body_type = "application/json";
 };
 
 // Calls the route's handler: here, or on a worker where the body is large, with its JSON charged to
@@ -52,6 +53,7 @@ const std::vector<Route>& ollama_routes();       // /api/*
 const std::vector<Route>& responses_routes();    // /v1/responses
 const std::vector<Route>& stored_chat_routes();  // what /v1/chat/completions has stored
 const std::vector<Route>& admin_routes();        // flush, pause, continue, abort
+const std::vector<Route>& audio_routes();        // /v1/audio/transcriptions, translations
 const std::vector<Route>& batch_routes();        // /v1/batches
 const std::vector<Route>& cache_file_routes();   // /cache/export, /cache/import
 const std::vector<Route>& event_routes();        // the cache's events

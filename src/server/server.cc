@@ -6,6 +6,7 @@
 #include <mutex>
 
 #include "base/log.h"
+#include "engine/speech/speech_engine.h"
 #include "engine/startup/system_info.h"
 #include "net/http_server.h"
 #include "server/authorize.h"
@@ -252,7 +253,12 @@ Result<std::unique_ptr<Server>> Server::create(ServerConfig config, Engine& engi
                              .count();
   auto chat = server::ChatFormat::load(context.config.answers.chat_template,
                                        engine.config().model.model_path, engine.tokenizer());
-  if (chat) {
+  if (transcriber_of(engine) != nullptr) {
+    context.chat_missing =
+        error(StatusCode::kFailedPrecondition,
+              "this model turns speech into text and does not chat: POST an audio file to "
+              "/v1/audio/transcriptions, or start a server with a language model");
+  } else if (chat) {
     context.chat = std::move(*chat);
   } else if (!context.config.answers.chat_template.empty()) {
     return fail(chat.error());
@@ -365,6 +371,7 @@ void Server::stop(Duration timeout) {
   impl_->context->threads->workers.stop();
   impl_->context->threads->grammars.stop();
   impl_->context->threads->weights.stop();
+  impl_->context->threads->sounds.stop();
   impl_->context->batches.reset();  // answers in progress may outlive the server, its folder not
 }
 

@@ -16,7 +16,7 @@ struct LackingRoutes {
 };
 
 constexpr LackingRoutes kLacking[] = {
-    {"/v1/audio/transcriptions /v1/realtime", "requests hold text alone; transcribe elsewhere"},
+    {"/v1/realtime", "POST whole sounds to /v1/audio/transcriptions"},
     {"/update_weights_from_distributed "
      "/begin_weight_update /end_weight_update",
      "POST a safetensors file to /update_weights_from_tensor, or a checkpoint's path to "
