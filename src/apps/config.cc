@@ -470,6 +470,14 @@ void add_picture_rows(SettingTable& table, EngineConfig& engine) {
                 "width times height of a picture");
 }
 
+void add_audio_rows(SettingTable& table, EngineConfig& engine) {
+  table.group("Speech");
+  table.integer("max-audio-bytes", engine.audio.max_audio_bytes, 1, int64_t{1} << 40,
+                "of an audio file; a request's body is bounded by --max-body-bytes, too");
+  table.number("max-audio-seconds", engine.audio.max_audio_seconds, 0.1, 86'400,
+               "of an audio file's sound");
+}
+
 }  // namespace
 
 void add_tls_rows(SettingTable& table, net::TlsFiles& tls) {
@@ -692,6 +700,7 @@ void add_engine_settings(SettingTable& table, AppConfig& config) {
   add_system_rows(table, config.engine);
   add_adapter_rows(table, config.engine);
   add_picture_rows(table, config.engine);
+  add_audio_rows(table, config.engine);
   table.group("Logging");
   table.custom("log-level", "debug|info|warning|error|off", "least important lines that are logged",
                config.log_level, [&config](std::string_view value) -> Status {

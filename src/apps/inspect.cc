@@ -8,6 +8,7 @@
 #include "apps/commands.h"
 #include "apps/inspect_program.h"
 #include "apps/inspect_ranks.h"
+#include "apps/inspect_speech.h"
 #include "apps/session.h"
 #include "checkpoint/checkpoint.h"
 #include "engine/config.h"
@@ -16,6 +17,7 @@
 #include "models/families/family.h"
 #include "models/model.h"
 #include "models/model_plan.h"
+#include "speech/transcriber.h"
 #include "text/template/chat_template.h"
 
 namespace espalier::apps {
@@ -269,6 +271,17 @@ void print_json(const Inspection& it) {
   fmt::print("{}\n", boost::json::serialize(out));
 }
 
+// The exit code for a model of speech; nothing for all others, and for a path that is none, which
+// inspect() reports.
+std::optional<int> inspect_if_speech(const AppConfig& app, bool json) {
+  EngineConfig config = app.engine;
+  const auto path = resolve_model_path(config.model.model_path, app.hub);
+  if (!path || !is_transcriber(*path)) return std::nullopt;
+  config.model.model_path = *path;
+  const Status status = inspect_speech(config, json);
+  return status.ok() ? kExitOk : report(status, kExitFailure);
+}
+
 }  // namespace
 
 int run_inspect(const std::vector<std::string>& args) {
@@ -300,6 +313,7 @@ int run_inspect(const std::vector<std::string>& args) {
                   kExitUsage);
   }
   if (!command.words.empty()) config.engine.model.model_path = command.words[0];
+  if (const auto exit_code = inspect_if_speech(config, json)) return *exit_code;
   const Result<Inspection> inspection = inspect(config, batch, program);
   if (!inspection) return report(inspection.error(), kExitFailure);
   if (!program.svg.empty()) {
