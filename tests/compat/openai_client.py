@@ -2,12 +2,13 @@
 import asyncio
 import json
 import os
+import pathlib
 import sys
 
 import openai
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.realpath(__file__)), "..", "e2e"))
-from harness import Server  # noqa: E402
+from harness import ROOT, Server  # noqa: E402
 
 QUESTION = [{"role": "system", "content": "You are brief."},
             {"role": "user", "content": "What is the capital of France?"}]
@@ -174,7 +175,33 @@ async def many(url, model):
     assert all(a.choices[0].message.content is not None for a in answers)
 
 
+def transcriptions():
+    """By a small Whisper model of random weights: the answers' types are the client's."""
+    folder = os.path.join(ROOT, "tests", "golden")
+    with Server("--model-path", os.path.join(folder, "speech", "multilingual"), "--dtype", "float32") as server:
+        client = openai.OpenAI(base_url=f"http://127.0.0.1:{server.port}/v1", api_key="any", max_retries=0)
+        audio = pathlib.Path(folder, "media", "sounds", "pcm16.wav")
+        text = client.audio.transcriptions.create(model="m", file=audio, language="en").text
+        show("transcription", repr(text))
+        verbose = client.audio.transcriptions.create(model="m", file=audio, language="en", temperature=0,
+                                                     response_format="verbose_json",
+                                                     timestamp_granularities=["segment"])
+        assert verbose.language == "english" and verbose.duration == 0.25 and verbose.segments[0].tokens
+        assert client.audio.transcriptions.create(model="m", file=audio, language="en",
+                                                  response_format="text") == text + "\n"
+        events = list(client.audio.transcriptions.create(model="m", file=audio, language="en", stream=True))
+        assert "".join(event.delta for event in events[:-1]) == text == events[-1].text
+        assert events[-1].type == "transcript.text.done" and events[-1].usage.output_tokens > 0
+        assert client.audio.translations.create(model="m", file=audio).text is not None
+        try:
+            client.audio.transcriptions.create(model="m", file=audio, language="xx")
+            raise AssertionError("an unknown language was accepted")
+        except openai.BadRequestError as refused:
+            show("an unknown language", refused.message)
+
+
 def main():
+    transcriptions()
     with Server("--enable-cache-report") as server:
         url = f"http://127.0.0.1:{server.port}/v1"
         client = openai.OpenAI(base_url=url, api_key="any", max_retries=0)
