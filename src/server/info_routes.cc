@@ -379,7 +379,7 @@ void check_speech(const ContextPtr& context, Transcriber& transcriber,
   TranscriptionRequest request;
   request.samples.resize(TranscriberInfo::kSampleRate / 10);
   if (const auto& known = transcriber.info().languages; !known.empty()) request.language = known[0];
-  response->post_after(context->config.health_timeout, [response] {
+  response->post_after(context->config.limits.health_timeout, [response] {
     if (!response->closed()) response->send(http_error(503, "no token was generated in time"));
   });
   const auto submitted = transcriber.submit(std::move(request), [response](
