@@ -29,6 +29,9 @@ with sgl.Engine(max_total_tokens=2048) as engine:     # the model that ships
         raise SystemExit("a variable that is absent was read")
     except KeyError:
         pass
+with sgl.Engine("seeing", max_total_tokens=2048) as engine:
+    seeing = engine.get_server_info()["model_path"]
+    assert seeing.startswith(sys.prefix) and seeing.endswith("/seeing_model"), seeing
 libraries = {line.split()[-1] for line in open("/proc/self/maps") if ".so" in line}
 print(json.dumps({"tokens": answer["meta_info"]["completion_tokens"], "text": state["next"],
                   "libraries": sorted(libraries)}))
