@@ -27,8 +27,8 @@ Result<std::filesystem::path> model_folder(const std::filesystem::path& given,
 
 // Opens an engine that logs warnings and errors only, unless the setting log-level says otherwise.
 // model_path is what --model-path takes: a folder, a .gguf file, a model that ships by its name, or
-// org/name of a Hugging Face hub, which is fetched into its cache (settings revision, download-dir).
-// kInvalidArgument for an unknown name or a wrong value.
+// org/name of a Hugging Face hub, which is fetched into its cache (settings revision,
+// download-dir). kInvalidArgument for an unknown name or a wrong value.
 Result<std::unique_ptr<Engine>> open_engine(const std::filesystem::path& model_path,
                                             const NamedSettings& settings);
 
