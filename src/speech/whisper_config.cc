@@ -9,6 +9,7 @@ namespace espalier::speech {
 namespace {
 
 constexpr int64_t kSizeMax = 1 << 20;
+constexpr int32_t kEnglishVocabulary = 51864;
 
 Result<int32_t> read_positive(const JsonObject& config, const char* field) {
   ESP_ASSIGN_OR_RETURN(const int64_t value, config.integer(field, 1, kSizeMax));
@@ -57,7 +58,10 @@ Result<std::vector<TokenId>> read_tokens(const JsonObject& config, const char* f
 
 Status read_languages(const JsonObject& config, const Tokenizer& tokenizer, int32_t vocab_size,
                       WhisperTokens& tokens) {
-  ESP_ASSIGN_OR_RETURN(const bool multilingual, config.boolean_or("is_multilingual", true));
+  // Early folders do not state it; then the vocabulary does, for the English models have one token
+  // less than the smallest of the others.
+  ESP_ASSIGN_OR_RETURN(const bool multilingual,
+                       config.boolean_or("is_multilingual", vocab_size != kEnglishVocabulary));
   if (!multilingual) return Status();
   std::optional<JsonObject> stated;
   if (config.has("lang_to_id")) {

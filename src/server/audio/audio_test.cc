@@ -129,7 +129,7 @@ TEST_F(AudioTest, TextEqualsTransformers) {
     if (translate) continue;
     EXPECT_EQ(answer.parsed().at("text"), tested.at("text"));
     if (!tested.at("timestamps").as_bool()) continue;
-    const json::array& segments = answer.parsed().at("segments").as_array();
+    const json::array segments = answer.parsed().at("segments").as_array();
     ASSERT_EQ(segments.size(), tested.at("segments").as_array().size());
     for (size_t i = 0; i < segments.size(); ++i) {
       EXPECT_NEAR(segments[i].at("end").to_number<double>(),
