@@ -153,7 +153,7 @@ TEST_F(AudioTest, AStreamsDeltasAreItsText) {
     last = std::string(event.at("type").as_string());
     if (last == "transcript.text.delta") text += event.at("delta").as_string();
     if (last == "transcript.text.done") {
-      EXPECT_EQ(event.at("text"), text);
+      EXPECT_EQ(event.at("text").as_string(), text);
     }
     ++events;
   }
