@@ -7,6 +7,7 @@
 #include <cstring>
 #include <thread>
 
+#include "apps/command_line.h"
 #include "apps/commands.h"
 #include "apps/signals.h"
 #include "base/fatal_exit.h"
