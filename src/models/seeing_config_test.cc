@@ -102,6 +102,43 @@ TEST(SeeingConfig, PairsTakeTurns) {
   EXPECT_TRUE(rope_components({.rotary_dim = 8}).empty());
 }
 
+// The fields of Qwen3-VL-4B as they were released, with the rope in rope_scaling.
+TEST(SeeingConfig, ReadsQwen3VlAsItWasReleased) {
+  const auto config = JsonObject::parse(R"({
+    "architectures": ["Qwen3VLForConditionalGeneration"], "image_token_id": 151655,
+    "model_type": "qwen3_vl", "tie_word_embeddings": true,
+    "text_config": {"attention_bias": false, "dtype": "bfloat16", "eos_token_id": 151645,
+      "head_dim": 128, "hidden_act": "silu", "hidden_size": 2560, "intermediate_size": 9728,
+      "max_position_embeddings": 262144, "model_type": "qwen3_vl_text", "num_attention_heads": 32,
+      "num_hidden_layers": 36, "num_key_value_heads": 8, "rms_norm_eps": 1e-06,
+      "rope_scaling": {"mrope_interleaved": true, "mrope_section": [24, 20, 20],
+                       "rope_type": "default"},
+      "rope_theta": 5000000, "vocab_size": 151936},
+    "vision_config": {"deepstack_visual_indexes": [5, 11, 17], "depth": 24,
+      "hidden_act": "gelu_pytorch_tanh", "hidden_size": 1024, "in_channels": 3,
+      "intermediate_size": 4096, "model_type": "qwen3_vl", "num_heads": 16,
+      "num_position_embeddings": 2304, "out_hidden_size": 2560, "patch_size": 16,
+      "spatial_merge_size": 2, "temporal_patch_size": 2}})",
+                                        "config.json");
+  ASSERT_TRUE(config);
+  const auto decoder = make_decoder_spec(*config);
+  ASSERT_TRUE(decoder) << decoder.error().message();
+  EXPECT_TRUE(decoder->tied_embeddings);
+  EXPECT_EQ(decoder->ropes[0].sections, (std::vector<int32_t>{24, 20, 20}));
+  EXPECT_TRUE(decoder->ropes[0].interleaved_sections);
+  EXPECT_EQ(decoder->ropes[0].theta, 5e6);
+  EXPECT_EQ(decoder->images->num_deep_parts, 3);
+  EXPECT_TRUE(decoder->layers[0].attention.qk_norm);
+  const auto encoder = make_encoder_spec(*config);
+  ASSERT_TRUE(encoder) << encoder.error().message();
+  EXPECT_EQ((*encoder)->projector->row_width(), decoder->span_width());
+  EXPECT_EQ((*encoder)->patches->position_side, 48);
+  EXPECT_EQ((*encoder)->projector->deepstack[2].layer, 17);
+  // As transformers counts them.
+  EXPECT_EQ((*encoder)->num_parameters(), 415'347'712);
+  EXPECT_EQ(decoder->num_parameters(), 4'022'468'096);
+}
+
 TEST(SeeingConfig, RandomValuesAreTakenOrRefused) {
   const std::vector<std::string> values = {
       "0",    "-1",       "1",  "7",  "2147483647", "1e9", "null",
