@@ -118,8 +118,7 @@ std::vector<TokenId> SessionTable::tokens_of(RequestId request) const {
 
 Result<SessionTable::Base> SessionTable::base_of(const Session& session,
                                                  const SessionParams& params) const {
-  if (session.options.streaming)
-    ESP_RETURN_IF_ERROR(check_appends(session.options, params));
+  if (session.options.streaming) ESP_RETURN_IF_ERROR(check_appends(session.options, params));
   Base base;
   if (!params.rid.empty()) {
     const auto it = session.by_rid.find(params.rid);

@@ -13,11 +13,12 @@
 namespace espalier::grammar {
 
 // Adds the grammar's rules to `ir` and returns the rule named `root`; of a grammar in Lark's
-// syntax, `start`. Literals and classes accept the escapes \n \t \r \b \f \\ \" \' \[ \] \- \xHH \uHHHH
-// \UHHHHHHHH. Repetition is * + ? {m} {m,} {,n} {m,n}, after optional white space on the same line.
+// syntax, `start`. Literals and classes accept the escapes \n \t \r \b \f \\ \" \' \[ \] \- \xHH
+// \uHHHH \UHHHHHHHH. Repetition is * + ? {m} {m,} {,n} {m,n}, after optional white space on the
+// same line.
 // `.` is any character. A rule's body continues to the next line that begins a rule.
-// `limits` bound the schemas within a grammar. kInvalidArgument names the line and the mistake: an undefined rule, a rule defined twice, and so
-// on.
+// `limits` bound the schemas within a grammar. kInvalidArgument names the line and the mistake: an
+// undefined rule, a rule defined twice, and so on.
 Result<RuleId> parse_ebnf(Ir& ir, std::string_view text, std::string_view root = "root",
                           const GrammarLimits& limits = {});
 

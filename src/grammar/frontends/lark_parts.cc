@@ -28,7 +28,8 @@ bool is_number(char c) { return (c >= '0' && c <= '9') || c == '.' || c == '-' |
 // to the end of its line; 1 where neither begins. `left` is not empty.
 size_t piece(std::string_view left, bool lark) {
   const char mark = left[0];
-  if (lark && (mark == '#' || left.starts_with("//"))) return std::min(left.find('\n'), left.size());
+  if (lark && (mark == '#' || left.starts_with("//")))
+    return std::min(left.find('\n'), left.size());
   if (mark != '"' && !(lark && mark == '/')) return 1;
   for (size_t i = 1; i < left.size(); ++i) {
     if (left[i] == '\\') {

@@ -31,10 +31,10 @@ struct RegexOptions {
 // * + ? {m} {m,} {m,n} {,n}, also lazy, which has the same language; ^ and $ (and \A \Z \z) as the
 // ends of the text, wherever they stand; (?i) and (?s) at the start. \d, \w and \s are ASCII as in
 // ECMA-262 without /u (\s includes Unicode's spaces). `.` is any character but \n, and with (?s)
-// any. (?=...) and (?!...) anywhere, which make the result one DFA. Rejected by name: back-references, look-behind,
-// \b \B, possessive and atomic groups, conditionals, other inline flags. kResourceExhausted:
-// look-aheads or anchors need more automaton states than the limits allow. kInvalidArgument names
-// the character offset and the mistake.
+// any. (?=...) and (?!...) anywhere, which make the result one DFA. Rejected by name:
+// back-references, look-behind, \b \B, possessive and atomic groups, conditionals, other inline
+// flags. kResourceExhausted: look-aheads or anchors need more automaton states than the limits
+// allow. kInvalidArgument names the character offset and the mistake.
 Result<ExprId> parse_regex(Ir& ir, std::string_view pattern, const RegexOptions& options = {});
 
 }  // namespace espalier::grammar
