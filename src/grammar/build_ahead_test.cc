@@ -10,6 +10,7 @@
 
 #include "grammar/conformance.h"
 #include "grammar/grammar.h"
+#include "grammar/masks/test_vocabulary.h"
 
 namespace espalier::grammar {
 namespace {
@@ -94,6 +95,79 @@ TEST(BuildAhead, MasksAreTheSameWhileRulesAreBuilt) {
     other.join();
     stop = round % 2 == 1;
     builder.join();
+  }
+}
+
+// Strings with patterns and formats, of which masks are made ahead.
+constexpr const char* kPatterns =
+    R"({"type":"object","properties":{"a":{"type":"string","pattern":"[a-z]{70}"},
+        "b":{"type":"array","items":{"type":"string","format":"date-time"}},
+        "c":{"type":"string","pattern":"^\\S+@\\S+$"}},"additionalProperties":false})";
+constexpr std::string_view kPatternText =
+    R"({"a":"abc-)"
+    "abcdefghijklmnopqrstuvwxyzabcdefghijklmnopqrstuvwxyzabcdefghijklmnopqr"
+    R"(","b":["2024-02-29T23:59:59Z"],"c":"x@y.zz"})";
+
+std::vector<std::vector<uint32_t>> masks_along_patterns(
+    const std::shared_ptr<CompiledGrammar>& grammar) {
+  std::vector<std::vector<uint32_t>> out;
+  Matcher matcher(grammar);
+  for (const char& c : kPatternText) {
+    out.emplace_back(static_cast<size_t>(matcher.words_per_mask()));
+    matcher.fill_mask(out.back());
+    EXPECT_TRUE(matcher.accept_bytes({&c, 1})) << c;
+  }
+  EXPECT_TRUE(matcher.can_end());
+  return out;
+}
+
+std::shared_ptr<CompiledGrammar> compiled_patterns(const std::shared_ptr<const TokenTrie>& trie) {
+  return compile_grammar({.kind = GrammarSpec::Kind::kJsonSchema,
+                          .source = kPatterns,
+                          .choices = {},
+                          .whitespace = Whitespace::kAny},
+                         trie)
+      .value();
+}
+
+TEST(MasksAhead, AreMadeInsidePatternsAndChangeNoMask) {
+  const auto trie = made_up_vocabulary(7);
+  const auto lazy = compiled_patterns(trie), ahead = compiled_patterns(trie);
+  ahead->build_ahead([] { return false; });
+  const size_t num_bytes = ahead->num_bytes();
+  ahead->make_masks_ahead([] { return false; });
+  // Each of the positions of the first pattern has a mask of its own.
+  EXPECT_GT(ahead->size().num_masks, 15u);
+  EXPECT_LE(ahead->size().num_masks, CompiledGrammar::kMasksAheadMax);
+  EXPECT_GT(ahead->num_bytes(), num_bytes);
+  EXPECT_EQ(masks_along_patterns(ahead), masks_along_patterns(lazy));
+}
+
+TEST(MasksAhead, StopOnRequestAndNeedNoBuiltRules) {
+  const auto trie = made_up_vocabulary(7);
+  const auto grammar = compiled_patterns(trie);
+  grammar->make_masks_ahead([] { return true; });
+  EXPECT_EQ(grammar->size().num_masks, 0u);
+  grammar->build_ahead([] { return false; });
+  size_t asked = 0;
+  grammar->make_masks_ahead([&] { return asked++ == 16; });
+  const size_t half = grammar->size().num_masks;
+  grammar->make_masks_ahead([] { return false; });
+  EXPECT_GT(half, 0u);
+  EXPECT_GT(grammar->size().num_masks, half);
+}
+
+TEST(MasksAhead, AreTheSameWhileTextsAreFollowed) {
+  const auto trie = made_up_vocabulary(7);
+  const auto expected = masks_along_patterns(compiled_patterns(trie));
+  for (int round = 0; round < 5; ++round) {
+    const auto grammar = compiled_patterns(trie);
+    std::thread maker([&] {
+      grammar->build_ahead([] { return false; });
+      grammar->make_masks_ahead([] { return false; });
+    });
+    EXPECT_EQ(masks_along_patterns(grammar), expected);
+    maker.join();
   }
 }
 

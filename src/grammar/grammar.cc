@@ -158,6 +158,25 @@ void CompiledGrammar::build_ahead(const std::function<bool()>& stop) {
   }
 }
 
+void CompiledGrammar::make_masks_ahead(const std::function<bool()>& stop) {
+  constexpr size_t kNodesPerLock = 4096;
+  const std::vector<Network::Node>& nodes = impl_->network.nodes;
+  const auto num_bytes = [&] { return impl_->earley.num_bytes() + impl_->masks.num_bytes(); };
+  const size_t bytes_max = num_bytes() + kMasksAheadBytesMax;
+  size_t num_made = 0;
+  for (size_t node = 0; num_made < kMasksAheadMax && !stop();) {
+    while (impl_->mutex.awaited()) std::this_thread::yield();
+    const std::lock_guard lock(impl_->mutex);
+    // A mask of a rule that is not deterministic may take more work than a call may.
+    const size_t end = std::min(node + kNodesPerLock, nodes.size());
+    while (node < end && !nodes[node].deterministic) ++node;
+    impl_->earley.begin_call();
+    const bool enough = num_bytes() > bytes_max || impl_->earley.closure().near_limit();
+    if (node == nodes.size() || enough) return;
+    if (node < end && impl_->masks.make_ahead(static_cast<NodeId>(node++))) ++num_made;
+  }
+}
+
 bool CompiledGrammar::exhausted() const { return impl_->earley.exhausted(); }
 size_t CompiledGrammar::num_bytes() const {
   const size_t network =

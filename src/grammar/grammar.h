@@ -81,6 +81,12 @@ class CompiledGrammar {
   // without the lock. Matchers that wait for the lock go first.
   void build_ahead(const std::function<bool()>& stop);
   static constexpr size_t kBuiltAheadBytesMax = size_t{8} << 20;
+  // Makes masks inside patterns before a text reaches them, of the rules that are built: the masks
+  // that take longest. It ends when at most kMasksAheadMax are made, `stop` returns true, or what
+  // is made holds kMasksAheadBytesMax. Locks and threads as in build_ahead().
+  void make_masks_ahead(const std::function<bool()>& stop);
+  static constexpr size_t kMasksAheadMax = 1000;
+  static constexpr size_t kMasksAheadBytesMax = size_t{4} << 20;
 
  private:
   friend class Matcher;

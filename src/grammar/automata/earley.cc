@@ -60,6 +60,12 @@ SetId EarleyRecogniser::opened(SetId set) {
   return closure_.intern_settled({&item, 1});
 }
 
+SetId EarleyRecogniser::opened_at(NodeId node) {
+  if (!network_.nodes[node].closed || network_.only_final(node)) return kDead;
+  const EarleyItem item{node, ReturnStates::kUnknown};
+  return closure_.intern_settled({&item, 1});
+}
+
 SetId EarleyRecogniser::after_lexeme(SetId set) {
   const EarleyItem item = sets_.kernel(set)[0];
   kernel_ = {{network_.nodes[item.node].end, item.return_id, item.count}};

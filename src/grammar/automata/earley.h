@@ -87,7 +87,11 @@ class EarleyRecogniser {
   // For a set of one item in a closed rule: the same item with an unknown return state, where
   // step_without_text() returns kNeedsText at the end of the rule. Returns kDead for other sets.
   SetId opened(SetId set);
-  SetId after_lexeme(SetId set);  // or kNeedsText. REQUIRES: inside() has a tag
+  // The same for an item at this node without a count. Returns kDead for nodes of other rules.
+  SetId opened_at(NodeId node);
+  // The set behind the end of the rule, or kNeedsText. REQUIRES: inside() has a tag, or the set is
+  // one item at a node with a string state.
+  SetId after_lexeme(SetId set);
 
   bool accepting(SetId set) const { return sets_.accepting(set); }
   bool exhausted() const { return closure_.exhausted(); }

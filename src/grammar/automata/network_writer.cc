@@ -6,23 +6,24 @@
 #include <vector>
 
 #include "base/rng.h"
+#include "grammar/automata/lexeme.h"
 
 namespace espalier::grammar {
 
 NodeId NetworkWriter::add_rule(const IrRules::Rule& rule, const Ir::Graph& graph) {
   const NodeId base = append_graph(rule, graph);
-  finish(base, rule);
+  finish(base, base, rule);
   return base;
 }
 
 NodeId NetworkWriter::add_rule(const IrRules::Rule& rule, const Nfa& nfa) {
   const NodeId base = append_nfa(rule, nfa);
-  finish(base, rule);
+  finish(base, base + nfa.start, rule);
   return base + nfa.start;
 }
 
 // Completes the nodes from `base` on, which are those of one rule.
-void NetworkWriter::finish(NodeId base, const IrRules::Rule& rule) {
+void NetworkWriter::finish(NodeId base, NodeId start, const IrRules::Rule& rule) {
   if (rule.counter >= 0) find_room(base, static_cast<size_t>(rule.counter));
   const auto end = static_cast<NodeId>(network_.nodes.size());
   bool closed = true;
@@ -30,6 +31,63 @@ void NetworkWriter::finish(NodeId base, const IrRules::Rule& rule) {
     closed =
         network_.calls_of(id).empty() && (!network_.nodes[id].final || network_.only_final(id));
   for (NodeId id = base; id < end; ++id) network_.nodes[id].closed = closed;
+  if (closed) find_string_states(base, start);
+}
+
+bool NetworkWriter::is_deterministic(NodeId base) const {
+  const auto overlap = [](const auto& a, const auto& b) { return b.low <= a.high; };
+  for (auto id = base; id < network_.nodes.size(); ++id) {
+    const std::span<const Network::ByteEdge> edges = network_.bytes_of(id);
+    if (!network_.counts_of(id).empty() ||
+        std::ranges::adjacent_find(edges, overlap) != edges.end())
+      return false;
+  }
+  return true;
+}
+
+// Follows the rule's texts beside the automaton of JSON strings; states[i] becomes the state at
+// node base + i. Returns false where some text is no string, or a node is reached in two states.
+bool NetworkWriter::follow_string(NodeId base, NodeId start, std::vector<uint8_t>& states) const {
+  const LexemeAutomaton& strings = lexeme_automaton(Lexeme::kString);
+  std::vector<NodeId> open = {start};
+  states[start - base] = LexemeAutomaton::kStart;
+  bool alike = true;
+  const auto reach = [&](NodeId id, uint8_t state) {
+    uint8_t& known = states[id - base];
+    if (known == Network::Node::kNoState) open.push_back(id);
+    alike &= state != LexemeAutomaton::kDead &&
+             (known == Network::Node::kNoState || known == state) &&
+             network_.nodes[id].final == (state == strings.end);
+    known = state;
+  };
+  while (alike && !open.empty()) {
+    const NodeId id = open.back();
+    open.pop_back();
+    const uint8_t state = states[id - base];
+    for (const Network::CountEdge& edge : network_.counts_of(id)) reach(edge.target, state);
+    for (const Network::ByteEdge& edge : network_.bytes_of(id)) {
+      for (size_t byte = edge.low; byte <= edge.high; ++byte)
+        reach(edge.target, strings.next[state][byte]);
+    }
+  }
+  return alike;
+}
+
+void NetworkWriter::find_string_states(NodeId base, NodeId start) {
+  const auto nodes = std::span(network_.nodes).subspan(base);
+  const auto is_final = [](const Network::Node& node) { return node.final; };
+  const auto final_node = std::ranges::find_if(nodes, is_final);
+  const auto has_tag = [](const Network::Node& node) { return node.tag != 0; };
+  std::vector<uint8_t> states(nodes.size(), Network::Node::kNoState);
+  if (std::ranges::any_of(nodes, has_tag) || std::ranges::count_if(nodes, is_final) != 1 ||
+      !follow_string(base, start, states))
+    return;
+  const bool deterministic = is_deterministic(base);
+  for (size_t i = 0; i < nodes.size(); ++i) {
+    nodes[i].string_state = states[i];
+    nodes[i].deterministic = deterministic;
+    nodes[i].end = base + static_cast<NodeId>(final_node - nodes.begin());
+  }
 }
 
 // Appends a deterministic graph unchanged.

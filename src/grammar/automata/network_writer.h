@@ -35,7 +35,10 @@ class NetworkWriter {
   NodeId append_graph(const IrRules::Rule& from, const Ir::Graph& graph);
   NodeId append_nfa(const IrRules::Rule& from, const Nfa& nfa);
   void find_room(NodeId base, size_t counter);
-  void finish(NodeId base, const IrRules::Rule& rule);
+  void finish(NodeId base, NodeId start, const IrRules::Rule& rule);
+  bool is_deterministic(NodeId base) const;
+  bool follow_string(NodeId base, NodeId start, std::vector<uint8_t>& states) const;
+  void find_string_states(NodeId base, NodeId start);
   template <typename T>
   void append(std::vector<T>& list, const T& value) const {
     constexpr size_t kFew = 64;

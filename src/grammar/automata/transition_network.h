@@ -72,11 +72,17 @@ struct Network {
     uint32_t room = 0;     // with a counter: least number of ticks to the end of the rule
     bool final = false;
     uint16_t tag = 0;    // a state of a lexeme (lexeme.h), or 0
-    NodeId end = 0;      // of a node with a tag: the final node of its rule
+    NodeId end = 0;      // of a node with a tag or a string state: the final node of its rule
     int32_t check = -1;  // index into checks: what must hold of the value that ends here
     // The rule calls no other and has no edges at its final nodes (a string, for example), so what
     // follows it is irrelevant inside it.
     bool closed = false;
+    // In a rule whose texts are JSON strings, as that of a pattern or a format: the state of
+    // Lexeme::kString that a text at the node has reached. `deterministic`: the rule counts
+    // nothing, and no byte leads from one of its nodes to two.
+    static constexpr uint8_t kNoState = 0xff;
+    uint8_t string_state = kNoState;
+    bool deterministic = false;
   };
   std::vector<Node> nodes;
   std::vector<ByteEdge> byte_edges;  // by node, sorted by (low, target)

@@ -16,49 +16,128 @@ bool has_character_byte(int low, int high) {
 
 }  // namespace
 
-// Follows the rest of a character of the class from a position inside it. The sets behind the
-// character are appended to targets_, each once from its last list on.
-bool CharClassSearch::follow(int kind, uint8_t position, SetId at, bool& any) {
-  bool all = true;
-  SetId last = EarleySets::kDead;
-  for (const Edge& edge : edges_[static_cast<size_t>(kind)]) {
-    if (edge.from != position) continue;
-    const SetId to = earley_.step_without_text(at, edge.byte);
-    if (!EarleySets::leads_on(to)) {
-      all = false;
-      continue;
+// Returns whether a byte leads to a set, and which.
+bool CharClassSearch::step(SetId from, uint8_t byte, SetId& to) {
+  to = earley_.step_without_text(from, byte);
+  if (to != EarleySets::kDead) any_ = true;
+  if (EarleySets::leads_on(to)) return true;
+  all_ = false;
+  return false;
+}
+
+// Adds a set behind a character to those of the kind under way, once.
+void CharClassSearch::add_target(SetId to) {
+  const SetId next = earley_.canonical(to);
+  const auto begin = targets_.begin() + static_cast<std::ptrdiff_t>(kind_begin_);
+  if (std::find(begin, targets_.end(), next) == targets_.end()) targets_.push_back(next);
+}
+
+// Follows the characters of one byte. Bytes between two cuts lead to the same set, so one of them
+// is tried.
+void CharClassSearch::follow_ascii(int kind, SetId set) {
+  int tried = -1;  // the byte before the current one, if it was tried or is like one that was
+  for (const uint8_t byte : ascii_of_kind(kind)) {
+    const bool same = tried + 1 == byte && !cuts_.has(byte);
+    tried = byte;
+    if (same) continue;
+    SetId to;
+    if (!bytes_.has(byte)) {
+      all_ = false;
+    } else if (step(set, byte, to)) {
+      add_target(to);
     }
-    any = true;
+  }
+}
+
+// Follows the rest of a character beyond ASCII from a position inside it.
+void CharClassSearch::follow(int kind, uint8_t position, SetId at) {
+  SetId last = EarleySets::kDead;
+  for (const Edge& edge : edges_[static_cast<size_t>(char_class_of_kind(kind))]) {
+    if (edge.from != position) continue;
+    SetId to;
+    if (!step(at, edge.byte, to)) continue;
     if (edge.to != CharClassAutomaton::kWhole) {
       if (std::ranges::find(within_, std::pair(edge.to, to)) != within_.end()) continue;
       within_.emplace_back(edge.to, to);
-      all &= follow(kind, edge.to, to, any);
+      follow(kind, edge.to, to);
     } else if (to != last) {
       last = to;
-      const SetId next = earley_.canonical(to);
-      const auto begin = targets_.begin() + static_cast<std::ptrdiff_t>(targets_begin_);
-      if (std::find(begin, targets_.end(), next) == targets_.end()) targets_.push_back(next);
+      add_target(to);
     }
   }
-  return all;
 }
 
-const CharClassSearch::Led& CharClassSearch::lead(int kind, SetId from) {
-  const auto [it, added] = led_.try_emplace(uint64_t{from} << 4 | static_cast<uint64_t>(kind));
-  Led& led = it->second;
-  if (!added) return led;
-  within_.clear();
-  targets_begin_ = targets_.size();
-  led.all = follow(kind, CharClassAutomaton::kStart, from, led.any);
-  led.begin = static_cast<uint32_t>(targets_begin_);
-  led.end = static_cast<uint32_t>(targets_.size());
-  return led;
+// Follows the characters of a kind and adds what they lead to to the lead of its class. Returns
+// the target of the kind.
+SetId CharClassSearch::follow_kind(int kind, SetId set, Lead& lead) {
+  all_ = true;
+  any_ = false;
+  kind_begin_ = targets_.size();
+  if (!ascii_of_kind(kind).empty()) {
+    follow_ascii(kind, set);
+  } else if ((bytes_.words[2] | bytes_.words[3]) == 0) {
+    all_ = false;
+  } else {
+    within_.clear();
+    follow(kind, CharClassAutomaton::kStart, set);
+  }
+  lead.all &= all_;
+  const size_t count = targets_.size() - kind_begin_;
+  const SetId one = !any_ ? EarleySets::kDead : all_ && count == 1 ? targets_.back() : kMixed;
+  // The class has each set once.
+  const auto begin = targets_.begin() + lead.begin;
+  const auto end = targets_.begin() + static_cast<std::ptrdiff_t>(kind_begin_);
+  const auto known = [&](SetId to) { return std::find(begin, end, to) != end; };
+  targets_.erase(std::remove_if(end, targets_.end(), known), targets_.end());
+  return one;
 }
 
-// Adds the sets that led_ names to found_, each once in a search. `from` is the index in found_ of
-// the set from which the class led to them.
-void CharClassSearch::find(const Led& led, int kind, size_t from) {
-  for (uint32_t i = led.begin; i < led.end; ++i) {
+// Returns the index of the set in leads_.
+uint32_t CharClassSearch::row_of(SetId set) {
+  if (rows_.size() <= set) rows_.resize(earley_.num_sets(), 0);
+  if (rows_[set] == 0) {
+    leads_.emplace_back();
+    rows_[set] = static_cast<uint32_t>(leads_.size());
+  }
+  return rows_[set] - 1;
+}
+
+void CharClassSearch::list_edges(SetId set) {
+  if (std::exchange(listed_, set) == set) return;
+  bytes_ = cuts_ = {};
+  for (const EarleyItem& item : earley_.sets().scanning(set)) {
+    for (const Network::ByteEdge& edge : earley_.network().bytes_of(item.node)) {
+      bytes_.add(edge.low, edge.high);
+      cuts_.add(edge.low, edge.low);
+      if (edge.high < 0xff) cuts_.add(edge.high + 1, edge.high + 1);
+    }
+  }
+}
+
+const CharClassSearch::Lead& CharClassSearch::lead(SetId set, int char_class) {
+  const uint32_t row = row_of(set);
+  const Lead& known = leads_[row].of_classes[static_cast<size_t>(char_class)];
+  if (known.made) return known;
+  if (edges_[0].empty()) make_edges();
+  list_edges(set);
+  Lead made{.made = true, .begin = static_cast<uint32_t>(targets_.size())};
+  for (int kind = 0; kind < kNumCharKinds; ++kind) {
+    if (char_class_of_kind(kind) == char_class)
+      leads_[row].of_kinds[static_cast<size_t>(kind)] = follow_kind(kind, set, made);
+  }
+  made.end = static_cast<uint32_t>(targets_.size());
+  return leads_[row].of_classes[static_cast<size_t>(char_class)] = made;
+}
+
+SetId CharClassSearch::target(SetId set, int kind) {
+  lead(set, char_class_of_kind(kind));
+  return leads_[rows_[set] - 1].of_kinds[static_cast<size_t>(kind)];
+}
+
+// Adds the sets that leads_ names to found_, each once in a search. `from` is the index in found_
+// of the set from which the class led to them.
+void CharClassSearch::find(const Lead& lead, int kind, size_t from) {
+  for (uint32_t i = lead.begin; i < lead.end; ++i) {
     const SetId next = targets_[i];
     if (rounds_.size() <= next) rounds_.resize(earley_.num_sets() + next, 0);
     if (std::exchange(rounds_[next], round_) == round_) continue;
@@ -68,56 +147,49 @@ void CharClassSearch::find(const Led& led, int kind, size_t from) {
   }
 }
 
-// Searches with the given classes. Those that do not lead on everywhere go to `failed`, or, where a
-// mark led to the set at which letters fail (the slash of a path, behind which only a number may
-// stand), that mark, since the letters make up more tokens.
-CharClassSearch::Absorbed CharClassSearch::search(SetId set, CharClassSet kinds,
-                                                  CharClassSet& failed) {
+// Searches with the given classes; returns false beyond a bound. Those that do not lead on
+// everywhere go to `failed`, or, where a mark led to the set at which letters fail (the slash of a
+// path, behind which only a number may stand), that mark, since the letters make up more tokens.
+bool CharClassSearch::search(SetId set, CharClassSet kinds, CharClassSet& failed) {
   ++round_;
   found_ = {set};
   marks_ = {0};
   size_t begin = 0;
   for (size_t level = 0; begin < found_.size() && level <= longest_; ++level) {
-    bool any = false;
     CharClassSet marks = 0;
     for (const size_t end = found_.size(); begin < end; ++begin) {
       for (int kind = 0; kind < kNumCharClasses; ++kind) {
         if (!(kinds >> kind & 1)) continue;
-        const Led& led = lead(kind, found_[begin]);
-        any |= led.any;
-        if (!led.all) {
+        const Lead here = lead(found_[begin], kind);
+        if (!here.all) {
           failed |= static_cast<CharClassSet>(1 << kind);
           if (kind < kNumLetterClasses) marks |= marks_[begin];
         }
-        find(led, kind, begin);
+        find(here, kind, begin);
       }
     }
-    if (level > 0 && !any) {
-      // ASCII tokens are selected by length; the other tokens are walked.
-      failed = kinds & ~kAsciiCharClasses;
-      return {kinds, level};
-    }
-    if (found_.size() > kSetsMax) return {};
+    if (found_.size() > kSetsMax) return false;
     if (failed == 0) continue;
     if (marks != 0) failed = marks;
     break;
   }
-  return {kinds};
+  return true;
 }
 
-CharClassSearch::Absorbed CharClassSearch::absorbed(SetId set) {
-  if (edges_[0].empty()) make_edges();
-  if (led_.size() + targets_.size() > kLedMax) {
-    led_.clear();
+CharClassSet CharClassSearch::absorbed(SetId set) {
+  if (leads_.size() > kLeadsMax) {
+    leads_.clear();
     targets_.clear();
+    std::ranges::fill(rows_, 0);
+    listed_ = EarleySets::kDead;
   }
   for (CharClassSet kinds = kAllCharClasses; kinds != 0;) {
     CharClassSet failed = 0;
-    const Absorbed found = search(set, kinds, failed);
-    if (failed == 0 || found.kinds == 0) return found;
-    kinds &= ~failed;
+    if (!search(set, kinds, failed)) return 0;
+    if (failed == 0) return kinds;
+    kinds &= static_cast<CharClassSet>(~failed);
   }
-  return {};
+  return 0;
 }
 
 // Follows the edges of the set's rules, whatever their counters allow, so it may find more than can

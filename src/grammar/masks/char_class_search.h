@@ -1,5 +1,5 @@
-// Which character classes (char_classes.h) lead on from a set however often their characters come,
-// as the classes of a pattern do.
+// Where the characters of each class (char_classes.h) lead from a set, and which classes lead on
+// however often their characters come, as the classes of a pattern do.
 //
 // Thread safety: none. Ownership: borrows the recogniser.
 #pragma once
@@ -7,10 +7,10 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
-#include <unordered_map>
 #include <utility>
 #include <vector>
 
+#include "grammar/automata/byte_mask.h"
 #include "grammar/automata/earley.h"
 #include "grammar/automata/held_bytes.h"
 #include "grammar/masks/char_classes.h"
@@ -23,20 +23,19 @@ class CharClassSearch {
   // `longest`: the number of bytes of the longest token.
   CharClassSearch(EarleyRecogniser& earley, size_t longest) : earley_(earley), longest_(longest) {}
 
-  static constexpr size_t kNoEnd = ~size_t{0};
-  struct Absorbed {
-    CharClassSet kinds = 0;      // 0: none
-    size_t characters = kNoEnd;  // after that many none of them may follow
-  };
-  // Returns the classes whose characters lead on however often they come, or, with `characters`
-  // set, up to that many characters; these are ASCII classes alone.
-  Absorbed absorbed(SetId set);
+  static constexpr SetId kMixed = EarleySets::kNeedsText;
+  // Returns the one set that all characters of the kind lead to, kDead where none of them leads on,
+  // and kMixed where neither holds or a check decides. Sets are
+  // the representatives of EarleyRecogniser::canonical().
+  SetId target(SetId set, int kind);
+  // Returns the classes whose characters lead on however often they come; few sets are tried.
+  CharClassSet absorbed(SetId set);
   // Returns the classes of which a character may follow, at once or behind other characters of the
   // classes; all classes where that is unknown.
   CharClassSet live(SetId set);
   size_t num_bytes() const {
     return held_bytes(rounds_) + held_bytes(found_) + held_bytes(marks_) + held_bytes(targets_) +
-           led_.size() * kLedNodeBytes + seen_.num_bytes() + held_bytes(nodes_);
+           held_bytes(leads_) + held_bytes(rows_) + seen_.num_bytes() + held_bytes(nodes_);
   }
 
  private:
@@ -44,16 +43,19 @@ class CharClassSearch {
   struct Edge {
     uint8_t from, byte, to;
   };
-  // Where one character of a class leads from a set. Searches from neighbouring sets of a pattern
-  // meet the same sets, so this is kept.
-  struct Led {
-    bool all = false;             // every character leads on
-    bool any = false;             // some byte leads on
+  // Where the characters of a class lead from a set.
+  struct Lead {
+    bool made = false;            // else nothing is known yet
+    bool all = true;              // every character leads on
     uint32_t begin = 0, end = 0;  // the sets behind the character: a range of targets_
   };
-  static constexpr size_t kLedNodeBytes = 48;  // of a hash map's node and bucket
-  // Entries of led_ and targets_ beyond which both are dropped before a search: about 3 MiB.
-  static constexpr size_t kLedMax = size_t{1} << 16;
+  // Searches and walks from neighbouring sets of a pattern meet the same sets, so this is kept.
+  struct Leads {
+    std::array<SetId, kNumCharKinds> of_kinds;  // see target(); valid when the class is made
+    std::array<Lead, kNumCharClasses> of_classes;
+  };
+  // Sets in leads_ beyond which it is dropped before a search: about 5 MiB.
+  static constexpr size_t kLeadsMax = size_t{1} << 14;
 
   static constexpr size_t kSetsMax = 300;  // of one search
   static constexpr int kNumLetterClasses = 2;
@@ -61,17 +63,29 @@ class CharClassSearch {
       0x3f8;  // other ASCII classes than letters and digits
 
   void make_edges();
-  const Led& lead(int kind, SetId from);
-  void find(const Led& led, int kind, size_t from);
-  Absorbed search(SetId set, CharClassSet kinds, CharClassSet& failed);
-  bool follow(int kind, uint8_t position, SetId at, bool& any);
+  uint32_t row_of(SetId set);
+  const Lead& lead(SetId set, int char_class);
+  void list_edges(SetId set);
+  SetId follow_kind(int kind, SetId set, Lead& lead);
+  void follow_ascii(int kind, SetId set);
+  void follow(int kind, uint8_t position, SetId at);
+  bool step(SetId from, uint8_t byte, SetId& to);
+  void add_target(SetId to);
+  void find(const Lead& lead, int kind, size_t from);
+  bool search(SetId set, CharClassSet kinds, CharClassSet& failed);
 
   EarleyRecogniser& earley_;
   const size_t longest_;
   std::array<std::vector<Edge>, kNumCharClasses> edges_;  // made on first use
-  std::unordered_map<uint64_t, Led> led_;                 // by set and class
-  std::vector<SetId> targets_;                            // of led_: sets between characters
-  size_t targets_begin_ = 0;                              // of the list under way
+  std::vector<Leads> leads_;
+  std::vector<uint32_t> rows_;  // [set] 1 + index into leads_, or 0
+  std::vector<SetId> targets_;  // of leads_: sets between characters
+  size_t targets_begin_ = 0;    // of the list under way
+  // Of the lead that is made.
+  SetId listed_ = EarleySets::kDead;  // the set whose edges cuts_ and bytes_ list
+  ByteMask cuts_, bytes_;  // where a range of bytes begins or has ended; bytes with an edge
+  bool all_ = false, any_ = false;  // every character of the kind leads on, or one may
+  size_t kind_begin_ = 0;           // of the kind's sets in targets_
   // Scratch of one search.
   std::vector<std::pair<uint8_t, SetId>> within_;  // positions inside a character, and sets
   std::vector<SetId> found_;                       // sets between characters, each once

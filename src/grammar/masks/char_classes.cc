@@ -24,7 +24,7 @@ constexpr int kFirstSingle = 4;
 constexpr std::string_view kInAddresses = "!#$&'()*+,:;=?@~";
 constexpr int kOther = kNumCharClasses - 2, kOtherSpace = kNumCharClasses - 1;
 
-int kind_of(uint32_t code) {
+int class_of(uint32_t code) {
   if (code >= 'a' && code <= 'z') return 0;
   if (code >= 'A' && code <= 'Z') return 1;
   if (code >= '0' && code <= '9') return 2;
@@ -51,7 +51,7 @@ std::vector<CodeRange> ranges_of(int kind) {
     return complement(normalized(std::move(ranges)));
   }
   for (uint32_t code = 0; code < 0x80; ++code) {
-    if (kind_of(code) == kind) ranges.push_back({code, code});
+    if (class_of(code) == kind) ranges.push_back({code, code});
   }
   return ranges;
 }
@@ -74,14 +74,57 @@ CharClassAutomaton make_automaton(int kind) {
   return made;
 }
 
+// The kinds: of letters and digits, the rest of ASCII, and the two classes beyond it.
+struct CharKinds {
+  std::array<int, 128> of_ascii{};
+  std::array<int, kNumCharKinds> classes{};
+  std::array<std::vector<uint8_t>, kNumCharKinds> ascii;
+};
+CharKinds make_kinds() {
+  constexpr int kNumAlphanumeric = 3;
+  CharKinds made;
+  int next = kNumAlphanumeric;
+  for (uint8_t code = 0x20; code < 0x80; ++code) {
+    const int char_class = class_of(code);
+    if (char_class == kNumCharClasses) continue;
+    const int kind = char_class < kNumAlphanumeric ? char_class : next++;
+    made.of_ascii[code] = kind;
+    made.classes[static_cast<size_t>(kind)] = char_class;
+    made.ascii[static_cast<size_t>(kind)].push_back(code);
+  }
+  ESP_CHECK(next == kNumCharKinds - 2, "{} kinds", next);
+  made.classes[kNumCharKinds - 2] = kOther;
+  made.classes[kNumCharKinds - 1] = kOtherSpace;
+  return made;
+}
+const CharKinds& kinds() {
+  static const CharKinds kMade = make_kinds();
+  return kMade;
+}
+
 }  // namespace
+
+int char_class_of_kind(int kind) { return kinds().classes[static_cast<size_t>(kind)]; }
+
+const std::vector<uint8_t>& ascii_of_kind(int kind) {
+  return kinds().ascii[static_cast<size_t>(kind)];
+}
+
+int take_char_kind(std::string_view& text) {
+  std::string_view rest = text;
+  const auto code = take_code_point(rest);
+  const int char_class = code ? class_of(*code) : kNumCharClasses;
+  if (char_class == kNumCharClasses) return kNumCharKinds;
+  text = rest;
+  return *code < 0x80 ? kinds().of_ascii[*code] : char_class - kOther + kNumCharKinds - 2;
+}
 
 CharClassSet char_classes_of(std::string_view text) {
   CharClassSet kinds = 0;
   while (!text.empty()) {
     const auto code = take_code_point(text);
     if (!code) return kinds | kOtherBytes;
-    kinds |= static_cast<CharClassSet>(1 << kind_of(*code));
+    kinds |= static_cast<CharClassSet>(1 << class_of(*code));
   }
   return kinds;
 }

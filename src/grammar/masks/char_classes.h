@@ -19,6 +19,16 @@ inline constexpr CharClassSet kAllCharClasses = (1 << kNumCharClasses) - 1;
 inline constexpr CharClassSet kAsciiCharClasses = (1 << 10) - 1;
 inline constexpr CharClassSet kOtherBytes = 1 << kNumCharClasses;  // bytes outside every class
 
+// The classes split into kinds: those of letters, digits and beyond ASCII are kinds themselves, and
+// every other character of ASCII is one of its own.
+inline constexpr int kNumCharKinds = 37;
+int char_class_of_kind(int kind);
+// The bytes of a kind within ASCII; none of one beyond it.
+const std::vector<uint8_t>& ascii_of_kind(int kind);
+// Removes the first character of the text and returns its kind, or returns kNumCharKinds and leaves
+// the text as it is where no class has it. REQUIRES: the text is not empty.
+int take_char_kind(std::string_view& text);
+
 // Returns the classes of the text's characters; kOtherBytes is set where there is more in it.
 CharClassSet char_classes_of(std::string_view text);
 

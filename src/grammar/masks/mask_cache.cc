@@ -47,7 +47,8 @@ MaskCache::MaskCache(EarleyRecogniser& earley, const TokenTrie& trie)
       comparison_(positions_),
       tails_(walk_),
       insides_(positions_),
-      char_classes_(earley, static_cast<size_t>(trie.all().depth_max)) {
+      char_classes_(earley, static_cast<size_t>(trie.all().depth_max)),
+      class_walk_(char_classes_, trie, walk_) {
   scratch_.resize(static_cast<size_t>(trie.words_per_mask()));
 }
 
@@ -57,7 +58,8 @@ void MaskCache::walk_into(const TrieWalk& tokens, SetId from, WalkSteps steps, S
   if (steps == WalkSteps::kByStates)
     return walk_.scan(tokens, from, allow, ask, [](uint32_t) { return false; });
   walk_.run(
-      tokens, from, allow, [&](const TokenRun& run) { mask.allow_run(run.whole_ids); }, ask);
+      tokens, from, allow, [&](const TokenRun& run) { mask.allow_run(run.whole_ids); }, ask,
+      &tokens == &trie_.all() ? &trie_.string_runs() : nullptr);
 }
 
 // Tries the tokens whose verdict depends on the text. Tokens that are equal up to a check share its
@@ -118,32 +120,41 @@ bool MaskCache::by_closed_rule(SetId set, StoredMask& mask) {
   return true;
 }
 
-// Allows at once the tokens made of classes that lead on. Of the others those are walked whose
-// classes may all follow.
-bool MaskCache::by_char_classes(SetId set, StoredMask& mask) {
-  const auto [kinds, characters] = char_classes_.absorbed(set);
-  const CharClassSet live = char_classes_.live(set);
-  if (kinds == 0 && live == kAllCharClasses) return false;
-  constexpr size_t kLongCharacters = 16;  // few tokens have more
-  if (characters >= kLongCharacters) {
-    mask.start_from(trie_.of_char_classes(kinds));
-    if (characters != CharClassSearch::kNoEnd) {
-      for (const TokenId token : trie_.longer_of_char_classes(kinds, characters))
-        mask.refuse(token);
+// One item in a rule whose texts are JSON strings: the mask inside the rule, and of the tokens that
+// end it those whose rest leads on behind it, which the vocabulary lists by their rests.
+bool MaskCache::by_pattern(SetId from, StoredMask& mask) {
+  const auto node = earley_.only_node(from);
+  if (!node) return false;
+  const uint8_t state = earley_.network().nodes[*node].string_state;
+  if (state == Network::Node::kNoState) return false;
+  const SetId open = earley_.opened(from);
+  if (open == EarleySets::kDead) return false;
+  const StoredMask& inside = mask_of(open);
+  const LexemeMasks& masks = trie_.lexeme(Lexeme::kString)[state];
+  const LexemeTails::Found& tails = tails_.find(masks, earley_.after_lexeme(from));
+  mask.refer_to(inside);
+  // Calls use(token) for the conditional tokens inside whose bit scratch_ has.
+  const auto for_each_set = [&](auto use) {
+    for (const TokenId token : inside.conditional()) {
+      const auto index = static_cast<uint32_t>(token);
+      if (scratch_[index / 32] >> (index % 32) & 1) use(token);
     }
-  } else {
-    std::vector<uint32_t> words(scratch_.size(), 0);
-    trie_.add_of_char_classes(kinds, characters, words);
-    mask.start_from(std::move(words));
-  }
-  const TrieWalk& all = trie_.all();
-  const std::vector<uint64_t>& below = trie_.class_sets_below();
-  walk_.scan(
-      all, set, [&](uint32_t t) { mask.allow(all.token_ids[t]); },
-      [&](uint32_t begin, uint32_t end) { mask.add_conditional(all, begin, end); },
-      [&, wanted = trie_.class_sets_between(kinds, live)](uint32_t node) {
-        return (below[node] & wanted) == 0;
-      });
+  };
+  const auto set = [&](uint32_t t) { set_token(scratch_, masks.tails.token_ids[t], true); };
+  std::ranges::fill(scratch_, 0);
+  for (const uint32_t t : tails.allowed) set(t);
+  for (uint32_t t = 0; tails.whole_ends && t < masks.num_whole_ends(); ++t) set(t);
+  for_each_set([&](TokenId token) { mask.allow(token); });
+  if (tails.conditional.empty()) return true;
+  std::ranges::fill(scratch_, 0);
+  for (const uint32_t t : tails.conditional) set(t);
+  for_each_set([&](TokenId token) { mask.add_conditional(token); });
+  return true;
+}
+
+bool MaskCache::by_char_classes(SetId set, StoredMask& mask) {
+  const CharClassSet kinds = char_classes_.absorbed(set);
+  class_walk_.fill(set, kinds, char_classes_.live(set), mask);
   return true;
 }
 
@@ -159,30 +170,53 @@ const StoredMask& MaskCache::keep(SetId set, StoredMask mask) {
   mask.settle(trie_, scratch_, earley_.exhausted());
   kept_bytes_ += mask.num_bytes() + kNodeBytes;
   search_bytes_.store(tails_.num_bytes() + insides_.num_bytes() + positions_.num_bytes() +
-                          char_classes_.num_bytes() + held_bytes(scratch_),
+                          char_classes_.num_bytes() + class_walk_.num_bytes() +
+                          held_bytes(scratch_),
                       std::memory_order_relaxed);
   const std::lock_guard lock(kept_mutex_);
   return kept_.emplace(set, std::move(mask)).first->second;
 }
 
+bool MaskCache::make_ahead(NodeId node) {
+  const SetId open = earley_.opened_at(node);
+  if (open == EarleySets::kDead || kept_.contains(open)) return false;
+  const EarleyPosition position = positions_.position_of(open);
+  if (!is_wide(position) && !leads_to_wide(position)) return false;
+  mask_of(open);
+  return true;
+}
+
 // Returns whether so many characters may follow that a walk would be slow.
-bool MaskCache::is_wide(SetId set) {
+bool MaskCache::is_wide(const EarleyPosition& position) const {
   constexpr int kNarrow = 20;  // bytes: any JSON value begins with one of 18
   ByteMask bytes;
-  positions_.add_bytes(positions_.position_of(set), bytes);
+  positions_.add_bytes(position, bytes);
   bytes.remove(0x00, 0x1f);
   bytes.remove(0x7f, 0xff);
   return bytes.count() > kNarrow;
 }
 
+// Returns whether a byte that begins many tokens leads to where many characters may follow. Quotes
+// and digits do so in every grammar, and walks take what follows them at once.
+bool MaskCache::leads_to_wide(const EarleyPosition& from) {
+  ByteMask bytes;
+  positions_.add_bytes(from, bytes);
+  for (const uint8_t byte : trie_.all().frequent_bytes) {
+    if (bytes.has(byte) && is_wide(positions_.step(from, byte))) return true;
+  }
+  return false;
+}
+
 void MaskCache::make(SetId set, StoredMask& mask) {
   if (set == EarleySets::kDead) return;
   if (!by_lexeme(set, mask)) {
-    const bool wide = is_wide(set);
-    const bool fast = wide && (by_parts(set, mask) || by_difference(set, mask) ||
-                               inside_string(set, mask) || by_closed_rule(set, mask) ||
-                               by_staying_inside(set, mask) || by_char_classes(set, mask));
-    if (!fast) walk_into(trie_.all(), set, wide ? WalkSteps::kByStates : WalkSteps::kInRules, mask);
+    const EarleyPosition position = positions_.position_of(set);
+    const bool wide = is_wide(position) || leads_to_wide(position);
+    const bool fast =
+        wide && (by_pattern(set, mask) || by_parts(set, mask) || by_difference(set, mask) ||
+                 inside_string(set, mask) || by_closed_rule(set, mask) ||
+                 by_staying_inside(set, mask) || by_char_classes(set, mask));
+    if (!fast) walk_into(trie_.all(), set, WalkSteps::kInRules, mask);
   }
   if (!earley_.accepting(set)) return;
   for (const TokenId id : trie_.eos_ids()) {

@@ -16,6 +16,7 @@
 #include "grammar/automata/earley.h"
 #include "grammar/automata/earley_positions.h"
 #include "grammar/masks/char_class_search.h"
+#include "grammar/masks/char_class_walk.h"
 #include "grammar/masks/lexeme_tails.h"
 #include "grammar/masks/stored_mask.h"
 #include "grammar/masks/string_insides.h"
@@ -43,6 +44,10 @@ class MaskCache {
   // thread may call it beside one that calls the other functions.
   std::optional<bool> fill_known(SetId set, std::span<uint32_t> words) const;
 
+  // Makes the mask inside a closed rule at this node unless a walk makes it fast enough; returns
+  // whether it did. Masks of sets at the node then cost what follows the rule.
+  bool make_ahead(NodeId node);
+
   size_t num_kept() const { return kept_.size(); }
   size_t num_bytes() const {  // held; any thread
     return kept_bytes_.load(std::memory_order_relaxed) +
@@ -57,6 +62,7 @@ class MaskCache {
   // The ways to make a mask. Each returns false, and leaves the mask as it is, where it does not
   // apply.
   bool by_lexeme(SetId set, StoredMask& mask);
+  bool by_pattern(SetId from, StoredMask& mask);
   bool inside_string(SetId set, StoredMask& mask);
   bool by_difference(SetId set, StoredMask& mask);
   bool by_staying_inside(SetId set, StoredMask& mask);
@@ -64,7 +70,8 @@ class MaskCache {
   bool by_parts(SetId set, StoredMask& mask);
   bool by_closed_rule(SetId set, StoredMask& mask);
 
-  bool is_wide(SetId set);
+  bool is_wide(const EarleyPosition& position) const;
+  bool leads_to_wide(const EarleyPosition& from);
   const StoredMask& mask_of(SetId set);
   const StoredMask* known_inside(SetId set);
   const StoredMask& keep(SetId set, StoredMask mask);
@@ -81,6 +88,7 @@ class MaskCache {
   LexemeTails tails_;
   StringInsides insides_;
   CharClassSearch char_classes_;
+  CharClassWalk class_walk_;
   std::vector<uint32_t> scratch_;  // words of one mask
 };
 

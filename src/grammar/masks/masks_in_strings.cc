@@ -114,6 +114,8 @@ const StoredMask* MaskCache::known_inside(SetId set) {
 // side by side and abandoned where they meet.
 bool MaskCache::by_difference(SetId set, StoredMask& mask) {
   constexpr int kMost = 48;  // of the 93 characters that are tried
+  // Where a string stays inside, its tokens need no comparison.
+  if (const auto node = earley_.only_node(set); node && insides_.known_to_stay(*node)) return false;
   const EarleyPosition here = positions_.position_of(set);
   std::vector<std::pair<EarleyPosition, int>> counts;
   for (int b = 0x20; b < 0x7f; ++b) {
@@ -133,9 +135,9 @@ bool MaskCache::by_difference(SetId set, StoredMask& mask) {
   const StoredMask* const base = known_inside(positions_.set_of(other));
   if (base == nullptr) return false;
   mask.refer_to(*base);
-  for (const TokenId token : base->conditional()) mask.add_conditional(token);
   const TrieWalk& tokens = trie_.all();
-  constexpr int kManyBytes = 64;  // bytes that distinguish the two sets
+  std::ranges::fill(scratch_, 0);  // becomes the tokens whose verdict the comparison finds
+  constexpr int kManyBytes = 64;   // bytes that distinguish the two sets
   ByteMask differing;
   positions_.add_differing_bytes(here, other, differing);
   comparison_.run(
@@ -144,9 +146,14 @@ bool MaskCache::by_difference(SetId set, StoredMask& mask) {
       [&](uint32_t begin, uint32_t end, bool on) {
         for (uint32_t t = begin; t < end; ++t) {
           on ? mask.allow(tokens.token_ids[t]) : mask.refuse(tokens.token_ids[t]);
+          set_token(scratch_, tokens.token_ids[t], true);
         }
       },
       [&](uint32_t begin, uint32_t end) { mask.add_conditional(tokens, begin, end); });
+  for (const TokenId token : base->conditional()) {
+    const auto index = static_cast<uint32_t>(token);
+    if ((scratch_[index / 32] >> (index % 32) & 1) == 0) mask.add_conditional(token);
+  }
   return true;
 }
 

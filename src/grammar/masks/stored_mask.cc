@@ -19,12 +19,6 @@ bool has_token(std::span<const uint32_t> words, TokenId token) {
 
 }  // namespace
 
-void set_token(std::span<uint32_t> words, TokenId token, bool on) {
-  const auto index = static_cast<uint32_t>(token);
-  const uint32_t bit = 1u << (index % 32);
-  words[index / 32] = on ? words[index / 32] | bit : words[index / 32] & ~bit;
-}
-
 void StoredMask::refer_to(const StoredMask& other) {
   base_ = other.words_.empty() ? other.base_ : &other.words_;
   parts_ = other.parts_;

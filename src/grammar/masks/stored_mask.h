@@ -14,7 +14,12 @@
 namespace espalier::grammar {
 
 // Sets or clears a token's bit.
-void set_token(std::span<uint32_t> words, TokenId token, bool on);
+inline void set_token(std::span<uint32_t> words, TokenId token, bool on) {
+  const auto index = static_cast<uint32_t>(token);
+  const uint32_t bit = 1u << (index % 32);
+  uint32_t& word = words[index / 32];
+  word = on ? word | bit : word & ~bit;
+}
 
 // Not thread-safe, except that any number of threads may call the const functions. A base is
 // borrowed: it is a mask of the vocabulary, or the words of another stored mask, and outlives this.

@@ -206,6 +206,11 @@ void StringInsides::measure(const std::vector<uint64_t>& positions) {
   }
 }
 
+bool StringInsides::known_to_stay(NodeId node) const {
+  const auto known = stays_.find(key_of(node, 0));
+  return known != stays_.end() && known->second;
+}
+
 uint16_t StringInsides::characters_to_exit(NodeId node) const {
   const auto known = exits_.find(key_of(node, 0));
   return known == exits_.end() ? kNever : known->second;

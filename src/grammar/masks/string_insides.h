@@ -27,6 +27,8 @@ class StringInsides {
   bool ends(SetId set);
   // Returns whether the inside of a string continues for ever from this node by nodes of its rule.
   bool stays(NodeId start);
+  // Returns whether stays() has found this, which costs a look-up.
+  bool known_to_stay(NodeId start) const;
   static constexpr uint16_t kNever = 0xffff;
   // Returns the least number of characters of a string's inside behind which a quote or a control
   // character may follow; kNever where none may. REQUIRES: stays(node).

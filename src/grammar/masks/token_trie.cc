@@ -73,8 +73,8 @@ TokenTrie::TokenTrie(const VocabView& vocab)
   }
   not_string_inside_ = build(*this, others);
   measure_rests();
-  file_by_char_classes();
-
+  arrange_by_char_classes();
+  string_runs_.build(all_, [&](TokenId id) { return bytes(id); });
   Skips skip;
   std::vector<std::vector<TokenId>> by_characters;
   const auto file = [](auto& lists, size_t index, TokenId id) {
@@ -137,19 +137,9 @@ void TokenTrie::measure_rests() {
   }
 }
 
-void TokenTrie::file_by_char_classes() {
+void TokenTrie::arrange_by_char_classes() {
   std::vector<CharClassSet> sets;  // by the tokens of all_
-  for (const TokenId id : all_.token_ids) {
-    sets.push_back(char_classes_of(bytes(id)));
-    if ((sets.back() & kOtherBytes) == 0) by_char_classes_[sets.back()].push_back(id);
-  }
-  for (auto& [kinds, ids] : by_char_classes_) {
-    std::ranges::stable_sort(ids, {}, [&](TokenId id) { return bytes(id).size(); });
-  }
-  number_class_sets(sets);
-}
-
-void TokenTrie::number_class_sets(const std::vector<CharClassSet>& sets) {
+  for (const TokenId id : all_.token_ids) sets.push_back(char_classes_of(bytes(id)));
   constexpr size_t kLastNumber = 63;
   std::unordered_map<CharClassSet, size_t> counts;
   for (const CharClassSet set : sets) ++counts[set];
@@ -157,22 +147,16 @@ void TokenTrie::number_class_sets(const std::vector<CharClassSet>& sets) {
   std::ranges::sort(class_sets_, std::greater(), [&](const auto& numbered) {
     return std::pair(counts.at(numbered.first), numbered.first);
   });
-  std::unordered_map<CharClassSet, uint64_t> bits;
+  std::unordered_map<CharClassSet, uint8_t> numbers;
   for (size_t i = 0; i < class_sets_.size(); ++i) {
     class_sets_[i].second = static_cast<uint8_t>(std::min(i, kLastNumber));
-    bits[class_sets_[i].first] = uint64_t{1} << class_sets_[i].second;
+    numbers.insert(class_sets_[i]);
   }
-  class_sets_below_.assign(all_.nodes.size(), 0);
-  std::vector<uint32_t> open;  // nodes above the current one
-  for (uint32_t i = 0; i + 1 < all_.nodes.size(); ++i) {
-    while (!open.empty() && all_.nodes[open.back()].skip <= i) open.pop_back();
-    open.push_back(i);
-    uint64_t own = 0;
-    for (uint32_t t = all_.nodes[i].tokens_begin; t < all_.nodes[i + 1].tokens_begin; ++t)
-      own |= bits.at(sets[t]);
-    if (own == 0) continue;
-    for (uint32_t above : open) class_sets_below_[above] |= own;
-  }
+  std::vector<uint8_t> set_numbers;  // [rank]
+  for (const CharClassSet set : sets) set_numbers.push_back(numbers.at(set));
+  classes_.build(
+      all_.token_ids, [&](TokenId id) { return bytes(id); }, set_numbers,
+      static_cast<size_t>(words_per_mask()));
 }
 
 uint64_t TokenTrie::class_sets_between(CharClassSet inner, CharClassSet outer) const {
@@ -189,32 +173,10 @@ const std::vector<uint32_t>& TokenTrie::of_char_classes(CharClassSet kinds) cons
   auto& made = of_char_classes_[kinds];
   if (made == nullptr) {
     std::vector<uint32_t> words(string_inside_mask_.size(), 0);
-    add_of_char_classes(kinds, std::string_view::npos, words);
+    classes_.add_of(kinds, words);
     made = std::make_unique<const std::vector<uint32_t>>(std::move(words));
   }
   return *made;
-}
-
-void TokenTrie::add_of_char_classes(CharClassSet kinds, size_t size_max,
-                                    std::span<uint32_t> words) const {
-  for (const auto& [some, ids] : by_char_classes_) {
-    if ((some & ~kinds) != 0) continue;
-    for (TokenId id : ids) {
-      if (bytes(id).size() > size_max) break;
-      words[static_cast<size_t>(id) / 32] |= 1u << (id % 32);
-    }
-  }
-}
-
-std::vector<TokenId> TokenTrie::longer_of_char_classes(CharClassSet kinds, size_t size) const {
-  std::vector<TokenId> longer;
-  for (const auto& [some, ids] : by_char_classes_) {
-    if ((some & ~kinds) != 0) continue;
-    const auto begin =
-        std::ranges::upper_bound(ids, size, {}, [&](TokenId id) { return bytes(id).size(); });
-    longer.insert(longer.end(), begin, ids.end());
-  }
-  return longer;
 }
 
 void TokenTrie::make_lexeme(Lexeme lexeme) {

@@ -14,7 +14,9 @@
 #include <vector>
 
 #include "grammar/automata/lexeme.h"
+#include "grammar/masks/char_class_trie.h"
 #include "grammar/masks/char_classes.h"
+#include "grammar/masks/string_runs.h"
 #include "grammar/masks/trie_walk.h"
 #include "seams/vocab_view.h"
 
@@ -43,6 +45,7 @@ class TokenTrie {
 
   // Every token that has bytes.
   const TrieWalk& all() const { return all_; }
+  const StringRuns& string_runs() const { return string_runs_; }  // of all()
 
   // Tokens of whole characters that stand unescaped inside a JSON string (no quote, backslash or
   // control character): most of any vocabulary. A position that such text leaves unchanged allows
@@ -67,18 +70,15 @@ class TokenTrie {
   // The largest number of characters that a token has before its rest or its end.
   size_t inside_characters_max() const { return inside_by_characters_.size(); }
 
-  // The tokens made of these character classes alone (REQUIRES: a subset of kAllCharClasses),
-  // computed on first use; and those of them with at most `bytes` bytes.
+  // Every token that has bytes, by the classes of its characters.
+  const CharClassTrie& classes() const { return classes_; }
+  // The tokens made of these character classes alone, computed on first use. REQUIRES: a subset of
+  // kAllCharClasses.
   const std::vector<uint32_t>& of_char_classes(CharClassSet kinds) const;
-  void add_of_char_classes(CharClassSet kinds, size_t bytes, std::span<uint32_t> words) const;
-  // Those of them with more than `bytes` bytes.
-  std::vector<TokenId> longer_of_char_classes(CharClassSet kinds, size_t bytes) const;
   // The sets of classes that tokens consist of are numbered; those behind the 63 that most tokens
-  // have share the last number. [node of all()] bit n: a token at or below the node has set n.
-  const std::vector<uint64_t>& class_sets_below() const { return class_sets_below_; }
-  // Returns the bits of all sets but those within `inner` and those that have a class outside of
-  // `outer` and not kOtherBytes: behind such bytes, a string's closing quote among them, any class
-  // may follow.
+  // have share the last number. Returns the bits of all sets but those within `inner` and those
+  // that have a class outside of `outer` and not kOtherBytes: behind such bytes, a string's closing
+  // quote among them, any class may follow.
   uint64_t class_sets_between(CharClassSet inner, CharClassSet outer) const;
 
   // [state of the lexeme's automaton]
@@ -98,9 +98,8 @@ class TokenTrie {
   bool is_eos(TokenId id) const;
 
  private:
-  void file_by_char_classes();
   void measure_rests();
-  void number_class_sets(const std::vector<CharClassSet>& sets);
+  void arrange_by_char_classes();
   void make_lexeme(Lexeme lexeme);
   LexemeMasks masks_from(const LexemeAutomaton& automaton, uint8_t from) const;
 
@@ -116,9 +115,9 @@ class TokenTrie {
   std::vector<std::vector<TokenId>> inside_by_characters_;
   std::vector<std::vector<uint32_t>> inside_up_to_;
   std::vector<uint32_t> string_inside_mask_;
-  std::unordered_map<CharClassSet, std::vector<TokenId>> by_char_classes_;  // shortest first
+  CharClassTrie classes_;
+  StringRuns string_runs_;
   std::vector<std::pair<CharClassSet, uint8_t>> class_sets_;  // and the number of each
-  std::vector<uint64_t> class_sets_below_;
   mutable std::mutex of_char_classes_mutex_;
   mutable std::unordered_map<CharClassSet, std::unique_ptr<const std::vector<uint32_t>>>
       of_char_classes_;

@@ -67,19 +67,15 @@ class TokenWalk {
 
   // Calls allow(t) for each tokens[t] that leads on, allow_run(run) for the whole tokens of a run
   // that do, and ask(begin, end) for tokens whose verdict depends on the text. Steps are taken
-  // along nodes of a rule that are soon left.
+  // along nodes of a rule that are soon left. `strings`: the runs of these tokens, or null.
   template <typename Allow, typename AllowRun, typename Ask>
-  void run(const TrieWalk& tokens, SetId start, Allow allow, AllowRun allow_run, Ask ask) {
+  void run(const TrieWalk& tokens, SetId start, Allow allow, AllowRun allow_run, Ask ask,
+           const StringRuns* strings = nullptr) {
     rests_.clear();
+    strings_ = strings;
     walk(tokens, {start}, allow, allow_run, ask);
-    for (size_t i = 0; i < rests_.size(); ++i) {
-      const auto [run, position] = rests_[i];
-      walk(
-          run->rests, position, [&, run = run](uint32_t t) { allow(run->rests_of[t]); }, allow_run,
-          [&, run = run](uint32_t begin, uint32_t end) {
-            for (uint32_t t = begin; t < end; ++t) ask(run->rests_of[t], run->rests_of[t] + 1);
-          });
-    }
+    strings_ = nullptr;
+    for (size_t i = 0; i < rests_.size(); ++i) walk_rest(Rest(rests_[i]), allow, allow_run, ask);
   }
 
   // The same with an Earley set for each position, whose cached transitions pay off for a walk that
@@ -115,6 +111,35 @@ class TokenWalk {
     uint32_t begin, end;  // nodes: whole subtrees
   };
 
+  // What is left of a run, from the position behind its bytes. Behind a string, tokens with fewer
+  // characters in it than `least` do not lead on.
+  struct Rest {
+    const TokenRun* run;
+    EarleyPosition position;
+    const StringRun* string = nullptr;
+    uint32_t least = 0;
+  };
+
+  template <typename Allow, typename AllowRun, typename Ask>
+  void walk_rest(const Rest& rest, Allow allow, AllowRun allow_run, Ask ask) {
+    const TrieWalk& tokens = rest.run->rests;
+    const auto fits = [&](uint32_t t) {
+      return rest.string == nullptr || rest.string->characters[t] >= rest.least;
+    };
+    const auto allow_one = [&](uint32_t t) {
+      if (fits(t)) allow(rest.run->rests_of[t]);
+    };
+    const auto ask_some = [&](uint32_t begin, uint32_t end) {
+      for (uint32_t t = begin; t < end; ++t) {
+        if (fits(t)) ask(rest.run->rests_of[t], rest.run->rests_of[t] + 1);
+      }
+    };
+    if (rest.position.set == EarleyRecogniser::kNeedsText)
+      return ask_some(0, static_cast<uint32_t>(tokens.token_ids.size()));
+    for (uint32_t t = 0; t < tokens.nodes[0].tokens_begin; ++t) allow_one(t);
+    walk(tokens, rest.position, allow_one, allow_run, ask_some);
+  }
+
   template <typename Allow, typename AllowRun, typename Ask>
   void walk(const TrieWalk& tokens, const EarleyPosition& start, Allow allow, AllowRun allow_run,
             Ask ask) {
@@ -139,6 +164,10 @@ class TokenWalk {
         const uint32_t tokens_end = tokens_begin_of(tokens, i + 1);
         for (uint32_t t = node.tokens_begin; t < tokens_end; ++t) allow(t);
         ++i;
+        if (take_string(i, to, allow_run)) {
+          i = node.skip;
+          continue;
+        }
         const RunSet taken = take_runs(tokens, i, to, allow_run);
         const bool choosing =
             tokens.children_begin[i + 1] - tokens.children_begin[i] > kManyChildren;
@@ -164,9 +193,27 @@ class TokenWalk {
       if (run == nullptr || !repeats(position, kind)) continue;
       taken.set(static_cast<size_t>(kind));
       allow_run(*run);
-      if (!run->rests.token_ids.empty()) rests_.emplace_back(run, position);
+      if (!run->rests.token_ids.empty()) rests_.push_back({run, position});
     }
     return taken;
+  }
+
+  // Allows the tokens below the row that stay inside a string, where the position is inside one
+  // that may go on for as long as tokens do. What ends the string is walked later.
+  template <typename AllowRun>
+  bool take_string(uint32_t row, const EarleyPosition& position, AllowRun allow_run) {
+    if (strings_ == nullptr || !strings_->has(row) || position.set >= EarleyPosition::kInRule)
+      return false;
+    const EarleyRecogniser::Inside inside = earley_.inside(position.set);
+    if (inside.tag == 0) return false;
+    const LexemeTag tag = to_tag(inside.tag);
+    if (tag.state != lexeme_automaton(tag.lexeme).inside) return false;
+    const StringRun& string = strings_->at(row, tag.lexeme);
+    if (inside.most < string.characters_max) return false;
+    allow_run(string.run);
+    if (!string.run.rests.token_ids.empty())
+      rests_.push_back({&string.run, {earley_.after_lexeme(position.set)}, &string, inside.least});
+    return true;
   }
 
   bool repeats(const EarleyPosition& position, RunKind kind) {
@@ -197,7 +244,8 @@ class TokenWalk {
   std::vector<EarleyPosition> positions_;  // [depth] of a walk
   std::vector<Range> ranges_;              // what is left of the walk, next one last
   std::vector<uint32_t> found_;            // children of one node
-  std::vector<std::pair<const TokenRun*, EarleyPosition>> rests_;  // of runs, still to be walked
+  std::vector<Rest> rests_;                // of runs, still to be walked
+  const StringRuns* strings_ = nullptr;    // of the tokens that are walked
 };
 
 // A walk from two positions at once, which leaves out what both have in common. Reuses its buffers

@@ -34,38 +34,14 @@ void list_children(TrieWalk& walk) {
   walk.children_begin.push_back(static_cast<uint32_t>(walk.children.size()));
 }
 
-TrieWalk arranged(std::vector<TokenId> ids, const TextOf& text_of) {
-  std::sort(ids.begin(), ids.end(), [&](TokenId a, TokenId b) {
-    const auto x = text_of(a), y = text_of(b);
-    return x != y ? x < y : a < b;
-  });
-  TrieWalk walk;
-  std::vector<uint32_t> open;  // nodes on the path to the last token
-  const auto close = [&](size_t keep) {
-    for (; open.size() > keep; open.pop_back())
-      walk.nodes[open.back()].skip = static_cast<uint32_t>(walk.nodes.size());
-  };
-  std::string_view last;
-  for (TokenId id : ids) {
-    const std::string_view text = text_of(id);
-    size_t common = 0;
-    while (common < last.size() && common < text.size() && last[common] == text[common]) ++common;
-    close(common);
-    for (size_t depth = common; depth < text.size(); ++depth) {
-      open.push_back(static_cast<uint32_t>(walk.nodes.size()));
-      walk.nodes.push_back({.tokens_begin = static_cast<uint32_t>(walk.token_ids.size()),
-                            .depth = static_cast<uint16_t>(depth),
-                            .byte = static_cast<uint8_t>(text[depth])});
-    }
-    walk.token_ids.push_back(id);
-    walk.depth_max = std::max(walk.depth_max, static_cast<int32_t>(text.size()));
-    last = text;
+void list_frequent_bytes(TrieWalk& walk) {
+  constexpr uint32_t kManyNodes = 1500;
+  for (uint32_t i = 0; i + 1 < walk.nodes.size(); i = walk.nodes[i].skip) {
+    const uint8_t byte = walk.nodes[i].byte;
+    const bool common = byte == '"' || byte <= ' ' || ('0' <= byte && byte <= '9');
+    if (!common && byte < 0x80 && walk.nodes[i].skip - i > kManyNodes)
+      walk.frequent_bytes.push_back(byte);
   }
-  close(0);
-  walk.nodes.push_back({.skip = static_cast<uint32_t>(walk.nodes.size()),
-                        .tokens_begin = static_cast<uint32_t>(walk.token_ids.size())});
-  list_children(walk);
-  return walk;
 }
 
 // Finds the runs of one kind below the rows of a walk.
@@ -131,8 +107,8 @@ class RunFinder {
       ids.push_back(walk_.token_ids[t]);
       by_id[ids.back()] = {t, skip};
     }
-    run_.rests = arranged(std::move(ids),
-                          [&](TokenId id) { return text_of_(id).substr(by_id.at(id).second); });
+    run_.rests = build_plain_walk(
+        std::move(ids), [&](TokenId id) { return text_of_(id).substr(by_id.at(id).second); });
     for (const TokenId id : run_.rests.token_ids) run_.rests_of.push_back(by_id.at(id).first);
   }
 
@@ -151,10 +127,45 @@ std::string_view bytes_of(RunKind kind) {
   return kind == RunKind::kSpace ? std::string_view(" \t\n\r") : std::string_view("0123456789");
 }
 
+TrieWalk build_plain_walk(std::vector<TokenId> ids, const TextOf& text_of) {
+  std::sort(ids.begin(), ids.end(), [&](TokenId a, TokenId b) {
+    const auto x = text_of(a), y = text_of(b);
+    return x != y ? x < y : a < b;
+  });
+  TrieWalk walk;
+  std::vector<uint32_t> open;  // nodes on the path to the last token
+  const auto close = [&](size_t keep) {
+    for (; open.size() > keep; open.pop_back())
+      walk.nodes[open.back()].skip = static_cast<uint32_t>(walk.nodes.size());
+  };
+  std::string_view last;
+  for (TokenId id : ids) {
+    const std::string_view text = text_of(id);
+    size_t common = 0;
+    while (common < last.size() && common < text.size() && last[common] == text[common]) ++common;
+    close(common);
+    for (size_t depth = common; depth < text.size(); ++depth) {
+      open.push_back(static_cast<uint32_t>(walk.nodes.size()));
+      walk.nodes.push_back({.tokens_begin = static_cast<uint32_t>(walk.token_ids.size()),
+                            .depth = static_cast<uint16_t>(depth),
+                            .byte = static_cast<uint8_t>(text[depth])});
+    }
+    walk.token_ids.push_back(id);
+    walk.depth_max = std::max(walk.depth_max, static_cast<int32_t>(text.size()));
+    last = text;
+  }
+  close(0);
+  walk.nodes.push_back({.skip = static_cast<uint32_t>(walk.nodes.size()),
+                        .tokens_begin = static_cast<uint32_t>(walk.token_ids.size())});
+  list_children(walk);
+  return walk;
+}
+
 TrieWalk build_trie_walk(std::vector<TokenId> ids, const TextOf& text_of) {
-  TrieWalk walk = arranged(std::move(ids), text_of);
+  TrieWalk walk = build_plain_walk(std::move(ids), text_of);
   for (const RunKind kind : {RunKind::kSpace, RunKind::kDigits})
     RunFinder(walk, kind, text_of).find();
+  list_frequent_bytes(walk);
   return walk;
 }
 

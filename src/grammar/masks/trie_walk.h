@@ -44,6 +44,9 @@ struct TrieWalk {
   std::array<std::vector<uint8_t>, kNumRunKinds> runs_at;
   std::vector<TokenRun> runs;
 
+  // The bytes of ASCII that begin very many tokens, but for quotes, digits and white space.
+  std::vector<uint8_t> frequent_bytes;
+
   const TokenRun* run_at(RunKind kind, uint32_t row) const;
 };
 
@@ -61,8 +64,11 @@ inline const TokenRun* TrieWalk::run_at(RunKind kind, uint32_t row) const {
   return row < at.size() && at[row] != 0 ? &runs[at[row] - 1u] : nullptr;
 }
 
-// Arranges tokens by the bytes that `text_of` returns for them, which outlive the call.
+// Arranges tokens by the bytes that `text_of` returns for them, which outlive the call. The second
+// function finds no runs.
 TrieWalk build_trie_walk(std::vector<TokenId> ids,
                          const std::function<std::string_view(TokenId)>& text_of);
+TrieWalk build_plain_walk(std::vector<TokenId> ids,
+                          const std::function<std::string_view(TokenId)>& text_of);
 
 }  // namespace espalier::grammar
