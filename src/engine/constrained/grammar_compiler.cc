@@ -169,8 +169,8 @@ void GrammarCompiler::work() {
   }
 }
 
-// No request waits for these rules, so building stops as soon as a grammar is queued. A rule for
-// which memory is short is built when a text reaches it.
+// No request waits for these rules and masks, so the work stops as soon as a grammar is queued. What
+// memory is short for is made when a text reaches it.
 void GrammarCompiler::build_ahead(grammar::CompiledGrammar& made) {
   const auto stop = [this] {
     const std::lock_guard lock(mutex_);
@@ -178,6 +178,7 @@ void GrammarCompiler::build_ahead(grammar::CompiledGrammar& made) {
   };
   try {
     made.build_ahead(stop);
+    made.make_masks_ahead(stop);
   } catch (const std::bad_alloc&) {
   }
 }
