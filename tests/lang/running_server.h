@@ -26,11 +26,12 @@ inline RunningServer run_server(Script script = {}, Duration step_delay = {}) {
   running.engine =
       make_test_engine({.config = config, .script = std::move(script), .step_delay = step_delay})
           .engine;
-  auto server = Server::create(
-      {.port = 0,
-       .chat_template = "{% for m in messages %}<{{ m['role'] }}>{{ m['content'] }}</>{% endfor %}"
-                        "{% if add_generation_prompt %}<assistant>{% endif %}"},
-      *running.engine);
+  ServerConfig server_config;
+  server_config.port = 0;
+  server_config.answers.chat_template =
+      "{% for m in messages %}<{{ m['role'] }}>{{ m['content'] }}</>{% endfor %}"
+      "{% if add_generation_prompt %}<assistant>{% endif %}";
+  auto server = Server::create(std::move(server_config), *running.engine);
   EXPECT_TRUE(server) << server.error().to_string();
   running.server = std::move(*server);
   const Status started = running.server->start();
