@@ -57,6 +57,14 @@ void Prediction::pause(int64_t num_outputs) {
   next_look_ = num_outputs + pause_;
 }
 
+NgramIndex& SpeculativeText::own() {
+  if (own_) return *own_;
+  own_.emplace(capacity_);
+  for (const TokenId token : prompt_.last(std::min(prompt_.size(), capacity_)))
+    own_->append(scope, token);
+  return *own_;
+}
+
 Speculator::Speculator(const Config& config)
     : config_(config),
       history_(config.uses_ngrams ? static_cast<size_t>(config.history_tokens) : 0) {}
@@ -64,11 +72,7 @@ Speculator::Speculator(const Config& config)
 std::unique_ptr<SpeculativeText> Speculator::start(uint64_t scope, std::span<const TokenId> prompt,
                                                    int32_t max_new_tokens) {
   const size_t most = std::min(prompt.size() + static_cast<size_t>(max_new_tokens), kOwnTokensMax);
-  auto text = std::make_unique<SpeculativeText>(scope, config_.uses_ngrams ? most : 0);
-  if (config_.uses_ngrams)
-    for (const TokenId token : prompt.last(std::min(prompt.size(), kOwnTokensMax)))
-      text->own.append(scope, token);
-  return text;
+  return std::make_unique<SpeculativeText>(scope, prompt, most);
 }
 
 void Speculator::observe_token(SpeculativeText& text, TokenId token) {
@@ -83,16 +87,17 @@ void Speculator::observe_token(SpeculativeText& text, TokenId token) {
     prediction.observe(token, text.num_outputs, source_at(i), policy_);
   }
   text.missed = any && !any_right;
-  if (config_.uses_ngrams) text.own.append(text.scope, token);
+  if (config_.uses_ngrams) text.own().append(text.scope, token);
 }
 
 // With the end of the prompt, behind which the answer begins.
 void Speculator::finish(SpeculativeText& text) {
   if (text.num_outputs == 0 || !config_.uses_ngrams) return;
-  int64_t first = std::max<int64_t>(0, text.own.size() - text.num_outputs - NgramIndex::kMatchMax);
-  first = std::max(first, text.own.size() - static_cast<int64_t>(text.own.capacity()));
+  const NgramIndex& own = text.own();
+  int64_t first = std::max<int64_t>(0, own.size() - text.num_outputs - NgramIndex::kMatchMax);
+  first = std::max(first, own.size() - static_cast<int64_t>(own.capacity()));
   history_.end_text();
-  for (int64_t at = first; at < text.own.size(); ++at) history_.append(text.scope, text.own.at(at));
+  for (int64_t at = first; at < own.size(); ++at) history_.append(text.scope, own.at(at));
 }
 
 bool Speculator::may_pay(int32_t num_entries, int32_t samples_max) {
@@ -102,14 +107,15 @@ bool Speculator::may_pay(int32_t num_entries, int32_t samples_max) {
 
 // A request's own text that repeats itself goes on behind its end with what is predicted.
 void Speculator::look_up_ngrams(const NgramIndex& index, SpeculativeText& text,
-                                Prediction& prediction) const {
-  const NgramIndex::Match match = index.find(text.scope, text.own.recent());
+                                Prediction& prediction) {
+  const NgramIndex& own = text.own();
+  const NgramIndex::Match match = index.find(text.scope, own.recent());
   std::array<TokenId, Prediction::kTokensMax> found;
   size_t count = 0;
   for (int64_t at = match.next; match.next >= 0 && count < found.size(); ++at) {
     const int64_t beyond = at - index.size();
     const TokenId token =
-        beyond >= 0 && &index == &text.own ? found[static_cast<size_t>(beyond)] : index.at(at);
+        beyond >= 0 && &index == &own ? found[static_cast<size_t>(beyond)] : index.at(at);
     if (token < 0) break;
     found[count++] = token;
   }
@@ -119,7 +125,8 @@ void Speculator::look_up_ngrams(const NgramIndex& index, SpeculativeText& text,
 void Speculator::look_up(DraftSource source, SpeculativeText& text, const DraftSite& site) {
   Prediction& prediction = text.predictions[static_cast<size_t>(source)];
   if (source != DraftSource::kRadix)
-    return look_up_ngrams(source == DraftSource::kOwnText ? text.own : history_, text, prediction);
+    return look_up_ngrams(source == DraftSource::kOwnText ? text.own() : history_, text,
+                          prediction);
   std::array<TokenId, Prediction::kTokensMax> found;
   const int32_t count =
       read_continuation(*config_.tree, site.pages.lock(), site.tokens, text.position, found);

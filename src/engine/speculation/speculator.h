@@ -15,6 +15,7 @@
 #include <array>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -62,10 +63,16 @@ class Prediction {
 // What one sample has said, and what is predicted for it.
 class SpeculativeText {
  public:
-  SpeculativeText(uint64_t scope, size_t capacity) : scope(scope), own(capacity) {}
+  // prompt: outlives this. capacity: tokens of the index.
+  SpeculativeText(uint64_t scope, std::span<const TokenId> prompt, size_t capacity)
+      : scope(scope), prompt_(prompt), capacity_(capacity) {}
+
+  // The index of the prompt and of what came behind it. The first call makes it: requests that
+  // wait to be admitted have none.
+  NgramIndex& own();
+  bool has_index() const { return own_.has_value(); }
 
   const uint64_t scope;
-  NgramIndex own;
   int64_t num_outputs = 0;
   std::array<Prediction, kNumDraftSources> predictions;  // by DraftSource
   TreePosition position;
@@ -73,6 +80,11 @@ class SpeculativeText {
   int32_t num_planned = 0;
   uint64_t last_step = 0;  // the number of the step that its last token came from
   bool missed = false;     // no prediction of its last token was right, and there was one
+
+ private:
+  const std::span<const TokenId> prompt_;
+  const size_t capacity_;
+  std::optional<NgramIndex> own_;
 };
 
 class Speculator {
@@ -89,8 +101,8 @@ class Speculator {
 
   explicit Speculator(const Config& config);
 
-  // A sample begins: with its prompt, and room for its answer. Answers of one scope give no draft
-  // tokens in another.
+  // A sample waits: with its prompt, which outlives the text, and room for its answer. Answers of
+  // one scope give no draft tokens in another.
   std::unique_ptr<SpeculativeText> start(uint64_t scope, std::span<const TokenId> prompt,
                                          int32_t max_new_tokens);
   void observe_token(SpeculativeText& text, TokenId token);
@@ -115,7 +127,8 @@ class Speculator {
   bool may_pay(int32_t num_entries, int32_t samples_max);
   Best predict(SpeculativeText& text, const DraftSite& site);
   void look_up(DraftSource source, SpeculativeText& text, const DraftSite& site);
-  void look_up_ngrams(const NgramIndex& index, SpeculativeText& text, Prediction& prediction) const;
+  static void look_up_ngrams(const NgramIndex& index, SpeculativeText& text,
+                             Prediction& prediction);
   bool uses(DraftSource source) const {
     return source == DraftSource::kRadix ? config_.tree != nullptr : config_.uses_ngrams;
   }

@@ -21,7 +21,10 @@ Tokens count_up(TokenId first, int count) {
 class Sample {
  public:
   Sample(Speculator& speculator, uint64_t scope, const Tokens& prompt, PrefixCache* cache = nullptr)
-      : speculator_(speculator), text_(speculator.start(scope, prompt, 50)), tokens_(prompt) {
+      : speculator_(speculator),
+        prompt_(prompt),
+        text_(speculator.start(scope, prompt_, 50)),
+        tokens_(prompt) {
     if (cache != nullptr) pages_ = cache->begin("", prompt);
   }
   // In a step of this sample alone, whose tokens are all known.
@@ -34,6 +37,7 @@ class Sample {
       EXPECT_EQ(draft_.samples[i], static_cast<int32_t>(i));
     return draft_.tokens;
   }
+  bool has_index() const { return text_->has_index(); }
   Drafter drafter() const { return draft_.drafter; }
   bool pays_to_wait() { return plan(/*awaits_sample=*/true); }
   void say(TokenId token) {
@@ -61,6 +65,7 @@ class Sample {
     return speculator_.end_plan();
   }
   Speculator& speculator_;
+  const Tokens prompt_;
   std::unique_ptr<SpeculativeText> text_;
   Tokens tokens_;
   SequencePages pages_;
@@ -82,6 +87,31 @@ TEST(Speculator, CopiesFromTheOwnText) {
   EXPECT_GT(num_drafted, 12u);
   EXPECT_EQ(sample.drafter(), Drafter::kNgram);
   sample.finish();
+}
+
+// A request that waits to be admitted holds no index; its first plan or token makes it.
+TEST(Speculator, IndexesATextWhenItRuns) {
+  const Tokens prompt = {5, 6, 7, 5, 6};
+  Speculator speculator({.draft_tokens_max = 4});
+  Sample waits(speculator, 1, prompt), plans(speculator, 1, prompt), says(speculator, 1, prompt);
+  const Tokens first = plans.propose();
+  ASSERT_FALSE(first.empty());
+  EXPECT_EQ(first[0], 7);
+  says.say(7);
+  EXPECT_FALSE(waits.has_index());
+  EXPECT_TRUE(plans.has_index());
+  EXPECT_TRUE(says.has_index());
+  const Tokens second = says.propose();
+  ASSERT_FALSE(second.empty());
+  EXPECT_EQ(second[0], 5);
+  waits.finish();
+  EXPECT_FALSE(waits.has_index());
+  Speculator of_tree({.uses_ngrams = false});
+  Sample unindexed(of_tree, 1, prompt);
+  unindexed.propose();
+  unindexed.say(7);
+  unindexed.finish();
+  EXPECT_FALSE(unindexed.has_index());
 }
 
 TEST(Speculator, GoesOnWithARepetition) {
