@@ -176,6 +176,11 @@ TEST(DraftHeadSettings, NamesWhatDoesNotGoTogether) {
   refused(
       {.tiers = {.enable_hierarchical_cache = true, .hicache_size_gb = 1}, .speculation = nextn},
       "speculative_algorithm NEXTN keeps keys");
+  SpeculationSettings other = eagle;
+  other.speculative_algorithm = "NEXTN";
+  refused({.speculation = other}, "LlamaForCausalLMEagle3 is an EAGLE-3 head");
+  other = {.speculative_algorithm = "EAGLE3", .speculative_draft_model_path = kMtpModels / "mimo"};
+  refused({.speculation = other}, "MiMoForCausalLM is a model with a layer");
   SpeculationSettings long_chains = eagle;
   long_chains.speculative_num_steps = 17;
   refused({.speculation = long_chains}, "must be 1 to 16");

@@ -41,6 +41,12 @@ Result<DecoderSpec> read_draft_spec(const std::filesystem::path& folder,
   return make_draft_spec(*config, target);
 }
 
+Status check_draft_kind_of(const std::filesystem::path& folder, DraftSpec::Kind expected) {
+  const auto config = read_model_config(folder);
+  if (!config) return config.error().with_context("the draft head");
+  return check_draft_kind(*config, expected);
+}
+
 Result<std::optional<DecoderSpec>> plan_draft_head(const ModelLoadOptions& options,
                                                    DecoderSpec& target) {
   if (options.draft_path.empty()) return std::optional<DecoderSpec>();

@@ -19,6 +19,9 @@ namespace espalier {
 // config.json's spec; `target` is the model's own.
 Result<DecoderSpec> read_draft_spec(const std::filesystem::path& folder, const DecoderSpec& target);
 
+// Before weights take their time: check_draft_kind() of the folder's config.json.
+Status check_draft_kind_of(const std::filesystem::path& folder, DraftSpec::Kind expected);
+
 // The spec of the head that options.draft_path names, for whose sake `target` keeps states from
 // here on; nothing where it names none. kUnimplemented says which models and options a head does
 // not go with.

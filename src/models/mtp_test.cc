@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include <functional>
+#include <tuple>
 
 #include "base/mapped_file.h"
 #include "checkpoint/checkpoint.h"
@@ -226,6 +227,21 @@ TEST_F(MtpTest, NamesWhatIsWrong) {
   const fs::path more = edited("glm4_moe", "model.safetensors", "layers.3.embed_tokens.weight",
                                "layers.3.other_tokens.weight");
   expect_failure(more, more, StatusCode::kInvalidArgument, "model.layers.3.other_tokens.weight");
+  const fs::path eagle = "tests/golden/draft/llama_tied_llama3";
+  using Kind = DraftSpec::Kind;
+  for (const auto& [folder, expected, message] :
+       {std::tuple(eagle, Kind::kMtp,
+                   "LlamaForCausalLMEagle3 is an EAGLE-3 head, which --speculative-algorithm "
+                   "EAGLE3 runs, and NEXTN runs layers for multi-token prediction"),
+        std::tuple(mimo, Kind::kEagle3,
+                   "MiMoForCausalLM is a model with a layer for multi-token prediction, which "
+                   "--speculative-algorithm NEXTN runs, and EAGLE3 runs EAGLE-3 heads")}) {
+    const Status status = check_draft_kind_of(folder, expected);
+    EXPECT_EQ(status.code(), StatusCode::kInvalidArgument) << folder;
+    EXPECT_THAT(status.message(), HasSubstr(message));
+  }
+  EXPECT_TRUE(check_draft_kind_of(eagle, Kind::kEagle3).ok());
+  EXPECT_TRUE(check_draft_kind_of(mimo, Kind::kMtp).ok());
   ModelLoadOptions ranks = options(mimo, mimo);
   ranks.tp_size = 2;
   const auto divided = load_model(ranks);

@@ -1,6 +1,7 @@
 // The spec of a draft head beside a model. Pure functions; each spec is validated.
 #pragma once
 
+#include <optional>
 #include <string_view>
 
 #include "base/status.h"
@@ -8,6 +9,13 @@
 #include "models/decoder_spec.h"
 
 namespace espalier {
+
+// Of heads with this architecture; nothing where it is not known here.
+std::optional<DraftSpec::Kind> draft_kind(std::string_view architecture);
+
+// kInvalidArgument where the config is of a head of another kind than `expected`, with the names of
+// both. An architecture that is not known passes: make_draft_spec() refuses it.
+Status check_draft_kind(const JsonObject& config, DraftSpec::Kind expected);
 
 // config: of the head's folder, whose architecture says which of the two below it is.
 // kUnimplemented for another kind of draft model, kInvalidArgument names a field that does not fit

@@ -45,6 +45,11 @@ WeightNames head_names() {
   return names;
 }
 
+Result<std::string> architecture_of(const JsonObject& config) {
+  ESP_ASSIGN_OR_RETURN(const std::vector<std::string> names, config.strings("architectures"));
+  return names.empty() ? std::string() : names[0];
+}
+
 }  // namespace
 
 void move_layer(WeightNames& names, std::string_view prefix) {
@@ -55,11 +60,31 @@ void move_layer(WeightNames& names, std::string_view prefix) {
   }
 }
 
+std::optional<DraftSpec::Kind> draft_kind(std::string_view architecture) {
+  if (has_mtp_layers(architecture)) return DraftSpec::Kind::kMtp;
+  if (architecture == kArchitecture) return DraftSpec::Kind::kEagle3;
+  return std::nullopt;
+}
+
+Status check_draft_kind(const JsonObject& config, DraftSpec::Kind expected) {
+  ESP_ASSIGN_OR_RETURN(const std::string name, architecture_of(config));
+  const auto kind = draft_kind(name);
+  if (!kind || *kind == expected) return {};
+  const bool is_mtp = *kind == DraftSpec::Kind::kMtp;
+  return invalid_argument(
+      "{}: {} is {}, which --speculative-algorithm {} runs, and {} runs {}: set "
+      "--speculative-algorithm to {}, or --speculative-draft-model-path to another folder",
+      config.name(), name,
+      is_mtp ? "a model with a layer for multi-token prediction" : "an EAGLE-3 head",
+      is_mtp ? "NEXTN" : "EAGLE3", is_mtp ? "EAGLE3" : "NEXTN",
+      is_mtp ? "EAGLE-3 heads" : "layers for multi-token prediction", is_mtp ? "NEXTN" : "EAGLE3");
+}
+
 Result<DecoderSpec> make_draft_spec(const JsonObject& config, const DecoderSpec& target) {
-  ESP_ASSIGN_OR_RETURN(const std::vector<std::string> names, config.strings("architectures"));
-  const std::string name = names.empty() ? "" : names[0];
-  if (has_mtp_layers(name)) return make_mtp_spec(config, target);
-  if (name == kArchitecture) return make_eagle3_spec(config, target);
+  ESP_ASSIGN_OR_RETURN(const std::string name, architecture_of(config));
+  const auto kind = draft_kind(name);
+  if (kind == DraftSpec::Kind::kMtp) return make_mtp_spec(config, target);
+  if (kind == DraftSpec::Kind::kEagle3) return make_eagle3_spec(config, target);
   return fail(error(StatusCode::kUnimplemented,
                     "{}: the draft head's architecture '{}' is not known; {} is, and the layers "
                     "for multi-token prediction of MiMo, GLM-4.5 and DeepSeek-V3",
