@@ -34,7 +34,8 @@ struct SoundFormat {
   std::string_view name;
   bool (*matches)(SoundBytes bytes);
   Result<AudioHeader> (*read_header)(SoundBytes bytes);
-  Status (*decode)(SoundBytes bytes, const AudioHeader& header, std::vector<float>& samples);
+  Status (*decode)(SoundBytes bytes, const AudioHeader& header, int64_t frames_max,
+                   std::vector<float>& samples);
 };
 
 constexpr SoundFormat kSoundFormats[] = {
@@ -66,7 +67,9 @@ Status check_sound(const SoundFormat& format, const AudioHeader& header,
         "{}: {} channels at {} Hz are not read here: send 1 to {} channels at {} to {} Hz",
         format.name, header.num_channels, header.sample_rate, kChannelsMax, kRateMin, kRateMax);
   }
-  if (header.num_frames < 1) return invalid_argument("{}: the file has no samples", format.name);
+  // Another format than WAV may not state its length.
+  if (header.num_frames < 1 && format.format == AudioFormat::kWav)
+    return invalid_argument("{}: the file has no samples", format.name);
   if (header.seconds() > limits.seconds_max || header.num_frames > limits.frames_max()) {
     return invalid_argument(
         "{}: {} samples, {:.1f} s at {} Hz, are above the limit of {} s (of 48 kHz at most): send "
@@ -85,11 +88,15 @@ Result<AudioHeader> read_sound(const SoundFormat& format, SoundBytes bytes,
   return header;
 }
 
-Result<Audio> decode_checked(const SoundFormat& format, SoundBytes bytes,
-                             const AudioHeader& header) {
+Result<Audio> decode_checked(const SoundFormat& format, SoundBytes bytes, const AudioHeader& header,
+                             const AudioLimits& limits) {
   Audio audio{.sample_rate = header.sample_rate, .samples = {}};
+  const double seconds_frames = limits.seconds_max * header.sample_rate;
+  const auto frames_max = seconds_frames < static_cast<double>(limits.frames_max())
+                              ? static_cast<int64_t>(seconds_frames)
+                              : limits.frames_max();
   audio.samples.reserve(static_cast<size_t>(header.num_frames));
-  if (Status status = format.decode(bytes, header, audio.samples); !status.ok()) {
+  if (Status status = format.decode(bytes, header, frames_max, audio.samples); !status.ok()) {
     return fail(status.with_context(format.name));
   }
   if (audio.samples.empty()) {
@@ -139,7 +146,7 @@ Result<Audio> decode_audio(SoundBytes bytes, const AudioLimits& limits) {
   ESP_ASSIGN_OR_RETURN(const SoundFormat* format, find_sound_format(bytes, limits));
   ESP_ASSIGN_OR_RETURN(const AudioHeader header, read_sound(*format, bytes, limits));
   try {
-    return decode_checked(*format, bytes, header);
+    return decode_checked(*format, bytes, header, limits);
   } catch (const std::bad_alloc&) {  // of the standard library's containers
     return fail(error(StatusCode::kResourceExhausted,
                       "no memory for audio of {} samples: try again later", header.num_frames));

@@ -1,12 +1,14 @@
 // Sound from bytes: WAV, FLAC, Ogg (Vorbis, Opus) and MP3 become one channel of float samples.
 //
 // The bytes are a client's. The length that the file's header states is checked against the limits
-// before memory for samples is allocated, and samples beyond that length are not read. WAV is read
+// before memory for samples is allocated. Of a format other than WAV it may be an estimate, or be
+// missing: such a file is decoded to its end, and the limits are checked while it is. WAV is read
 // by own code; the other formats by libsndfile, which is loaded when such a file first arrives.
 //
 // The functions are pure and thread-safe. They fail with kInvalidArgument, with kUnimplemented for
 // a format whose library is not installed, and with kResourceExhausted where the system has no
-// memory.
+// memory. decode_audio() fails with kFailedPrecondition where more sound comes than the limits
+// allow and the header did not state it.
 #pragma once
 
 #include <cstdint>
@@ -33,7 +35,7 @@ struct AudioHeader {
   AudioFormat format = AudioFormat::kWav;
   int32_t sample_rate = 0;  // Hz
   int32_t num_channels = 0;
-  int64_t num_frames = 0;  // samples of one channel
+  int64_t num_frames = 0;  // samples of one channel; 0: the file does not state them
 
   double seconds() const { return static_cast<double>(num_frames) / sample_rate; }
 };

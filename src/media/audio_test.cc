@@ -193,6 +193,52 @@ TEST(Audio, ChunksBesideTheSoundArePassedOver) {
   EXPECT_EQ(audio->samples, test::drawn_samples(4000));
 }
 
+TEST(Audio, JoinedFilesAreReadToTheirEnd) {
+  if (!has_libsndfile()) GTEST_SKIP() << "libsndfile is not installed: tools/setup installs it";
+  for (const char* name : {"layer3.mp3", "vorbis.ogg", "opus.ogg"}) {
+    const Bytes one = test::read_sound(name);
+    const auto alone = decode_audio(one, {});
+    ASSERT_TRUE(alone) << alone.error().message();
+    Bytes joined;
+    for (int i = 0; i < 3; ++i) joined.insert(joined.end(), one.begin(), one.end());
+    const auto audio = decode_audio(joined, {});
+    ASSERT_TRUE(audio) << audio.error().message();
+    EXPECT_NEAR(audio->seconds(), 3 * alone->seconds(), 0.15) << name;
+    const std::vector<float> last(audio->samples.end() - std::ssize(alone->samples),
+                                  audio->samples.end());
+    EXPECT_GT(likeness_to_drawn(last), 0.8) << name;
+    const auto bounded = decode_audio(joined, {.seconds_max = 0.5});
+    ASSERT_FALSE(bounded) << name;
+    EXPECT_THAT(bounded.error().message(), HasSubstr("limit")) << name;
+  }
+}
+
+TEST(Audio, RefusesAFlacThatIsCutOff) {
+  if (!has_libsndfile()) GTEST_SKIP() << "libsndfile is not installed: tools/setup installs it";
+  const Bytes flac = test::read_sound("stereo.flac");
+  const auto audio = decode_audio(Bytes(flac.begin(), flac.begin() + std::ssize(flac) / 2), {});
+  ASSERT_FALSE(audio);
+  EXPECT_EQ(audio.error().code(), StatusCode::kInvalidArgument);
+  EXPECT_THAT(audio.error().message(), HasSubstr("of 4000 samples: it is cut off"));
+}
+
+// A program that writes into a pipe cannot state the length in the header.
+TEST(Audio, ReadsAFlacOfUnknownLengthUpToTheLimit) {
+  if (!has_libsndfile()) GTEST_SKIP() << "libsndfile is not installed: tools/setup installs it";
+  Bytes flac = test::read_sound("mono.flac");
+  flac[21] &= 0xf0;
+  for (size_t at = 22; at < 26; ++at) flac[at] = 0;
+  const auto header = read_audio_header(flac, {});
+  ASSERT_TRUE(header) << header.error().message();
+  EXPECT_EQ(header->num_frames, 0);
+  const auto audio = decode_audio(flac, {});
+  ASSERT_TRUE(audio) << audio.error().message();
+  EXPECT_EQ(audio->samples, test::drawn_samples(4000));
+  const auto bounded = decode_audio(flac, {.seconds_max = 0.2});
+  ASSERT_FALSE(bounded);
+  EXPECT_EQ(bounded.error().code(), StatusCode::kFailedPrecondition);
+}
+
 TEST(Audio, NamesItsFormats) {
   EXPECT_EQ(audio_format_name(AudioFormat::kWav), "WAV");
   EXPECT_EQ(audio_format_name(AudioFormat::kMp3), "MP3");

@@ -7,8 +7,10 @@
 #include <array>
 #include <cstdio>
 #include <cstring>
+#include <limits>
 #include <memory>
 #include <optional>
+#include <string_view>
 
 #include "media/audio_formats.h"
 
@@ -114,6 +116,8 @@ class OpenSound {
   SoundCount read(std::span<float> to) {
     return library_.read_frames(file_, to.data(), std::ssize(to) / info_.channels);
   }
+  // Bytes that were taken.
+  SoundCount position() const { return memory_.at; }
 
  private:
   const Sndfile& library_;
@@ -138,32 +142,73 @@ Result<std::unique_ptr<OpenSound>> open_sound(SoundBytes bytes) {
   return sound;
 }
 
+// A stream that was written into a pipe has no length, for which the library has the largest
+// number or none.
+bool states_length(const SoundInfo& info) {
+  return info.frames > 0 && info.frames < std::numeric_limits<SoundCount>::max() / 2;
+}
+
+// Appends the sound's samples; the bytes that the library took for them. whole: a sound that ends
+// before its stated length is cut off.
+Result<int64_t> decode_part(OpenSound& sound, const AudioHeader& header, int64_t frames_max,
+                            bool whole, std::vector<float>& samples) {
+  const SoundInfo& info = sound.info();
+  if (info.channels != header.num_channels || info.samplerate != header.sample_rate) {
+    return fail(
+        invalid_argument("the number of channels or the sample rate changes: save the audio anew"));
+  }
+  constexpr int64_t kFramesAtOnce = 4096;
+  std::vector<float> frames(static_cast<size_t>(kFramesAtOnce * info.channels));
+  int64_t done = 0;
+  while (const SoundCount count = std::max<SoundCount>(0, sound.read(frames))) {
+    if (std::ssize(samples) + count > frames_max) {
+      return fail(error(StatusCode::kFailedPrecondition,
+                        "the sound is longer than the limit of {} samples: send it in parts",
+                        frames_max));
+    }
+    ESP_RETURN_IF_ERROR(
+        append_mixed(std::span(frames).first(static_cast<size_t>(count * info.channels)),
+                     info.channels, samples));
+    done += count;
+  }
+  if (whole && states_length(info) && done < info.frames) {
+    return fail(invalid_argument(
+        "the file ends after {} of {} samples: it is cut off, send it anew", done, info.frames));
+  }
+  return sound.position();
+}
+
 }  // namespace
 
 Result<AudioHeader> read_sound_header(SoundBytes bytes) {
   ESP_ASSIGN_OR_RETURN(const auto sound, open_sound(bytes));
   const SoundInfo& info = sound->info();
-  return AudioHeader{
-      .sample_rate = info.samplerate, .num_channels = info.channels, .num_frames = info.frames};
+  return AudioHeader{.sample_rate = info.samplerate,
+                     .num_channels = info.channels,
+                     .num_frames = states_length(info) ? info.frames : 0};
 }
 
-Status decode_sound(SoundBytes bytes, const AudioHeader& header, std::vector<float>& samples) {
-  ESP_ASSIGN_OR_RETURN(const auto sound, open_sound(bytes));
-  if (sound->info().channels != header.num_channels) {
-    return invalid_argument("the number of channels changes: save the audio anew");
+// libsndfile reads no further than the length that it states, and that may be an estimate (an MP3
+// without a table) or the first of several joined files': what lies behind is opened anew.
+Status decode_sound(SoundBytes bytes, const AudioHeader& header, int64_t frames_max,
+                    std::vector<float>& samples) {
+  const SoundBytes magic = bytes.first(std::min<size_t>(4, bytes.size()));
+  const bool is_ogg = std::ranges::equal(magic, std::string_view("OggS"));
+  const bool is_flac = std::ranges::equal(magic, std::string_view("fLaC"));
+  constexpr int kPartsMax = 1000;
+  for (int part = 0; part < kPartsMax; ++part) {
+    const SoundBytes own = is_ogg ? bytes.first(next_ogg_stream(bytes)) : bytes;
+    ESP_ASSIGN_OR_RETURN(const auto sound, open_sound(own));
+    const Result<int64_t> used =
+        decode_part(*sound, header, frames_max, is_ogg || is_flac, samples);
+    if (!used) return used.error();
+    if (is_flac || *used <= 0) return Status();
+    bytes = bytes.subspan(is_ogg ? own.size() : static_cast<size_t>(*used));
+    if (!is_ogg) bytes = bytes.subspan(next_mp3_frames(bytes));
+    if (bytes.empty()) return Status();
   }
-  constexpr int64_t kFramesAtOnce = 4096;
-  std::vector<float> frames(static_cast<size_t>(kFramesAtOnce * header.num_channels));
-  for (int64_t done = 0; done < header.num_frames;) {
-    const SoundCount count = sound->read(frames);
-    if (count <= 0) break;  // an MP3's stated length is an estimate
-    const auto taken = static_cast<size_t>(std::min(count, header.num_frames - done));
-    ESP_RETURN_IF_ERROR(
-        append_mixed(std::span(frames).first(taken * static_cast<size_t>(header.num_channels)),
-                     header.num_channels, samples));
-    done += static_cast<int64_t>(taken);
-  }
-  return Status();
+  return invalid_argument("more than {} sounds are joined in the file: save the audio anew",
+                          kPartsMax);
 }
 
 }  // namespace espalier::media

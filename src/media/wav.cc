@@ -128,7 +128,9 @@ Result<AudioHeader> read_wav_header(SoundBytes bytes) {
 }
 
 // REQUIRES: read_wav_header() took the bytes and gave this header, so all frames are there.
-Status decode_wav(SoundBytes bytes, const AudioHeader& header, std::vector<float>& samples) {
+// The header's length is that of the bytes, which the caller has checked.
+Status decode_wav(SoundBytes bytes, const AudioHeader& header, int64_t,
+                  std::vector<float>& samples) {
   ESP_ASSIGN_OR_RETURN(const WavLayout layout, read_wav_layout(bytes));
   const auto channels = static_cast<size_t>(header.num_channels);
   const uint8_t* from = bytes.data() + layout.data_begin;

@@ -1,5 +1,7 @@
 #include "server/audio/transcription_call.h"
 
+#include <algorithm>
+
 #include "engine/speech/speech_engine.h"
 #include "media/audio.h"
 #include "media/resample.h"
@@ -28,6 +30,17 @@ constexpr int kTooLarge = 413, kUnsupportedType = 415;
 
 // Speech has about four tokens a second.
 constexpr double kTokensPerSecond = 4;
+
+// What a file of unknown length is taken to hold: Opus at 6 kbit/s has 64 frames a byte.
+constexpr int64_t kFramesPerByte = 64;
+
+// What samples, resampled ones and the spectrogram take.
+int64_t sound_memory(const TranscriberInfo& info, int64_t num_frames, int32_t sample_rate) {
+  constexpr int64_t kFloat = sizeof(float);
+  const auto seconds =
+      static_cast<int64_t>(static_cast<double>(num_frames) / sample_rate + info.window_seconds) + 1;
+  return (num_frames + seconds * (TranscriberInfo::kSampleRate + 100 * info.num_mels)) * kFloat;
+}
 
 }  // namespace
 
@@ -77,16 +90,23 @@ std::optional<TranscriptionCall::Refusal> TranscriptionCall::read_sound(MemoryCh
                                     "--max-audio-seconds: send it in parts",
                                     header->seconds(), header->sample_rate, limits.seconds_max)};
   const TranscriberInfo& info = transcriber_of(context_->engine)->info();
-  constexpr int64_t kFloat = sizeof(float);
-  const auto seconds = static_cast<int64_t>(header->seconds() + info.window_seconds) + 1;
-  const int64_t mel_bytes = seconds * 100 * info.num_mels * kFloat;
-  const int64_t sample_bytes =
-      (header->num_frames + seconds * TranscriberInfo::kSampleRate) * kFloat;
-  if (Status granted = hold_memory(charge, charge.bytes() + mel_bytes + sample_bytes, "the sound");
-      !granted.ok())
-    return Refusal{0, std::move(granted)};
+  const int64_t held = charge.bytes();
+  // Of a file that does not state its length no more is taken than its bytes may hold.
+  const int64_t stated = header->num_frames > 0
+                             ? header->num_frames
+                             : std::min(limits.frames_max(), kFramesPerByte * std::ssize(bytes));
+  const auto hold = [&](int64_t num_frames) {
+    return hold_memory(charge, held + sound_memory(info, num_frames, header->sample_rate),
+                       "the sound");
+  };
+  if (Status granted = hold(stated); !granted.ok()) return Refusal{0, std::move(granted)};
   const auto audio = decode_audio(bytes, limits);
-  if (!audio) return Refusal{0, audio.error().with_context("file")};
+  if (!audio) {
+    const bool too_long = audio.error().code() == StatusCode::kFailedPrecondition;
+    return Refusal{too_long ? kTooLarge : 0, audio.error().with_context("file")};
+  }
+  if (Status granted = hold(std::ssize(audio->samples)); !granted.ok())
+    return Refusal{0, std::move(granted)};
   form_.request.samples =
       resample(audio->samples, audio->sample_rate, TranscriberInfo::kSampleRate);
   if (form_.request.samples.empty()) form_.request.samples = {0.0f};  // of a sample or two
