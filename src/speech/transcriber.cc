@@ -22,7 +22,8 @@ namespace {
 
 Status cancelled() { return Status(StatusCode::kAborted, "the request was aborted"); }
 
-// Windows are read in the order of their requests' arrival; the tokens of all go in one step.
+// A window is encoded between two steps, of the slots in turn, so that no request waits for more
+// windows of another than there are slots; the tokens of all go in one step.
 class WhisperTranscriber final : public Transcriber {
  public:
   WhisperTranscriber(std::unique_ptr<WhisperModel> model, uint64_t seed)
@@ -68,8 +69,11 @@ class WhisperTranscriber final : public Transcriber {
   uint64_t last_id_ = 0;
   TranscriberStats stats_;
 
-  std::vector<Job> running_;  // of the thread; a job without a track is a free slot
-  std::jthread thread_;       // last: it begins when all else is there
+  // Of the thread.
+  std::vector<Job> running_;  // a job without a track is a free slot
+  size_t last_encoded_ = 0;   // the slot
+
+  std::jthread thread_;  // last: it begins when all else is there
 };
 
 WhisperTranscriber::~WhisperTranscriber() {
@@ -241,9 +245,11 @@ void WhisperTranscriber::end_cancelled() {
 
 // One window between two steps, so that the others' tokens do not wait for all of them.
 void WhisperTranscriber::encode_one() {
-  for (size_t slot = 0; slot < running_.size(); ++slot) {
+  for (size_t i = 1; i <= running_.size(); ++i) {
+    const size_t slot = (last_encoded_ + i) % running_.size();
     Track* const track = running_[slot].track.get();
     if (track == nullptr || !track->needs_source()) continue;
+    last_encoded_ = slot;
     const TimePoint begin = clock_.now();
     model_->decoder().set_source(static_cast<int32_t>(slot),
                                  model_->encoder().encode(track->mel(), track->first_frame()));
