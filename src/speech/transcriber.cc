@@ -95,6 +95,10 @@ Status WhisperTranscriber::check(const TranscriptionRequest& request) const {
   if (!(request.temperature >= 0 && request.temperature <= 1)) {
     return invalid_argument("temperature is {}, but must be between 0 and 1", request.temperature);
   }
+  if (std::ssize(request.prompt) > TranscriberInfo::kPromptBytesMax) {
+    return invalid_argument("prompt has {} bytes, but may have {}: send its last sentences",
+                            request.prompt.size(), TranscriberInfo::kPromptBytesMax);
+  }
   if (request.translate && config.tokens.translate < 0) {
     return invalid_argument(
         "this model does not translate: take a multilingual one (openai/whisper-small, not "
@@ -137,6 +141,10 @@ TrackInput WhisperTranscriber::make_input(TranscriptionRequest request) const {
     input.prompt =
         model_->tokenizer().encode(" " + request.prompt.substr(begin, end - begin + 1),
                                    {.add_special_tokens = false, .parse_special = false});
+    // No window reads more of it.
+    const int64_t room = std::max(0, config.sizes.max_target_positions / 2 - 1);
+    const int64_t beyond = std::max<int64_t>(0, std::ssize(input.prompt) - room);
+    input.prompt.erase(input.prompt.begin(), input.prompt.begin() + beyond);
   }
   return input;
 }

@@ -46,6 +46,7 @@ struct TranscriberInfo {
   int32_t running_max = 0, waiting_max = 0;
 
   static constexpr int32_t kSampleRate = 16'000;
+  static constexpr int64_t kPromptBytesMax = 16 << 10;  // a model reads the last of it
 };
 
 struct TranscriptionRequest {

@@ -182,6 +182,9 @@ TEST(Transcriber, RefusesWhatTheModelLacks) {
               HasSubstr("does not know the language 'Spanish'"));
   EXPECT_THAT(refused(*multilingual, {.samples = sound, .temperature = 1.5}),
               HasSubstr("between 0 and 1"));
+  EXPECT_THAT(refused(*english, {.samples = sound, .prompt = std::string(16'385, 'a')}),
+              HasSubstr("prompt has 16385 bytes"));
+  EXPECT_TRUE(english->transcribe({.samples = sound, .prompt = std::string(16'384, 'a')}));
   EXPECT_THAT(refused(*english, {.samples = sound, .language = "de"}),
               HasSubstr("a multilingual model"));
   EXPECT_THAT(refused(*english, {.samples = sound, .translate = true}),

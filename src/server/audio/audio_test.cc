@@ -182,6 +182,7 @@ TEST_F(AudioTest, FormsThatAreWrongAreRefused) {
       {{{"temperature", "warm"}}, "from 0 to 1"},
       {{{"language", "xx"}}, "ISO 639-1"},
       {{{"timestamp_granularities[]", "word"}}, "send 'segment'"},
+      {{{"prompt", std::string(16'385, 'a')}}, "prompt has 16385 bytes"},
       {{{"stream", "maybe"}}, "true or false"},
       {{{"stream", "true"}, {"response_format", "srt"}}, "stream goes with"},
       {{{"beam_size", "5"}}, "field 'beam_size'"},

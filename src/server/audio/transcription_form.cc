@@ -31,6 +31,9 @@ Status read_language(const net::FormPart& part, TranscriptionForm& form) {
 }
 
 Status read_prompt(const net::FormPart& part, TranscriptionForm& form) {
+  if (std::ssize(part.content) > TranscriberInfo::kPromptBytesMax)
+    return invalid_argument("prompt has {} bytes, but may have {}: send its last sentences",
+                            part.content.size(), TranscriberInfo::kPromptBytesMax);
   form.request.prompt = part.content;
   return {};
 }
