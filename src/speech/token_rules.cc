@@ -68,9 +68,10 @@ void apply_rules(const WhisperTokens& tokens, std::span<const TokenId> generated
   }
 }
 
-TokenChoice choose_token(std::span<const float> logits, double temperature, double uniform) {
+std::optional<TokenChoice> choose_token(std::span<const float> logits, double temperature,
+                                        double uniform) {
   const auto largest = std::ranges::max_element(logits);
-  ESP_CHECK(largest != logits.end() && std::isfinite(*largest));
+  if (largest == logits.end() || !std::isfinite(*largest)) return std::nullopt;
   auto index = static_cast<size_t>(largest - logits.begin());
   if (temperature > 0) {
     double sum = 0;
@@ -86,7 +87,8 @@ TokenChoice choose_token(std::span<const float> logits, double temperature, doub
       if (rest < 0) break;
     }
   }
-  return {static_cast<TokenId>(index), static_cast<double>(logits[index]) - log_sum(logits)};
+  return TokenChoice{static_cast<TokenId>(index),
+                     static_cast<double>(logits[index]) - log_sum(logits)};
 }
 
 const LanguageToken& choose_language(const WhisperTokens& tokens, std::span<const float> logits) {

@@ -7,6 +7,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -26,8 +27,9 @@ void apply_rules(const WhisperTokens& tokens, std::span<const TokenId> generated
                  std::span<float> logits);
 
 // The most likely token, the first of equals; at a temperature above 0 one drawn by `uniform`, in
-// [0, 1). REQUIRES: a finite logit.
-TokenChoice choose_token(std::span<const float> logits, double temperature, double uniform);
+// [0, 1). Nothing where no token is allowed, or the largest logit is infinite.
+std::optional<TokenChoice> choose_token(std::span<const float> logits, double temperature,
+                                        double uniform);
 
 // The language whose token is the most likely. REQUIRES: the model is multilingual.
 const LanguageToken& choose_language(const WhisperTokens& tokens, std::span<const float> logits);

@@ -74,13 +74,22 @@ TEST(TokenRules, ATimeIsTakenWhereTimesTogetherAreLikelierThanAnyText) {
 
 TEST(TokenRules, TheLargestIsChosenAndDrawsFollowTheirShares) {
   std::vector<float> logits = {0, 1, -INFINITY, 1};
-  const TokenChoice best = choose_token(logits, 0, 0.99);
-  EXPECT_EQ(best.token, 1);
-  EXPECT_NEAR(best.logprob, std::log(std::exp(1.0) / (1 + 2 * std::exp(1.0))), 1e-6);
+  const auto best = choose_token(logits, 0, 0.99);
+  ASSERT_TRUE(best);
+  EXPECT_EQ(best->token, 1);
+  EXPECT_NEAR(best->logprob, std::log(std::exp(1.0) / (1 + 2 * std::exp(1.0))), 1e-6);
   const double low = std::exp(-2.0) / (2 + std::exp(-2.0));  // of token 0 at temperature 1/2
-  EXPECT_EQ(choose_token(logits, 0.5, low - 1e-6).token, 0);
-  EXPECT_EQ(choose_token(logits, 0.5, low + 1e-6).token, 1);
-  EXPECT_EQ(choose_token(logits, 0.5, 0.999999).token, 3);
+  EXPECT_EQ(choose_token(logits, 0.5, low - 1e-6)->token, 0);
+  EXPECT_EQ(choose_token(logits, 0.5, low + 1e-6)->token, 1);
+  EXPECT_EQ(choose_token(logits, 0.5, 0.999999)->token, 3);
+}
+
+TEST(TokenRules, NothingIsChosenOfInfiniteLogits) {
+  for (const double temperature : {0.0, 1.0}) {
+    EXPECT_FALSE(choose_token(std::vector<float>{0, INFINITY, 1}, temperature, 0.5));
+    EXPECT_FALSE(choose_token(std::vector<float>{-INFINITY, -INFINITY}, temperature, 0.5));
+    EXPECT_FALSE(choose_token({}, temperature, 0.5));
+  }
 }
 
 TEST(TokenRules, LanguagesAreChosenAmongThemselves) {

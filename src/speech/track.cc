@@ -58,11 +58,16 @@ void Track::accept(std::span<const float> start_logits, std::span<float> logits)
   }
   apply_rules(config_.tokens, generated_, input_.timestamps, logits);
   const double uniform = input_.temperature > 0 ? hash_uniform(input_.seed, num_draws_++) : 0;
-  const TokenChoice choice = choose_token(logits, input_.temperature, uniform);
-  logprob_ += choice.logprob;
+  const auto choice = choose_token(logits, input_.temperature, uniform);
+  if (!choice) {
+    return abort(error(StatusCode::kInternal,
+                       "the model gave an infinite logit, or none for a token that may come next: "
+                       "its weights or its generation_config.json are damaged"));
+  }
+  logprob_ += choice->logprob;
   ++num_choices_;
-  if (choice.token == config_.tokens.end) return end_window();
-  take(choice.token);
+  if (choice->token == config_.tokens.end) return end_window();
+  take(choice->token);
 }
 
 void Track::take(TokenId token) {
