@@ -31,6 +31,11 @@ constexpr int kTooLarge = 413, kUnsupportedType = 415;
 // Speech has about four tokens a second.
 constexpr double kTokensPerSecond = 4;
 
+AudioLimits audio_limits(const Engine& engine) {
+  const AudioSettings& settings = engine.config().audio;
+  return {.bytes_max = settings.max_audio_bytes, .seconds_max = settings.max_audio_seconds};
+}
+
 // What a file of unknown length is taken to hold: Opus at 6 kbit/s has 64 frames a byte.
 constexpr int64_t kFramesPerByte = 64;
 
@@ -60,11 +65,9 @@ std::optional<TranscriptionCall::Refusal> TranscriptionCall::read_form(
   return Refusal{is_form ? 0 : kUnsupportedType, form.error()};
 }
 
-// Leaves the samples in the form's request, and the file, which is of the body, behind.
-std::optional<TranscriptionCall::Refusal> TranscriptionCall::read_sound(MemoryCharge& charge) {
-  const AudioSettings& settings = context_->engine.config().audio;
-  const AudioLimits limits{.bytes_max = settings.max_audio_bytes,
-                           .seconds_max = settings.max_audio_seconds};
+std::optional<TranscriptionCall::Refusal> TranscriptionCall::read_header(
+    AudioHeader& header) const {
+  const AudioLimits limits = audio_limits(context_->engine);
   const auto bytes = bytes_of(form_.file);
   if (std::ssize(bytes) > limits.bytes_max)
     return Refusal{kTooLarge,
@@ -79,24 +82,33 @@ std::optional<TranscriptionCall::Refusal> TranscriptionCall::read_sound(MemoryCh
   // Without its own bound on seconds, which has a status of its own.
   AudioLimits any_length = limits;
   any_length.seconds_max = 1e12;
-  const auto header = read_audio_header(bytes, any_length);
-  if (!header) {
-    const bool lacks_library = header.error().code() == StatusCode::kUnimplemented;
-    return Refusal{lacks_library ? kUnsupportedType : 0, header.error().with_context("file")};
+  const auto read = read_audio_header(bytes, any_length);
+  if (!read) {
+    const bool lacks_library = read.error().code() == StatusCode::kUnimplemented;
+    return Refusal{lacks_library ? kUnsupportedType : 0, read.error().with_context("file")};
   }
-  if (header->seconds() > limits.seconds_max || header->num_frames > limits.frames_max())
+  header = *read;
+  if (header.seconds() > limits.seconds_max || header.num_frames > limits.frames_max())
     return Refusal{kTooLarge,
                    invalid_argument("file has {:.1f} s of sound at {} Hz, more than the {} s of "
                                     "--max-audio-seconds: send it in parts",
-                                    header->seconds(), header->sample_rate, limits.seconds_max)};
+                                    header.seconds(), header.sample_rate, limits.seconds_max)};
+  return std::nullopt;
+}
+
+// Leaves the samples in the form's request, and the file, which is of the body, behind.
+std::optional<TranscriptionCall::Refusal> TranscriptionCall::read_sound(const AudioHeader& header,
+                                                                        MemoryCharge& charge) {
+  const AudioLimits limits = audio_limits(context_->engine);
+  const auto bytes = bytes_of(form_.file);
   const TranscriberInfo& info = transcriber_of(context_->engine)->info();
   const int64_t held = charge.bytes();
   // Of a file that does not state its length no more is taken than its bytes may hold.
-  const int64_t stated = header->num_frames > 0
-                             ? header->num_frames
+  const int64_t stated = header.num_frames > 0
+                             ? header.num_frames
                              : std::min(limits.frames_max(), kFramesPerByte * std::ssize(bytes));
   const auto hold = [&](int64_t num_frames) {
-    return hold_memory(charge, held + sound_memory(info, num_frames, header->sample_rate),
+    return hold_memory(charge, held + sound_memory(info, num_frames, header.sample_rate),
                        "the sound");
   };
   if (Status granted = hold(stated); !granted.ok()) return Refusal{0, std::move(granted)};
@@ -114,12 +126,10 @@ std::optional<TranscriptionCall::Refusal> TranscriptionCall::read_sound(MemoryCh
   return std::nullopt;
 }
 
-bool TranscriptionCall::admit(const net::HttpRequest& request) {
+bool TranscriptionCall::admit(const net::HttpRequest& request, double seconds) {
   const TenantPtr tenant = tenant_of(context_->tenants.get(), request);
   if (tenant == nullptr) return true;
-  const auto tokens = static_cast<int64_t>(static_cast<double>(form_.request.samples.size()) /
-                                           TranscriberInfo::kSampleRate * kTokensPerSecond) +
-                      1;
+  const auto tokens = static_cast<int64_t>(seconds * kTokensPerSecond) + 1;
   const auto wait = tenant->admit(tokens, std::chrono::steady_clock::now());
   if (!wait) {
     reservation_.emplace(tenant, tokens);
@@ -139,8 +149,10 @@ void TranscriptionCall::begin(net::HttpRequest&& request) {
   MemoryCharge charge = std::move(request.body_charge);
   const auto body_bytes = charge.bytes();
   if (const auto refusal = read_form(request)) return refuse(*refusal);
-  if (const auto refusal = read_sound(charge)) return refuse(*refusal);
-  if (!admit(request)) return;
+  AudioHeader header;
+  if (const auto refusal = read_header(header)) return refuse(*refusal);
+  if (!admit(request, header.seconds())) return;  // before the decoder's work
+  if (const auto refusal = read_sound(header, charge)) return refuse(*refusal);
   std::string().swap(request.body);
   (void)charge.resize(charge.bytes() - body_bytes);
   charge_ = std::move(charge);

@@ -9,6 +9,7 @@
 #include <optional>
 #include <string>
 
+#include "media/audio.h"
 #include "net/http.h"
 #include "server/audio/transcription_form.h"
 #include "server/context.h"
@@ -34,8 +35,9 @@ class TranscriptionCall : public std::enable_shared_from_this<TranscriptionCall>
   };
 
   std::optional<Refusal> read_form(const net::HttpRequest& request);
-  std::optional<Refusal> read_sound(MemoryCharge& charge);
-  bool admit(const net::HttpRequest& request);
+  std::optional<Refusal> read_header(AudioHeader& header) const;
+  std::optional<Refusal> read_sound(const AudioHeader& header, MemoryCharge& charge);
+  bool admit(const net::HttpRequest& request, double seconds);
   void submit();
   void on_event(TranscriptEvent&& event);
   void finish(const Transcription& made);
