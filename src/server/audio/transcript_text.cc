@@ -64,8 +64,9 @@ std::string subtitles(const Transcription& made, bool vtt) {
     const TranscriptSegment& segment = made.segments[i];
     if (!vtt) out += fmt::format("{}\n", i + 1);
     std::string text(trimmed(segment.text));
-    // An arrow would begin a block of its own.
-    for (size_t at = text.find("-->"); at != std::string::npos; at = text.find("-->", at))
+    // An arrow would begin a block of its own. Of "--->" one is left, which begins before this one.
+    for (size_t at = text.find("-->"); at != std::string::npos;
+         at = text.find("-->", at - std::min<size_t>(at, 1)))
       text.replace(at, 3, "->");
     out += fmt::format("{} --> {}\n{}\n\n", clock_time(segment.start, point),
                        clock_time(segment.end, point), text);

@@ -42,6 +42,13 @@ TEST(TranscriptText, SubtitlesHaveTimesAndNoArrowsInside) {
             "01:01:01.021 --> 01:01:02.000\na -> b\n\n");
 }
 
+TEST(TranscriptText, LongArrowsAreShortenedToo) {
+  Transcription made = two_segments();
+  made.segments[0].text = "---> x <-----> -->";
+  EXPECT_THAT(transcript_response(made, TranscriptFormat::kVtt, false, 0).body,
+              HasSubstr("\n-> x <-> ->\n"));
+}
+
 TEST(TranscriptText, TextIsPlainAndJsonHasTheDuration) {
   EXPECT_EQ(body_as(TranscriptFormat::kText), "Guten Tag. a --> b\n");
   EXPECT_EQ(boost::json::parse(body_as(TranscriptFormat::kJson)),
