@@ -9,6 +9,7 @@
 #include "engine/startup/model_fingerprint.h"
 #include "models/load_part.h"
 #include "nodes/bytes.h"
+#include "speech/transcriber.h"
 
 namespace espalier {
 namespace {
@@ -96,6 +97,9 @@ Status check_node_settings(const EngineConfig& config, const NodeSettings& setti
     return invalid_argument("node_rank is {}, but must be 0 to {}, for nnodes is {}",
                             settings.node_rank, settings.nnodes - 1, settings.nnodes);
   if (settings.single()) return {};
+  if (is_transcriber(config.model.model_path))
+    return error(StatusCode::kUnimplemented,
+                 "--nnodes above 1 is not for a model of speech: leave it out");
   if (config.compute.tp_size % settings.nnodes != 0)
     return invalid_argument(
         "tp_size is {}, but counts the ranks of all nodes, so that nnodes, which is {}, must "

@@ -7,6 +7,7 @@
 #include <sstream>
 
 #include "engine/engine.h"
+#include "engine/nodes/node_part.h"
 #include "media/drawn_sound.h"
 #include "net/client.h"
 #include "server/server.h"
@@ -265,6 +266,12 @@ TEST(AudioEngine, RefusesSettingsOfOtherModels) {
   };
   EXPECT_THAT(start_with([](EngineConfig& c) { c.compute.tp_size = 2; }), HasSubstr("--tp-size"));
   EXPECT_THAT(start_with([](EngineConfig& c) { c.compute.dp_size = 2; }), HasSubstr("--dp-size"));
+  EXPECT_THAT(start_with([](EngineConfig& c) { c.compute.ep_size = 2; }), HasSubstr("--ep-size"));
+  EXPECT_THAT(start_with([](EngineConfig& c) { c.disaggregation.disaggregation_mode = "prefill"; }),
+              HasSubstr("--disaggregation-mode"));
+  EngineConfig of_nodes;
+  of_nodes.model.model_path = kModel;
+  EXPECT_THAT(check_node_settings(of_nodes, {.nnodes = 2}).message(), HasSubstr("--nnodes"));
   EXPECT_THAT(start_with([](EngineConfig& c) { c.compute.device = "cuda"; }),
               HasSubstr("--device cpu"));
   EXPECT_THAT(start_with([](EngineConfig& c) { c.model.dtype = "q8_0"; }), HasSubstr("bfloat16"));
