@@ -1,5 +1,7 @@
 // What the server says of itself: health, model, settings, load, metrics.
+#include <atomic>
 #include <boost/json/value.hpp>
+#include <memory>
 #include <set>
 
 #include "engine/speech/speech_engine.h"
@@ -372,26 +374,41 @@ void handle_health(const ContextPtr& context, HttpRequest&&, ResponsePtr respons
   response->send(context->stopping ? draining() : HttpResponse{});
 }
 
-// One token, greedy (or its vector): the whole line from queue to sampler has to work for it.
-// A model of speech reads a tenth of a second of silence.
+// A model of speech reads a tenth of a second of silence, on a thread for sounds, for its
+// spectrogram takes a while.
 void check_speech(const ContextPtr& context, Transcriber& transcriber,
                   const ResponsePtr& response) {
-  TranscriptionRequest request;
-  request.samples.resize(TranscriberInfo::kSampleRate / 10);
-  if (const auto& known = transcriber.info().languages; !known.empty()) request.language = known[0];
-  response->post_after(context->config.limits.health_timeout, [response] {
-    if (!response->closed()) response->send(http_error(503, "no token was generated in time"));
+  const auto id = std::make_shared<std::atomic<uint64_t>>(0);  // 0: not submitted
+  const auto cancel = [context, &transcriber, id] {
+    if (const uint64_t submitted = id->load()) transcriber.cancel(submitted);
+  };
+  response->on_disconnect(cancel);
+  response->post_after(context->config.limits.health_timeout, [response, cancel, id] {
+    if (response->closed()) return;
+    // Where sounds before it are still read, the server is busy, and healthy.
+    if (id->load() == 0) return response->send(HttpResponse{});
+    cancel();
+    response->send(http_error(503, "no token was generated in time"));
   });
-  const auto submitted = transcriber.submit(std::move(request), [response](
-                                                                    TranscriptEvent&& event) {
-    if (!event.finished) return;
-    response->send(event.status.ok() ? HttpResponse{} : http_error(503, event.status.message()));
-  });
-  if (submitted) return;
-  const bool busy = submitted.error().code() == StatusCode::kResourceExhausted;
-  response->send(busy ? HttpResponse{} : http_error(503, submitted.error().message()));
+  const auto submit = [&transcriber, response, id] {
+    if (response->closed()) return;
+    TranscriptionRequest request{.tokens_max = 1};
+    request.samples.resize(TranscriberInfo::kSampleRate / 10);
+    const auto& known = transcriber.info().languages;
+    if (!known.empty()) request.language = known[0];
+    const auto submitted = transcriber.submit(std::move(request), [response](
+                                                                      TranscriptEvent&& event) {
+      if (!event.finished) return;
+      response->send(event.status.ok() ? HttpResponse{} : http_error(503, event.status.message()));
+    });
+    if (submitted) return id->store(*submitted);
+    const bool busy = submitted.error().code() == StatusCode::kResourceExhausted;
+    response->send(busy ? HttpResponse{} : http_error(503, submitted.error().message()));
+  };
+  if (!context->threads->sounds.run(submit)) response->send(HttpResponse{});
 }
 
+// One token, greedy (or its vector): the whole line from queue to sampler has to work for it.
 void handle_health_generate(const ContextPtr& context, HttpRequest&&, ResponsePtr response) {
   if (context->stopping) return response->send(draining());
   if (Transcriber* const transcriber = transcriber_of(context->engine))

@@ -81,7 +81,9 @@ void Track::take(TokenId token) {
   } else if (size >= 2 && tokens.is_timestamp(token) && tokens.is_timestamp(generated_[size - 2])) {
     emit_until(size - 1);  // what lies before a pair of times stays
   }
-  if (std::ssize(prefix_.tokens) + std::ssize(generated_) >= config_.sizes.max_target_positions) {
+  const int64_t room = config_.sizes.max_target_positions - std::ssize(prefix_.tokens);
+  if (std::ssize(generated_) >= room ||
+      (input_.tokens_max > 0 && std::ssize(generated_) >= input_.tokens_max)) {
     end_window();
   }
 }

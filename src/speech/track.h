@@ -28,6 +28,7 @@ struct TrackInput {
   bool translate = false, timestamps = false;
   std::vector<TokenId> prompt;
   double temperature = 0;
+  int32_t tokens_max = 0;  // generated of a window; 0: as many as there is room for
   uint64_t seed = 0;
 };
 

@@ -135,6 +135,7 @@ TrackInput WhisperTranscriber::make_input(TranscriptionRequest request) const {
   if (config.tokens.multilingual()) input.language = language_code(request.language);
   input.translate = request.translate;
   input.temperature = request.temperature;
+  input.tokens_max = request.tokens_max;
   const size_t begin = request.prompt.find_first_not_of(" \t\r\n");
   if (begin != std::string::npos) {
     const size_t end = request.prompt.find_last_not_of(" \t\r\n");

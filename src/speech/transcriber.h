@@ -55,6 +55,7 @@ struct TranscriptionRequest {
   bool translate = false;      // into English
   std::string prompt;          // text that goes before, as a model of style and spelling
   double temperature = 0;      // 0: the most likely tokens
+  int32_t tokens_max = 0;      // generated of a window; 0: as many as there is room for
   bool timestamps = false;     // segments with times; a sound of several windows has them anyway
 };
 

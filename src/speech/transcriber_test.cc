@@ -165,6 +165,14 @@ TEST(Transcriber, ShortSoundsAreRead) {
   }
 }
 
+TEST(Transcriber, TokensOfAWindowAreBounded) {
+  const auto made =
+      open("multilingual")
+          ->transcribe({.samples = test::drawn_samples(16'000), .language = "en", .tokens_max = 1});
+  ASSERT_TRUE(made) << made.error().message();
+  EXPECT_EQ(made->num_tokens, 1);
+}
+
 TEST(Transcriber, RefusesWhatTheModelLacks) {
   const auto refused = [](Transcriber& transcriber, TranscriptionRequest request) {
     const auto id = transcriber.submit(std::move(request), [](TranscriptEvent&&) {
