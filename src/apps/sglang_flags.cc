@@ -227,12 +227,12 @@ constexpr Group kGroups[] = {
      "pictures are encoded in the process that reads the prompt; start it without this flag",
      "encoder-urls encoder-register-urls"},
     {Rule::kNoEffect, kValue, "",
-     "pictures are preprocessed in this process, and video and audio are not supported",
+     "pictures and sounds are read in this process, and videos are not supported",
      "image-processor-backend limit-mm-data-per-request mm-feature-transport mm-io-worker-num "
      "mm-preprocess-cache-size-mb mm-process-config mm-processor-worker-num "
      "media-url-max-file-size-mb asr-max-buffer-seconds asr-max-concurrent-sessions"},
     {Rule::kNoEffect, kSwitch, "",
-     "pictures are preprocessed in this process, and video and audio are not supported",
+     "pictures and sounds are read in this process, and videos are not supported",
      "enable-broadcast-mm-inputs-process enable-mm-global-cache enable-prefix-mm-cache "
      "mm-enable-dp-encoder disable-fast-image-processor enable-precise-embedding-interpolation "
      "trust-mm-content-hashes language-only language-model-only"},
