@@ -78,8 +78,6 @@ void inspect_text(const EngineConfig& config, Inspection& out) {
 
 Result<Inspection> inspect(const AppConfig& app, int64_t batch, const ProgramRequest& program) {
   EngineConfig config = app.engine;
-  ESP_ASSIGN_OR_RETURN(config.model.model_path,
-                       resolve_model_path(config.model.model_path, app.hub));
   Inspection out;
   ESP_ASSIGN_OR_RETURN(out.info, read_model_info(model_load_options(config)));
   if (config.model.load_format == LoadFormat::kAuto) {
@@ -271,14 +269,10 @@ void print_json(const Inspection& it) {
   fmt::print("{}\n", boost::json::serialize(out));
 }
 
-// The exit code for a model of speech; nothing for all others, and for a path that is none, which
-// inspect() reports.
+// The exit code for a model of speech; nothing for all others.
 std::optional<int> inspect_if_speech(const AppConfig& app, bool json) {
-  EngineConfig config = app.engine;
-  const auto path = resolve_model_path(config.model.model_path, app.hub);
-  if (!path || !is_transcriber(*path)) return std::nullopt;
-  config.model.model_path = *path;
-  const Status status = inspect_speech(config, json);
+  if (!is_transcriber(app.engine.model.model_path)) return std::nullopt;
+  const Status status = inspect_speech(app.engine, json);
   return status.ok() ? kExitOk : report(status, kExitFailure);
 }
 
@@ -313,6 +307,9 @@ int run_inspect(const std::vector<std::string>& args) {
                   kExitUsage);
   }
   if (!command.words.empty()) config.engine.model.model_path = command.words[0];
+  const auto path = resolve_model_path(config.engine.model.model_path, config.hub);
+  if (!path) return report(path.error(), kExitFailure);
+  config.engine.model.model_path = *path;
   if (const auto exit_code = inspect_if_speech(config, json)) return *exit_code;
   const Result<Inspection> inspection = inspect(config, batch, program);
   if (!inspection) return report(inspection.error(), kExitFailure);

@@ -1,5 +1,5 @@
-// Settings of one server, in the parts that use them. The flag of `espalier serve` that sets a field
-// has its name with hyphens, unless the comment states another; docs/flags.md has them all.
+// Settings of one server, in the parts that use them. The flag of `espalier serve` that sets a
+// field has its name with hyphens, unless the comment states another; docs/flags.md has them all.
 #pragma once
 
 #include <cstddef>
@@ -91,8 +91,8 @@ struct StorageConfig {
 // Pictures that requests name by URL.
 struct MediaSourceConfig {
   std::vector<std::string> allowed_media_domains;  // hosts of http(s) pictures; empty: none
-  bool allow_private_media_addresses = false;  // also where the hosts' addresses are not public
-  std::string allowed_local_media_path;        // the folder of file:// pictures; empty: none
+  bool allow_private_media_addresses = false;      // also where the hosts' addresses are not public
+  std::string allowed_local_media_path;            // the folder of file:// pictures; empty: none
   Duration media_fetch_timeout = std::chrono::seconds(10);  // of a picture
 };
 
@@ -107,8 +107,10 @@ struct LimitConfig {
   // Over all connections: bodies of requests, and what clients have not taken of their answers.
   // 0: a sixteenth of the memory that is free at start, at least 256 MiB and eight bodies.
   size_t max_bodies_bytes = 0, max_outputs_bytes = 0;
-  Duration header_timeout = std::chrono::seconds(30);  // from a request's first byte to its last header
-  Duration idle_timeout = std::chrono::seconds(120);  // between requests, and between a body's bytes
+  Duration header_timeout =
+      std::chrono::seconds(30);  // from a request's first byte to its last header
+  Duration idle_timeout =
+      std::chrono::seconds(120);  // between requests, and between a body's bytes
   Duration write_timeout = std::chrono::seconds(60);   // without progress
   Duration health_timeout = std::chrono::seconds(20);  // of /health_generate's one token
 };

@@ -169,8 +169,8 @@ void GrammarCompiler::work() {
   }
 }
 
-// No request waits for these rules and masks, so the work stops as soon as a grammar is queued. What
-// memory is short for is made when a text reaches it.
+// No request waits for these rules and masks, so the work stops as soon as a grammar is queued.
+// What memory is short for is made when a text reaches it.
 void GrammarCompiler::build_ahead(grammar::CompiledGrammar& made) {
   const auto stop = [this] {
     const std::lock_guard lock(mutex_);
