@@ -89,14 +89,28 @@ Result<Lease> Dispatcher::assign(const RoutedRequest& request, std::span<const W
   return lease;
 }
 
-// Those that list the adapter, where there are any; else those of the model.
+// Those of the model, and of them the ones that list the adapter, where there are any.
 void Dispatcher::find_candidates(const RoutedRequest& request, std::span<const WorkerSlot> tried,
                                  WorkerRole role) {
-  const bool by_adapter = !request.adapter.empty() && table_.is_listed(role, request.adapter);
-  const std::string& model = by_adapter ? request.adapter : request.model;
-  table_.candidates(role, model, tried, candidates_);
-  if (candidates_.empty() && !tried.empty()) table_.candidates(role, model, {}, candidates_);
+  find_listing(request, tried, role);
+  if (candidates_.empty() && !tried.empty()) find_listing(request, {}, role);
+  if (candidates_.empty()) table_.candidates(role, request.model, tried, candidates_);
+  if (candidates_.empty() && !tried.empty())
+    table_.candidates(role, request.model, {}, candidates_);
   if (request.endpoints) keep_endpoints(*request.endpoints);
+}
+
+// Those that list both the model and the adapter; without an adapter, none.
+void Dispatcher::find_listing(const RoutedRequest& request, std::span<const WorkerSlot> tried,
+                              WorkerRole role) {
+  candidates_.clear();
+  if (request.adapter.empty() || !table_.is_listed(role, request.adapter)) return;
+  std::vector<Candidate> of_model;
+  table_.candidates(role, request.model, tried, of_model);
+  table_.candidates(role, request.adapter, tried, candidates_);
+  std::erase_if(candidates_, [&](const Candidate& candidate) {
+    return std::ranges::find(of_model, candidate.slot, &Candidate::slot) == of_model.end();
+  });
 }
 
 Choice Dispatcher::choose(const RoutedRequest& request, WorkerRole role) {

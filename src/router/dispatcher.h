@@ -148,6 +148,8 @@ class Dispatcher {
   // REQUIRES the lock, as the next ones.
   void find_candidates(const RoutedRequest& request, std::span<const WorkerSlot> tried,
                        WorkerRole role);
+  void find_listing(const RoutedRequest& request, std::span<const WorkerSlot> tried,
+                    WorkerRole role);
   Choice choose(const RoutedRequest& request, WorkerRole role);
   // Of candidates_.
   void keep_endpoints(const std::vector<std::string>& endpoints);

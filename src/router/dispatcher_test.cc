@@ -95,6 +95,21 @@ TEST_F(DispatcherTest, RequestsOfAnAdapterGoToWorkersThatListIt) {
   EXPECT_TRUE(dispatcher_->assign(unknown)) << "its answer says what is wrong";
 }
 
+// Two models may have adapters of one name.
+TEST_F(DispatcherTest, AnAdapterIsOneOfTheModelThatIsAsked) {
+  const WorkerSlot a = add("a"), b = add("b");
+  dispatcher_->set_models(a, generation(a), {"left", "sql"}, {"sql"});
+  dispatcher_->set_models(b, generation(b), {"right", "sql"}, {"sql"});
+  RoutedRequest asked = request("x");
+  asked.adapter = "sql";
+  for (int i = 0; i < 6; ++i) {
+    asked.model = "left";
+    EXPECT_EQ(dispatcher_->assign(asked)->slot(), a);
+    asked.model = "right";
+    EXPECT_EQ(dispatcher_->assign(asked)->slot(), b);
+  }
+}
+
 // The same tokens under another adapter are other keys and values.
 TEST_F(DispatcherTest, EventsOfAnAdaptersPrefixesCountForItsRequestsAlone) {
   const WorkerSlot a = add("a"), b = add("b");

@@ -70,6 +70,9 @@ void HealthChecker::check(const WorkerInfo& worker) {
     log_failure(worker, healthy       ? ""
                         : status == 0 ? body
                                       : fmt::format("it answers with status {}", status));
+    // Another process may answer at this address next.
+    if (status == 0 && worker.takes_ids.value_or(false))
+      dispatcher_.set_takes_ids(worker.slot, worker.generation, false);
     if (healthy && (worker.models.empty() || round_ % kModelsEvery == 0)) read_models(worker);
     const bool is_asked = !config_.probe.body.empty();
     if (healthy && is_asked && (!worker.takes_ids || round_ % kModelsEvery == 0))

@@ -103,8 +103,9 @@ std::string body_with_ids(const IdsPlace& place, std::string_view body,
     if (member.name == place.text) {
       if (text.end != 0 || member.value.empty() || member.value.front() != '"') return {};
       text = member;
-    } else if (std::ranges::find(place.kept_by, member.name) != place.kept_by.end() &&
-               is_set(member.value)) {
+    } else if (member.name == "add_special_tokens" ||  // false matters, and servers differ
+               (std::ranges::find(place.kept_by, member.name) != place.kept_by.end() &&
+                is_set(member.value))) {
       return {};
     }
   }

@@ -55,7 +55,8 @@ TEST(PromptIds, TextStaysWhereItDecidesAnAnswer) {
         R"({"text":"a","session_params":{"id":"s"}})", R"({"text":"a","image_data":["x"]})"})
     EXPECT_EQ(generate(body), "") << body;
   for (const std::string_view body :
-       {R"({"prompt":"x","echo":true})", R"({"prompt":"x","suffix":"y"})", R"({"prompt":[1]})"})
+       {R"({"prompt":"x","echo":true})", R"({"prompt":"x","suffix":"y"})",
+        R"({"prompt":"x","add_special_tokens":false})", R"({"prompt":[1]})"})
     EXPECT_EQ(complete(body), "") << body;
 }
 
