@@ -102,13 +102,13 @@ std::optional<TranscriptionCall::Refusal> TranscriptionCall::read_sound(const Au
   const AudioLimits limits = audio_limits(context_->engine);
   const auto bytes = bytes_of(form_.file);
   const TranscriberInfo& info = transcriber_of(context_->engine)->info();
-  const int64_t held = charge.bytes();
+  const int64_t before = charge.bytes();
   // Of a file that does not state its length no more is taken than its bytes may hold.
   const int64_t stated = header.num_frames > 0
                              ? header.num_frames
                              : std::min(limits.frames_max(), kFramesPerByte * std::ssize(bytes));
   const auto hold = [&](int64_t num_frames) {
-    return hold_memory(charge, held + sound_memory(info, num_frames, header.sample_rate),
+    return hold_memory(charge, before + sound_memory(info, num_frames, header.sample_rate),
                        "the sound");
   };
   if (Status granted = hold(stated); !granted.ok()) return Refusal{0, std::move(granted)};
