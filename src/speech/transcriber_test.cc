@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <atomic>
 #include <condition_variable>
 #include <future>
 #include <map>
@@ -171,6 +172,37 @@ TEST(Transcriber, TokensOfAWindowAreBounded) {
           ->transcribe({.samples = test::drawn_samples(16'000), .language = "en", .tokens_max = 1});
   ASSERT_TRUE(made) << made.error().message();
   EXPECT_EQ(made->num_tokens, 1);
+}
+
+TEST(Transcriber, WindowsOfALongSoundLetALaterRequestPass) {
+  std::promise<void> opened, long_end, short_end;
+  std::atomic<bool> long_ended = false, passed = false;
+  const auto transcriber = open("multilingual", 2);  // behind what its sinks write
+  std::shared_future<void> gate = opened.get_future().share();
+  // Holds the thread at its end, so that the next two begin together, the long one in slot 0.
+  ASSERT_TRUE(transcriber->submit({.samples = test::drawn_samples(500), .language = "en"},
+                                  [gate](TranscriptEvent&& event) {
+                                    if (event.finished) gate.wait();
+                                  }));
+  // A window of one token ends in the step behind its encoding, so that it needs the next.
+  ASSERT_TRUE(transcriber->submit(
+      {.samples = test::drawn_samples(16'000 * 40), .language = "en", .tokens_max = 1},
+      [&](TranscriptEvent&& event) {
+        if (!event.finished) return;
+        long_ended = true;
+        long_end.set_value();
+      }));
+  ASSERT_TRUE(
+      transcriber->submit({.samples = test::drawn_samples(500), .language = "en", .tokens_max = 1},
+                          [&](TranscriptEvent&& event) {
+                            if (!event.finished) return;
+                            passed = !long_ended;
+                            short_end.set_value();
+                          }));
+  opened.set_value();
+  short_end.get_future().wait();
+  long_end.get_future().wait();
+  EXPECT_TRUE(passed);
 }
 
 TEST(Transcriber, RefusesWhatTheModelLacks) {
