@@ -2,6 +2,7 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include <fstream>
 
@@ -16,8 +17,8 @@ class WarmPromptsTest : public testing::Test {
     return read_warm_prompts(path_);
   }
 
-  const std::filesystem::path path_ =
-      std::filesystem::path(testing::TempDir()) / "warm_prompts_test.jsonl";
+  const std::filesystem::path path_ = std::filesystem::path(testing::TempDir()) /
+                                      ("warm_prompts_" + std::to_string(::getpid()) + ".jsonl");
 };
 
 TEST_F(WarmPromptsTest, ReadsTextsAndIds) {
