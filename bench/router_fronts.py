@@ -157,8 +157,10 @@ class Nginx(harness.Server):
         config = pathlib.Path(self.folder.name, "nginx.conf")
         config.write_text(text)
         self.log = tempfile.TemporaryFile("w+")
-        self.process = subprocess.Popen([shutil.which("nginx", path=os.environ["PATH"] + ":/usr/sbin"), "-c", str(config)],
-                                        stdin=subprocess.DEVNULL, stdout=self.log, stderr=self.log)
+        program = shutil.which("nginx", path=os.environ["PATH"] + ":/usr/sbin")
+        if program is None:
+            sys.exit("there is no nginx: apt-get install nginx-light, or leave it out with --fronts router Envoy")
+        self.process = subprocess.Popen([program, "-c", str(config)], stdin=subprocess.DEVNULL, stdout=self.log, stderr=self.log)
         harness.wait_until(self.answers, "nginx answers")
 
     def answers(self):
@@ -286,14 +288,16 @@ def main():
                 continue
             front = start(workers)
             cpu = getattr(front, "cpu", lambda front=front: cpu_seconds(front.process.pid))
-            check_answers(front, workers[0])
-            for workload in args.workloads:
-                rounds = [measure(front.port, cpu, workers, tasks_of(workload, r), args) for r in range(args.rounds)]
-                middle = show(workload, name, rounds, in_turn.get(workload))
-                in_turn.setdefault(workload, middle)
-                print(f"{'':38} {100 * middle['hits'] / ideal[workload]['hits']:5.1f} % of one big cache's hits, "
-                      f"{middle['rate'] / in_turn[workload]['rate']:.2f} times the rate of the first front", flush=True)
-            front.stop()
+            try:
+                check_answers(front, workers[0])
+                for workload in args.workloads:
+                    rounds = [measure(front.port, cpu, workers, tasks_of(workload, r), args) for r in range(args.rounds)]
+                    middle = show(workload, name, rounds, in_turn.get(workload))
+                    in_turn.setdefault(workload, middle)
+                    print(f"{'':38} {100 * middle['hits'] / ideal[workload]['hits']:5.1f} % of one big cache's hits, "
+                          f"{middle['rate'] / in_turn[workload]['rate']:.2f} times the rate of the first front", flush=True)
+            finally:
+                front.stop()
             front.__exit__()
     finally:
         for worker in workers:

@@ -30,8 +30,10 @@ class AdapterHomes {
     recent_[adapter].insert(worker);
   }
 
-  bool contains(uint64_t adapter, WorkerSlot worker) const {
-    return has(recent_, adapter, worker) || has(older_, adapter, worker);
+  bool contains(uint64_t adapter, WorkerSlot worker, TimePoint now) const {
+    const Duration age = now - recent_since_;
+    return (age < 2 * kRememberedFor && has(recent_, adapter, worker)) ||
+           (age < kRememberedFor && has(older_, adapter, worker));
   }
 
   void forget_worker(WorkerSlot worker) {

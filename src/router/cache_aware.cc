@@ -92,11 +92,12 @@ float CacheAware::load_max(std::span<const Candidate> candidates, int num_holder
   return mean + spare / static_cast<float>(num_holders);
 }
 
-const Candidate* CacheAware::home_of(uint64_t adapter,
+const Candidate* CacheAware::home_of(const PolicyRequest& request,
                                      std::span<const Candidate> candidates) const {
   const Candidate* idlest = nullptr;
   for (const Candidate& c : candidates)
-    if (homes_.contains(adapter, c.slot) && (idlest == nullptr || c.load() < idlest->load()))
+    if (homes_.contains(request.adapter, c.slot, request.now) &&
+        (idlest == nullptr || c.load() < idlest->load()))
       idlest = &c;
   return idlest != nullptr && idlest->load() <= load_max(candidates, 1) ? idlest : nullptr;
 }
@@ -113,7 +114,7 @@ Choice CacheAware::find(const PolicyRequest& request, std::span<const Candidate>
     goes_on = false;
   }
   if (request.adapter != 0)
-    if (const Candidate* const home = home_of(request.adapter, candidates)) chosen = home;
+    if (const Candidate* const home = home_of(request, candidates)) chosen = home;
   // What is cached there nevertheless, for the report.
   const auto has = std::ranges::find_if(path_.rbegin(), path_.rend(), [&](const Step& step) {
     return step.workers->contains(chosen->slot);

@@ -47,7 +47,8 @@ class CacheAware final : public Policy {
   Choice find(const PolicyRequest& request, std::span<const Candidate> candidates, bool goes_on,
               double num_blocks);
   // The least loaded of the workers that were sent the adapter, where it has room; else null.
-  const Candidate* home_of(uint64_t adapter, std::span<const Candidate> candidates) const;
+  const Candidate* home_of(const PolicyRequest& request,
+                           std::span<const Candidate> candidates) const;
   float load_max(std::span<const Candidate> candidates, int num_holders) const;
   void expect(const PolicyRequest& request, WorkerSlot slot);
 

@@ -355,6 +355,19 @@ TEST(CacheAware, RequestsOfAnAdapterStayWithTheWorkersThatHaveIt) {
   EXPECT_GT(used.size(), 4u) << "adapters that nobody has are spread";
 }
 
+TEST(AdapterHomesTest, ForgetsWithoutFurtherRequests) {
+  AdapterHomes homes;
+  const TimePoint start = TimePoint{} + std::chrono::hours(1);
+  constexpr Duration kWhile = AdapterHomes::kRememberedFor;
+  homes.insert(7, 1, start);
+  EXPECT_TRUE(homes.contains(7, 1, start + kWhile));
+  EXPECT_FALSE(homes.contains(7, 1, start + 2 * kWhile));
+  homes.insert(8, 2, start + kWhile);  // what was recent is older now
+  EXPECT_TRUE(homes.contains(7, 1, start + kWhile));
+  EXPECT_FALSE(homes.contains(7, 1, start + 2 * kWhile));
+  EXPECT_TRUE(homes.contains(8, 2, start + 2 * kWhile));
+}
+
 TEST_F(EventsDecide, OneWorkerWithoutEventsMakesWhatWasSentDecide) {
   policy_.apply_event(0, {});
   policy_.apply_event(1, {});

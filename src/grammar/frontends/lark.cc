@@ -16,7 +16,7 @@ namespace espalier::grammar {
 namespace {
 
 constexpr int kLarkDepthMax = 200;
-constexpr int kInnerDepthMax = 16;  // of grammars within rules
+constexpr int kInnerDepthMax = 4;  // of grammars within rules, each with its own depth of groups
 
 bool lark_name_char(char c) {
   return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '_';

@@ -80,7 +80,6 @@ class CharClassSearch {
   std::vector<Leads> leads_;
   std::vector<uint32_t> rows_;  // [set] 1 + index into leads_, or 0
   std::vector<SetId> targets_;  // of leads_: sets between characters
-  size_t targets_begin_ = 0;    // of the list under way
   // Of the lead that is made.
   SetId listed_ = EarleySets::kDead;  // the set whose edges cuts_ and bytes_ list
   ByteMask cuts_, bytes_;  // where a range of bytes begins or has ended; bytes with an edge
