@@ -403,6 +403,7 @@ TEST_F(Interpreter, WhatNobodyCanReadIsCancelled) {
   {
     State s = start(options());
     s += "x" + gen("a", {.max_tokens = 3000});
+    while (engine_->stats().requests.num_running == 0) std::this_thread::yield();
   }
   while (engine_->stats().requests.num_running + engine_->stats().requests.num_waiting > 0)
     std::this_thread::yield();
