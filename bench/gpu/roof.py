@@ -42,8 +42,12 @@ class Shape:
         return 2 * self.layers * self.kv_heads * self.head_dim * 2
 
 
+EXPERTS = ["num_experts", "n_routed_experts", "num_local_experts"]  # names of a config's number of experts
+MXFP4_BYTES = (4 + 8 / 32) / 8  # a weight of 4 bits with its share of a scale of 8 bits for 32
+
+
 class FamilyShape:
-    """The same of families with experts or latent attention: what a step reads and computes."""
+    """The same of families with experts, latent attention or windows: what a step reads and computes."""
 
     def __init__(self, config):
         self.hidden, self.vocab = config["hidden_size"], config["vocab_size"]
@@ -53,10 +57,13 @@ class FamilyShape:
         if self.latent:
             self.nope, self.rope = config["qk_nope_head_dim"], config["qk_rope_head_dim"]
             self.value = config["v_head_dim"]
-            attention = [(self.heads * (self.nope + self.rope), self.hidden),
-                         (self.latent + self.rope, self.hidden),
-                         (self.heads * (self.nope + self.value), self.latent),
-                         (self.hidden, self.heads * self.value)]
+            queries = self.heads * (self.nope + self.rope)
+            rank = config.get("q_lora_rank")
+            attention = [(rank, self.hidden), (queries, rank)] if rank else [(queries, self.hidden)]
+            attention += [
+                (self.latent + self.rope, self.hidden),
+                (self.heads * (self.nope + self.value), self.latent),
+                (self.hidden, self.heads * self.value)]
             self.kv_numbers = layers * (self.latent + self.rope)
             # Of a query and a key, as the keys and values are made of the latents once.
             pair = self.heads * (self.nope + self.rope + self.value)
@@ -67,14 +74,19 @@ class FamilyShape:
             self.kv_numbers = layers * 2 * kv
             pair = 2 * self.heads * dim
         self.pair_operations = 2 * layers * pair
-        self.num_experts = config.get("num_experts") or config.get("n_routed_experts") or 0
+        self.window, self.windowed = config.get("sliding_window"), 0
+        if self.window:
+            self.windowed = config.get("layer_types", []).count("sliding_attention") / layers
+        self.num_experts = next((config[name] for name in EXPERTS if config.get(name)), 0)
         self.num_chosen = config.get("num_experts_per_tok", 0)
         dense = layers if not self.num_experts else config.get("first_k_dense_replace", 0)
         self.dense = attention * layers + self.mlp(config["intermediate_size"]) * dense
-        self.expert, self.expert_layers = [], layers - dense
+        self.expert, self.expert_layers, self.expert_bytes = [], layers - dense, 2
         if self.num_experts:
-            ffn = config["moe_intermediate_size"]
+            ffn = config.get("moe_intermediate_size", config["intermediate_size"])
             self.expert = self.mlp(ffn)
+            if config.get("quantization_config", {}).get("quant_method") == "mxfp4":
+                self.expert_bytes = MXFP4_BYTES
             self.dense += [(self.num_experts, self.hidden)] * self.expert_layers
             self.dense += self.mlp(ffn * config.get("n_shared_experts", 0)) * self.expert_layers
 
@@ -95,21 +107,31 @@ class FamilyShape:
     def products_seconds(self, device, rows, logit_rows):
         rate = device.matrix_rate("gate_up", rows)
 
-        def seconds(size, read, done):
-            return max(2 * size * read / device.read_rate, 2 * size * done / rate)
+        def seconds(size, read, done, weight_bytes=2):
+            return max(weight_bytes * size * read / device.read_rate, 2 * size * done / rate)
         total = sum(seconds(n * k, 1, rows) for n, k in self.dense)
         total += self.expert_layers * sum(
-            seconds(n * k, self.experts_read(rows), rows * self.num_chosen) for n, k in self.expert)
+            seconds(n * k, self.experts_read(rows), rows * self.num_chosen, self.expert_bytes)
+            for n, k in self.expert)
         return total + seconds(self.vocab * self.hidden, 1, logit_rows)
 
     def decode_seconds(self, device, entries, kv_tokens_read):
+        """`entries` of the same context; a layer with a window reads no more of it than that."""
+        seen = kv_tokens_read
+        if self.windowed:
+            within = min(kv_tokens_read, entries * self.window)
+            seen = self.windowed * within + (1 - self.windowed) * kv_tokens_read
         return (self.products_seconds(device, entries, entries) +
-                2 * self.kv_numbers * kv_tokens_read / device.read_rate)
+                2 * self.kv_numbers * seen / device.read_rate)
 
     def prefill_seconds(self, device, tokens):
-        """One prompt, whole (shorter than any window)."""
+        """One prompt, whole."""
+        pairs = tokens * (tokens + 1) / 2
+        if self.windowed:
+            beyond = max(0, tokens - self.window)
+            pairs -= self.windowed * beyond * (beyond + 1) / 2
         return (self.products_seconds(device, tokens, 1) +
-                self.pair_operations * tokens * (tokens + 1) / 2 / device.attention_rate)
+                self.pair_operations * pairs / device.attention_rate)
 
 
 class Device:

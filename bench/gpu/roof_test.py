@@ -83,6 +83,31 @@ class RoofTest(unittest.TestCase):
         self.assertAlmostEqual(latent.decode_seconds(device(), 1, 7),
                                2 * (2 * (80 + 48 + 64 + 80 + 384) + 256) / 1e3 + 7 * 2 * 2 * 6 / 1e3)
         self.assertEqual(latent.pair_operations, 2 * 2 * 2 * (3 + 2 + 5))
+        # Queries through a rank of 3: 3 x 8 and 10 x 3 in place of 10 x 8.
+        ranked = roof.FamilyShape(dict(TINY, kv_lora_rank=4, q_lora_rank=3, qk_nope_head_dim=3,
+                                       qk_rope_head_dim=2, v_head_dim=5))
+        self.assertAlmostEqual(latent.decode_seconds(device(), 1, 7) - ranked.decode_seconds(device(), 1, 7),
+                               2 * 2 * (80 - 24 - 30) / 1e3)
+
+    def test_experts_in_four_bits_are_fewer_bytes(self):
+        config = dict(TINY, num_local_experts=4, num_experts_per_tok=2)
+        wide = roof.FamilyShape(config)
+        coded = roof.FamilyShape(dict(config, quantization_config={"quant_method": "mxfp4"}))
+        # Two layers' two experts of 384 weights.
+        self.assertAlmostEqual(wide.decode_seconds(device(), 1, 0) - coded.decode_seconds(device(), 1, 0),
+                               2 * 2 * 384 * (2 - 4.25 / 8) / 1e3)
+
+    def test_a_window_bounds_what_its_layers_read(self):
+        full = roof.FamilyShape(TINY)
+        half = roof.FamilyShape(dict(TINY, sliding_window=3,
+                                     layer_types=["sliding_attention", "full_attention"]))
+        # Two entries of 10 tokens: one of two layers reads 3 of each. Keys and values of a token: 16 bytes a layer.
+        self.assertAlmostEqual(full.decode_seconds(device(), 2, 20) - half.decode_seconds(device(), 2, 20),
+                               16 * 2 * 7 / 1e3)
+        # Of 5 tokens the window of 3 leaves out 1 + 2 pairs in one layer; a pair is 2 x 2 x 8 operations.
+        fast_memory = device(read_rate=1e12)
+        self.assertAlmostEqual(full.prefill_seconds(fast_memory, 5) - half.prefill_seconds(fast_memory, 5),
+                               3 * 32 / 1e5)
 
     def test_offline_is_its_parts(self):
         shape, d = roof.Shape(TINY), device(read_rate=1e9)
