@@ -384,6 +384,8 @@ std::string item_text(const PerItem<std::string>& values, size_t i) {
   return value != nullptr ? *value : std::string();
 }
 
+}  // namespace
+
 Status check_common(const OpenAiCommon& common, size_t n) {
   ESP_RETURN_IF_ERROR(check_rids(common.rid, n));
   ESP_RETURN_IF_ERROR(common.extra_key.check_size("extra_key", n));
@@ -391,8 +393,6 @@ Status check_common(const OpenAiCommon& common, size_t n) {
   ESP_RETURN_IF_ERROR(common.bootstrap.check_size(n));
   return common.cache_salt.check_size("cache_salt", n);
 }
-
-}  // namespace
 
 Status read_tools(const Json& value, std::string_view where,
                   std::shared_ptr<const boost::json::value>& out) {

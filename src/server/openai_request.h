@@ -100,6 +100,10 @@ Status read_tools(const boost::json::value& value, std::string_view where,
 // 64 bytes and values of at most 512.
 Status check_metadata(const boost::json::value& value, std::string_view where);
 
+// kInvalidArgument for a field of OpenAiCommon that is a list of another length than the `n`
+// prompts.
+Status check_common(const OpenAiCommon& common, size_t n);
+
 // As parse_native: `malformed` states the kind of failure.
 Result<CompletionRequest> parse_completion(std::string_view body, bool& malformed);
 Result<ChatRequest> parse_chat(std::string_view body, bool& malformed);

@@ -265,6 +265,28 @@ Status read_response_metadata(const Json& value, std::string_view where, Respons
   return {};
 }
 
+// Chat's sampling fields, but for its length, which is max_output_tokens here, the number of
+// samples, for a response is one, and token healing, for a response begins behind the template.
+void append_chat_sampling(Fields<ResponseRequest>& fields) {
+  constexpr std::string_view kNotHere[] = {"max_tokens", "n", "token_healing"};
+  Fields<ResponseRequest> of_chat;
+  append_sampling_fields(
+      of_chat, kInChat, [](ResponseRequest & r) -> auto& { return r.sampling; });
+  for (Field<ResponseRequest>& each : of_chat)
+    if (std::ranges::count(kNotHere, each.name) == 0) fields.push_back(std::move(each));
+  fields.push_back(refused<ResponseRequest>(
+      "token_healing", "is for prompts that an answer goes on from: use /v1/completions"));
+}
+
+// What chat takes beside its sampling to choose weights and cached prefixes.
+void append_chat_extensions(Fields<ResponseRequest>& fields) {
+  using R = ResponseRequest;
+  fields.push_back(
+      field<R>("extra_key", "requests of different keys share no cached prefixes", &R::extra_key));
+  fields.push_back(field<R>("cache_salt", "as extra_key; the two are joined", &R::cache_salt));
+  fields.push_back(field<R>("lora_path", "the name of a loaded LoRA adapter", &R::lora_path));
+}
+
 const Fields<ResponseRequest>& response_fields() {
   using R = ResponseRequest;
   static const Fields<R> fields = [] {
@@ -280,10 +302,6 @@ const Fields<ResponseRequest>& response_fields() {
         field<R>(
             "max_output_tokens", "of the answer, reasoning included",
             [](R & r) -> auto& { return r.sampling.max_new_tokens; }),
-        field<R>(
-            "temperature", "of sampling", [](R & r) -> auto& { return r.sampling.temperature; }),
-        field<R>(
-            "top_p", "of sampling", [](R & r) -> auto& { return r.sampling.top_p; }),
         field<R>("stream", "answer as server-sent events", &R::stream),
         field<R>("background", "answer at once, and run without a client; GET has its status",
                  &R::background),
@@ -312,6 +330,8 @@ const Fields<ResponseRequest>& response_fields() {
          {"max_tool_calls", "prompt_cache_key", "prompt_cache_retention", "safety_identifier",
           "service_tier", "stream_options", "truncation", "user"})
       f.push_back(ignored<R>(name));
+    append_chat_sampling(f);
+    append_chat_extensions(f);
     f[0].required = true;
     return f;
   }();
@@ -329,6 +349,7 @@ Status read_items(const json::array& items, std::string_view where, json::array&
 
 Result<ResponseRequest> parse_response_request(std::string_view body, bool& malformed) {
   ESP_ASSIGN_OR_RETURN(ResponseRequest request, parse_body(response_fields(), body, malformed));
+  ESP_RETURN_IF_ERROR(check_common(request, 1));
   if (request.top_logprobs > 0) request.logprobs = true;
   if (!request.conversation.empty() && !request.previous_response_id.empty())
     return fail(invalid_argument(

@@ -343,6 +343,40 @@ TEST_F(ResponsesTest, ErrorsNameTheField) {
               HasSubstr("text.format.schema is missing"));
 }
 
+TEST_F(ResponsesTest, TakesTheSamplingFieldsOfChat) {
+  start();
+  const Answer answer =
+      post("/v1/responses", R"({"input":"Hi","max_output_tokens":7,"temperature":0.5,"top_k":3,)"
+                            R"("min_p":0.25,"frequency_penalty":0.5,"presence_penalty":-0.5,)"
+                            R"("repetition_penalty":1.5,"min_tokens":2,"stop":["a","b"],)"
+                            R"("stop_token_ids":[9],"ignore_eos":true,"seed":4,)"
+                            R"("logit_bias":{"5":1},"extra_key":"k"})");
+  ASSERT_EQ(answer.status, 200) << answer.body;
+  const GenerateRequest got = engine_.submitted().back();
+  const SamplingParams& s = got.sampling;
+  EXPECT_EQ(s.max_new_tokens, 7);
+  EXPECT_EQ(s.min_new_tokens, 2);
+  EXPECT_EQ(s.temperature, 0.5f);
+  EXPECT_EQ(s.top_k, 3);
+  EXPECT_EQ(s.min_p, 0.25f);
+  EXPECT_EQ(s.frequency_penalty, 0.5f);
+  EXPECT_EQ(s.presence_penalty, -0.5f);
+  EXPECT_EQ(s.repetition_penalty, 1.5f);
+  EXPECT_THAT(s.stop, ElementsAre("a", "b"));
+  EXPECT_THAT(s.stop_token_ids, ElementsAre(9));
+  EXPECT_TRUE(s.ignore_eos);
+  EXPECT_EQ(s.sampling_seed, 4u);
+  EXPECT_EQ(s.logit_bias.at(5), 1.0f);
+  EXPECT_EQ(got.extra_key, "k");
+  EXPECT_EQ(s.n, 1);
+  const auto refusal = [&](std::string_view field) {
+    return post("/v1/responses", fmt::format(R"({{"input":"x",{}}})", field)).body;
+  };
+  EXPECT_THAT(refusal(R"("token_healing":true)"), HasSubstr("use /v1/completions"));
+  EXPECT_THAT(refusal(R"("ignore_eos":3)"), HasSubstr("ignore_eos must be"));
+  EXPECT_THAT(refusal(R"("extra_key":["a","b"])"), HasSubstr("extra_key"));
+}
+
 TEST(ResponseStore, GivesUpTheLeastRecentlyUsedAndTheExpired) {
   const auto account = std::make_shared<MemoryAccount>("responses", 3000);
   ResponseStore store(account, std::chrono::seconds(10));
