@@ -76,15 +76,8 @@ class NativeGeneration final : public Generation {
     if (s.forced_tokens > 0) {
       w.member("forced_tokens", s.forced_tokens).member("forwards_saved", s.forwards_saved);
     }
-    if (s.drafted_tokens > 0) {
-      w.member("drafted_tokens", s.drafted_tokens)
-          .member("accepted_drafts", s.accepted_draft_tokens)
-          .member("spec_verify_ct", s.verify_steps)
-          .member("spec_accept_rate",
-                  static_cast<double>(s.accepted_draft_tokens) / s.drafted_tokens)
-          .member("spec_accept_length",
-                  1 + static_cast<double>(s.accepted_draft_tokens) / s.verify_steps);
-    }
+    const bool speculates = context().engine.config().speculation.speculative_algorithm != "none";
+    if (speculates || s.drafted_tokens > 0) write_drafts(w, s);
     if (!sample.entries_by_accepted.empty()) {
       w.key("spec_accept_histogram").begin_array();
       for (const int32_t count : sample.entries_by_accepted) w.value(count);
@@ -105,6 +98,17 @@ class NativeGeneration final : public Generation {
       if (context().config.answers.enable_metrics) write_timings(w, s);
     }
     w.end_object();
+  }
+
+  // The counts are there, as 0, for a request that got no draft tokens; the ratios are not.
+  static void write_drafts(JsonWriter& w, const RequestStats& s) {
+    w.member("drafted_tokens", s.drafted_tokens)
+        .member("accepted_drafts", s.accepted_draft_tokens)
+        .member("spec_verify_ct", s.verify_steps);
+    if (s.drafted_tokens == 0) return;
+    const auto accepted = static_cast<double>(s.accepted_draft_tokens);
+    w.member("spec_accept_rate", accepted / s.drafted_tokens)
+        .member("spec_accept_length", 1 + accepted / s.verify_steps);
   }
 
   static void write_timings(JsonWriter& w, const RequestStats& s) {

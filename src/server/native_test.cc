@@ -119,6 +119,21 @@ TEST_F(NativeTest, NullsAndEmptyListsAreDefaults) {
   EXPECT_FALSE(engine_.submitted().at(2).sampling.to_context);
 }
 
+// Clients read the counts of every answer of a server that speculates, of one without drafts too.
+TEST_F(NativeTest, DraftCountsAreThereWhereTheServerSpeculates) {
+  engine_.set_speculative_algorithm("NGRAM");
+  start();
+  const Answer answer = post("/generate", R"({"text":"x"})");
+  EXPECT_THAT(answer.body,
+              HasSubstr(R"("drafted_tokens":0,"accepted_drafts":0,"spec_verify_ct":0)"));
+  EXPECT_THAT(answer.body, Not(HasSubstr("spec_accept_rate")));
+}
+
+TEST_F(NativeTest, NoDraftCountsWithoutSpeculation) {
+  start();
+  EXPECT_THAT(post("/generate", R"({"text":"x"})").body, Not(HasSubstr("spec_verify_ct")));
+}
+
 TEST_F(NativeTest, Batch) {
   engine_.set_script({.reply = "ok"});
   start();

@@ -39,6 +39,10 @@ class ScriptedEngine final : public Engine {
   // REQUIRES: no server runs over the engine yet.
   void set_fair_share(std::string name) { config_.schedule.fair_share = std::move(name); }
   void set_schedule_policy(std::string name) { config_.schedule.schedule_policy = std::move(name); }
+  // REQUIRES: no server runs over the engine yet. It drafts nothing.
+  void set_speculative_algorithm(std::string name) {
+    config_.speculation.speculative_algorithm = std::move(name);
+  }
   // REQUIRES: no server runs over the engine yet.
   void set_adapters(std::vector<LoadedAdapter> adapters) {
     config_.lora.enable_lora = true;
