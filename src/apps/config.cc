@@ -156,13 +156,20 @@ void add_memory_rows(SettingTable& table, EngineConfig& engine) {
 }
 
 void add_scheduling_rows(SettingTable& table, EngineConfig& engine) {
-  table.choice(
+  Setting& policy = table.choice(
       "schedule-policy", engine.schedule.schedule_policy,
       {"lpm", "dfs-weight", "fcfs", "lof", "random", "priority"},
       "who goes first: lpm, the longest cached prefix; dfs-weight, depth first through the waiting "
       "prompts' tree; fcfs, the first that came; lof, the longest output to come; random; "
       "priority, "
       "the highest");
+  policy.set = [known = policy.set](std::string_view value) -> Status {
+    if (value == "routing-key")
+      return invalid_argument(
+          "'routing-key' of SGLang is not supported: take lpm, which prefers requests whose prefix "
+          "is cached, as the prefixes of running requests are, with no key in a header");
+    return known(value);
+  };
   table.choice("fair-share", engine.schedule.fair_share, {"none", "tenant", "priority"},
                "between whom service is shared fairly: tenants (keys of --api-keys-file, else "
                "extra_key) or priorities");

@@ -185,6 +185,8 @@ TEST_F(SettingsTest, AWrongValueSaysWhatWouldBeRight) {
   EXPECT_EQ(run({"--port"}), kExitUsage);
   EXPECT_EQ(run({"--dtype", "int3"}), kExitUsage);
   EXPECT_THAT(error_, HasSubstr("'int3' is not one of auto, float32, bfloat16"));
+  EXPECT_EQ(run({"--schedule-policy", "routing-key"}), kExitUsage);
+  EXPECT_THAT(error_, HasSubstr("take lpm, which prefers requests whose prefix is cached"));
   EXPECT_EQ(run({"--mem-fraction-static", "nan"}), kExitUsage);
   EXPECT_EQ(run({"--log-level", "loud"}), kExitUsage);
   setenv("ESPALIER_DISABLE_RADIX_CACHE", "maybe", 1);

@@ -319,8 +319,11 @@ constexpr Group kGroups[] = {
     {Rule::kRefused, kSwitch, "", "/metrics and --log-requests report each request",
      "export-metrics-to-file enable-watermark enable-response-store"},
     {Rule::kRefused, kValue, "", "/metrics and --log-requests report each request",
-     "export-metrics-to-file-dir extra-metric-labels load-publish-endpoint log-requests-target "
-     "watermark-config"},
+     "export-metrics-to-file-dir extra-metric-labels load-publish-endpoint watermark-config"},
+    {Rule::kRefused, kValue, "",
+     "lines of --log-requests go to the error output: start with 2>FILE to keep them; "
+     "--request-log FILE with --request-log-prompts keeps requests for a replay",
+     "log-requests-target"},
     {Rule::kNoEffect, kSwitch, "", "--otlp-traces-endpoint alone turns traces on", "enable-trace"},
     {Rule::kNoEffect, kValue, "", "a trace has the phases of a request", "trace-modules"},
     {Rule::kOnlyValue, kValue, "none", "cached keys and values need no checks while serving",

@@ -75,6 +75,9 @@ TEST_F(SglangFlags, WhatAsksForMoreIsRefusedWithAdvice) {
   ASSERT_FALSE(adapters.has_value());
   EXPECT_THAT(std::string(adapters.error().message()), HasSubstr("merge it"));
   EXPECT_FALSE(take({"--encoder-urls", "http://x"}).has_value());
+  const auto log = take({"--log-requests-target", "stdout"});
+  ASSERT_FALSE(log.has_value());
+  EXPECT_THAT(std::string(log.error().message()), HasSubstr("start with 2>FILE"));
 }
 
 TEST_F(SglangFlags, AValueThatIsMissingIsAnError) {
