@@ -17,6 +17,16 @@ Status read_input(const Json& value, std::string_view where, EmbeddingRequest& o
   return read_prompts(value, where, out.input);
 }
 
+// A vector of nothing would be the vector of the tokens that the tokenizer adds.
+Status check_texts(const EmbeddingRequest& request) {
+  for (size_t i = 0; i < request.input.size(); ++i) {
+    const TextOrIds& input = request.input[i];
+    if (input.is_text && input.text.find_first_not_of(" \t\r\n") == std::string::npos)
+      return invalid_argument("input[{}] is empty or white space alone: leave it out", i);
+  }
+  return {};
+}
+
 Fields<EmbeddingRequest> common_fields() {
   using E = EmbeddingRequest;
   return {
@@ -161,6 +171,7 @@ const Fields<RerankRequest>& rerank_fields() {
 
 Result<EmbeddingRequest> parse_embedding(std::string_view body, bool& malformed) {
   ESP_ASSIGN_OR_RETURN(auto request, parse_body(embedding_fields(), body, malformed));
+  ESP_RETURN_IF_ERROR(check_texts(request));
   ESP_RETURN_IF_ERROR(check_samples(request.input.size(), 1));
   ESP_RETURN_IF_ERROR(check_rids(request.rid, request.input.size()));
   return request;

@@ -120,6 +120,7 @@ TEST_F(EmbeddingServer, VectorsAsNumbersAndAsBase64) {
   expect_refused("/v1/embeddings", R"({"model":"x"})", "input is missing");
   expect_refused("/v1/embeddings", R"({"input":[]})", "input must be");
   expect_refused("/v1/embeddings", R"({"input":[[]]})", "holds no token");
+  expect_refused("/v1/embeddings", R"({"input":["a"," \n"]})", "input[1] is empty or white space");
   expect_refused("/v1/embeddings", R"({"input":[[5],[6]],"rid":["x"]})", "rid has 1 entry for 2");
   expect_refused("/v1/embeddings", R"({"input":[[5],[6]],"rid":["x","x"]})",
                  "Duplicate request IDs");

@@ -361,6 +361,10 @@ void send_json(const ResponsePtr& response, std::string body) {
 void handle_root(const ContextPtr& context, HttpRequest&& request, ResponsePtr response) {
   if (serves_playground(context->config))
     if (auto page = playground_page(request)) return response->send(std::move(*page));
+  // The page asks for the key and is the same everywhere; the list names the model.
+  if (auto refused =
+          refusal(context->config.access, context->tenants.get(), Access::kUser, request))
+    return response->send(std::move(*refused));
   std::string out;
   JsonWriter w(out);
   w.begin_object().member("name", "espalier").member("version", ESPALIER_VERSION);
@@ -650,7 +654,7 @@ const std::vector<Route>& info_routes() {
       {{"GET"}, "/v1/loads", kUser, "Load", handle_loads},
       {{"GET"}, "/get_load", kUser, "Load, in few figures", handle_get_load},
       {{"GET"}, "/metrics", kOpen, "Prometheus metrics", handle_metrics},
-      {{"GET"}, "/openapi.json", kOpen, "This description", handle_openapi},
+      {{"GET"}, "/openapi.json", kUser, "This description", handle_openapi},
   };
   return table;
 }

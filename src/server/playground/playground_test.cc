@@ -98,6 +98,10 @@ TEST_F(ServerTest, WhatAnObserverSeesTakesTheAdministratorsKey) {
   }
   EXPECT_EQ(call("GET", "/requests", {}, admin).status, 200);
   EXPECT_EQ(call("GET", "/", {}, kBrowser).status, 200) << "the page asks for the key";
+  for (const char* path : {"/", "/openapi.json"}) {
+    EXPECT_EQ(call("GET", path).status, 401) << path;
+    EXPECT_EQ(call("GET", path, {}, user).status, 200) << path;
+  }
 }
 
 TEST_F(ServerTest, PagesOfOtherOriginsReadNoPromptsWithoutAKey) {
