@@ -33,6 +33,7 @@ import sglang_client  # noqa: E402
 
 READY_S = 120
 THREADS = os.environ.get("ESPALIER_COMPAT_THREADS", "2")
+SEED = "1"  # of requests that state none, so that what SmolLM2 says is the same in every run
 # Packages that SGLang's test helpers import and that no test which speaks HTTP calls.
 GPU_PACKAGES = ("torch", "triton", "sgl_kernel", "flashinfer", "torchvision", "torchaudio", "pynvml", "ray")
 # Packages of SGLang whose __init__ imports its engine; the modules in them are imported as published.
@@ -142,7 +143,7 @@ class Launcher:
             args += ["--api-key", api_key]
         self.headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
         command = [BINARY, "serve", "--model-path", self.model, "--port", str(urllib.parse.urlsplit(self.url).port),
-                   "--num-threads", THREADS, *self.more_flags, *args]
+                   "--num-threads", THREADS, "--random-seed", SEED, *self.more_flags, *args]
         print("  starts: " + shlex.join(command), flush=True)
         self.log = tempfile.TemporaryFile("w+")
         self.process = subprocess.Popen(command, env=clean_environment(env), stdin=subprocess.DEVNULL,

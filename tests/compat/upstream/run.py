@@ -1,11 +1,12 @@
 """SGLang's own black-box tests against `espalier serve` on SmolLM2-135M-Instruct.
 
-  run.py [--model GGUF] [--upstream CHECKOUT] [--only TEXT ...] [--results FILE]
+  run.py [--model GGUF] [--upstream CHECKOUT] [--only TEXT ...] [--resume FOLDER] [--results FILE]
 
 The package `sglang` holds kits: classes of tests that speak HTTP to a server, which SGLang's test files mix in. Every
 kit of KITS runs, unmodified. With a checkout of SGLang every test file under test/ that starts a server runs too, each
 in a process of its own, but those that not_run.txt names with a reason. A test that fails must stand in
-expected_failures.txt with the reason; one that stands there and passes must leave it."""
+expected_failures.txt with the reason; one that stands there and passes must leave it. With --resume the rows of each kit
+and file are kept in a folder, and what has rows there does not run again: a whole run may end and go on."""
 import argparse
 import collections
 import fnmatch
@@ -25,6 +26,8 @@ sys.path.insert(0, HERE)
 sys.path.insert(0, os.path.join(HERE, ".."))
 import launcher as launching  # noqa: E402
 
+# Drafts that need no second model.
+SPECULATES = ("--speculative-algorithm", "COMBINED")
 # Module of sglang.test.kits, class, flags of the server.
 KITS = [
     ("basic_api_contract_kit", "BasicAPIContractMixin", ()),
@@ -41,12 +44,14 @@ KITS = [
     ("streaming_session_kit", "StreamingSessionKitMixin", ("--enable-streaming-session",)),
     ("streaming_session_kit", "AbortLeakReproKitMixin",
      ("--enable-streaming-session", "--chunked-prefill-size", "4096", "--context-length", "512")),
-    ("spec_server_kits", "SpecCorrectnessKit", ()),
-    ("spec_server_kits", "SpecFeatureKit", ()),
-    ("spec_server_kits", "SpecGrammarKit", ()),
-    ("spec_server_kits", "SpecLogprobKit", ()),
-    ("spec_server_kits", "SpecPenaltyKit", ()),
+    ("spec_server_kits", "SpecCorrectnessKit", SPECULATES),
+    ("spec_server_kits", "SpecFeatureKit", SPECULATES),
+    ("spec_server_kits", "SpecGrammarKit", SPECULATES),
+    ("spec_server_kits", "SpecLogprobKit", SPECULATES),
+    ("spec_server_kits", "SpecPenaltyKit", SPECULATES),
 ]
+# A kit's fixture in sglang.test.server_fixtures, whose methods send what its tests compare.
+FIXTURES = {"spec_server_kits": ("spec_eagle_fixture", "SpecEagleServerBase")}
 # Every test file that starts a server has one of these texts.
 STARTS_A_SERVER = ("popen_launch_server", "server_fixtures")
 # Files and kits that ask for more tokens than SmolLM2's context of 8,192 has and judge none of them: its positions go on
@@ -124,7 +129,14 @@ def of_kit(launcher, module_name, class_name, flags):
     members = {"setUpClass": classmethod(set_up), "tearDownClass": classmethod(lambda cls: launcher.stop()),
                "base_url": launcher.url, "model": launcher.model, "served_model_name": launcher.model,
                "api_key": "EMPTY", "tokenizer": launching.Tokenizer(launcher), "disable_overlap": False}
-    return type(class_name, (kit, unittest.TestCase), members)
+    return type(class_name, (kit, *fixture_of(module_name), unittest.TestCase), members)
+
+
+def fixture_of(module_name):
+    if module_name not in FIXTURES:
+        return ()
+    name, class_name = FIXTURES[module_name]
+    return (getattr(importlib.import_module("sglang.test.server_fixtures." + name), class_name),)
 
 
 def of_file(path):
@@ -190,14 +202,43 @@ def in_child(call, limit_s, name):
             return {f"{name}.file": ["failed", f"it broke off, or did not end within {limit_s} s"]}
 
 
-def run_group(targets, model, checkout):
+class Kept:
+    """The rows of each kit and file, as JSON in a folder; without a folder nothing is kept."""
+
+    def __init__(self, folder):
+        self.folder = folder
+        if folder:
+            os.makedirs(folder, exist_ok=True)
+
+    def path(self, target):
+        name = "-".join(KITS[target][:2]) if isinstance(target, int) else target.rpartition("/test/")[2].replace("/", "-")
+        return os.path.join(self.folder, name + ".json")
+
+    def read(self, target):
+        if not self.folder or not os.path.exists(self.path(target)):
+            return None
+        with open(self.path(target), encoding="utf-8") as f:
+            return json.load(f)
+
+    def write(self, target, rows):
+        if self.folder:
+            with open(self.path(target) + ".part", "w", encoding="utf-8") as f:
+                json.dump(rows, f, indent=1)
+            os.replace(self.path(target) + ".part", self.path(target))
+
+
+def run_group(targets, model, checkout, kept):
     """The rows of kits or files, each in a child; what they import is imported once."""
     launcher = launching.Launcher(model)
     launching.install(launcher, checkout)
     rows = collections.OrderedDict()
     for target in targets:
         print(" ".join(KITS[target][:2]) if isinstance(target, int) else target, flush=True)
-        rows.update(in_child(lambda: run_one(target, launcher), FILE_S, name_of(target)))
+        found = kept.read(target)
+        if found is None:
+            found = in_child(lambda: run_one(target, launcher), FILE_S, name_of(target))
+            kept.write(target, found)
+        rows.update(found)
     return rows
 
 
@@ -262,10 +303,11 @@ def run_all(args, model):
     else:
         print("SGLang's test files are skipped: --upstream names no checkout of it")
     rows = collections.OrderedDict()
+    kept = Kept(args.resume and os.path.abspath(args.resume))
     for targets, checkout in groups:
         if targets:
             sys.stdout.flush()
-            rows.update(in_child(lambda: run_group(targets, model, checkout), FILE_S * len(targets), "group"))
+            rows.update(in_child(lambda: run_group(targets, model, checkout, kept), FILE_S * len(targets), "group"))
     return rows
 
 
@@ -276,6 +318,8 @@ def main():
     parser.add_argument("--upstream", default=os.environ.get("ESPALIER_SGLANG_CHECKOUT"),
                         help="a checkout of SGLang, whose test files run too")
     parser.add_argument("--only", nargs="*", default=[""], help="kits and files whose names hold one of these texts")
+    parser.add_argument("--resume", metavar="FOLDER", help="keeps the rows of each kit and file there, and skips what has "
+                        "rows there already")
     parser.add_argument("--results", help="a file that gets the rows as JSON")
     args = parser.parse_args()
     launching.find_binary()
