@@ -146,7 +146,8 @@ class Launcher:
                    "--num-threads", THREADS, "--random-seed", SEED, *self.more_flags, *args]
         print("  starts: " + shlex.join(command), flush=True)
         self.log = tempfile.TemporaryFile("w+")
-        self.process = subprocess.Popen(command, env=clean_environment(env), stdin=subprocess.DEVNULL,
+        own = {name: value for name, value in (env or {}).items() if not name.startswith("ESPALIER_")}
+        self.process = subprocess.Popen(command, env=clean_environment(own), stdin=subprocess.DEVNULL,
                                         stdout=self.log, stderr=subprocess.PIPE, text=True)
         sinks = [self.log] + ([return_stdout_stderr[1]] if return_stdout_stderr else [])
         threading.Thread(target=copy_lines, args=(self.process.stderr, sinks), daemon=True).start()

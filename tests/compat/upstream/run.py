@@ -59,9 +59,9 @@ STARTS_A_SERVER = ("popen_launch_server", "server_fixtures")
 LONG_CONTEXT = ("abort_timeout_kit", "streaming_session_kit", "test_scheduler_control", "test_priority_scheduling",
                 "test_streaming_session")
 LONG_CONTEXT_FLAGS = ("--json-model-override-args", '{"max_position_embeddings": 131072}')
-# 400 answers of 128 tokens (test_radix_attention) take 4 minutes on two cores.
-TEST_S = 900
-FILE_S = 3600
+# 400 answers of 128 tokens (test_radix_attention) take 4 minutes on two cores; with other work beside them, longer.
+TEST_S = int(os.environ.get("ESPALIER_COMPAT_TEST_S", "900"))
+FILE_S = 4 * TEST_S
 
 
 class TookTooLong(Exception):
