@@ -429,6 +429,11 @@ void attention_rows(Bench& bench) {
                   std::vector<int>(64, 4095), 1, page_size);
   for (const int length : {128, 1024, 8192, 131072})
     attention_row(bench, fmt::format("attention: decode 1 x {}", length), {length - 1}, 1, 16);
+  // Rows of draft tokens.
+  for (const int tokens : {2, 4})
+    for (const int entries : {1, 16})
+      attention_row(bench, fmt::format("attention: decode {} x 1024, {} tokens", entries, tokens),
+                    std::vector<int>(static_cast<size_t>(entries), 1024 - tokens), tokens, 16);
   attention_row(bench, "attention: decode 256 x 1k", std::vector<int>(256, 1023), 1, 16);
   attention_row(bench, "attention: decode 512 x 300", std::vector<int>(512, 299), 1, 16);
   std::vector<int> skewed(31, 4095);

@@ -510,6 +510,81 @@ __device__ void write_row(const AttentionArgs& args, const WorkSpan& s, int row,
     if (lane + 32 * i < DIM) to[lane + 32 * i] = __float2bfloat16_rn(all.value[r][i] * factor);
 }
 
+// Merges the partial results of all blocks of an entry and kv head into the output. A warp's rows
+// go side by side: their loads do not wait for each other, so that 16 rows take as long as 4.
+template <int DIM, int TILES>
+__device__ void merge_blocks(const AttentionArgs& args, const PlanView& plan, const WorkSpan& s,
+                             SegmentPartials<DIM, TILES>& all, int first_block, int last_block) {
+  constexpr int kColumns = all.kColumns, kRows = all.kRows;
+  const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
+  const int blocks = last_block - first_block + 1;
+  const auto row_of = [&](int b, int r) {
+    const int slot = b == 0 ? 2 * first_block + 1 : 2 * (first_block + b);
+    return static_cast<int64_t>(slot) * kDecodeRows + warp + r * kWarps;
+  };
+  const auto has_row = [&](int r) { return warp + r * kWarps < s.rows; };
+  float largest[kRows], base[kRows], sum[kRows], value[kRows][kColumns] = {};
+#pragma unroll
+  for (int r = 0; r < kRows; ++r) largest[r] = kMasked;
+  for (int b = lane; b < blocks; b += 32)
+#pragma unroll
+    for (int r = 0; r < kRows; ++r)
+      if (has_row(r)) largest[r] = fmaxf(largest[r], __ldcg(&plan.partial_sum[row_of(b, r)]).x);
+#pragma unroll
+  for (int r = 0; r < kRows; ++r) {
+#pragma unroll
+    for (int step = 16; step > 0; step /= 2)
+      largest[r] = fmaxf(largest[r], __shfl_xor_sync(~0u, largest[r], step));
+    base[r] = largest[r] == kMasked ? 0.0f : largest[r];
+    sum[r] = 0;
+  }
+  // Each thread has DIM / 32 columns and goes over the partial results in their order.
+#pragma unroll(TILES == 1 ? 4 : 2)
+  for (int b = 0; b < blocks; ++b) {
+    float2 part[kRows];
+    float out[kRows][kColumns];
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) {
+      const int64_t row = row_of(b, r);
+      part[r] = has_row(r) ? __ldcg(&plan.partial_sum[row]) : make_float2(kMasked, 0);
+#pragma unroll
+      for (int i = 0; i < kColumns; ++i)
+        out[r][i] = has_row(r) && lane + 32 * i < DIM
+                        ? __ldcg(plan.partial_out + row * DIM + lane + 32 * i)
+                        : 0.0f;
+    }
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) {
+      const float keep = exp2f(part[r].x - base[r]);
+      sum[r] += part[r].y * keep;
+#pragma unroll
+      for (int i = 0; i < kColumns; ++i) value[r][i] += out[r][i] * keep;
+    }
+  }
+#pragma unroll
+  for (int r = 0; r < kRows; ++r) {
+    if (!has_row(r)) break;
+    all.add(r, largest[r], sum[r], value[r]);
+    write_row(args, s, warp + r * kWarps, all, r);
+  }
+}
+
+// Whether so many others of the blocks that count up `arrived` have come before; then their partial
+// results can be read, and the count is 0 for the next launch. Of all threads of a block.
+__device__ bool arrives_last(int32_t* arrived, int others, int& shared_last) {
+  __threadfence();
+  __syncthreads();
+  if (threadIdx.x == 0) {
+    const bool last = atomicAdd(arrived, 1) == others;
+    if (last) *arrived = 0;
+    shared_last = last;
+  }
+  __syncthreads();
+  if (shared_last == 0) return false;
+  __threadfence();
+  return true;
+}
+
 // Merges the warps' partial results: into the output where this block has the whole entry and kv
 // head, else into the workspace, where the last block to arrive merges those of all blocks.
 template <int DIM, int TILES, typename KV>
@@ -571,46 +646,9 @@ __device__ void finish_span(const AttentionArgs& args, const PlanView& plan, con
     }
   }
   if (first_block == last_block) return;
-  __threadfence();
-  __syncthreads();
-  if (threadIdx.x == 0) {
-    int32_t* arrived = plan.arrived + s.entry * args.shape.num_kv_heads + s.kv_head;
-    const bool last = atomicAdd(arrived, 1) == last_block - first_block;
-    if (last) *arrived = 0;  // for the next launch
-    shared.last_to_arrive = last;
-  }
-  __syncthreads();
-  if (shared.last_to_arrive == 0) return;
-  __threadfence();
-  const int blocks = last_block - first_block + 1;
-  const auto slot_of = [&](int b) { return b == 0 ? 2 * first_block + 1 : 2 * (first_block + b); };
-#pragma unroll
-  for (int r = 0; r < all.kRows; ++r) {
-    const int row = warp + r * kWarps;
-    if (row >= s.rows) break;
-    float largest = kMasked, sum = 0;
-    for (int b = lane; b < blocks; b += 32)
-      largest = fmaxf(largest, __ldcg(&plan.partial_sum[slot_of(b) * kDecodeRows + row]).x);
-#pragma unroll
-    for (int step = 16; step > 0; step /= 2)
-      largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, step));
-    const float base = largest == kMasked ? 0.0f : largest;
-    // Each thread has DIM / 32 columns and goes over the partial results in their order.
-    float value[kColumns] = {};
-#pragma unroll 4
-    for (int b = 0; b < blocks; ++b) {
-      const float2 part = __ldcg(&plan.partial_sum[slot_of(b) * kDecodeRows + row]);
-      const float keep = exp2f(part.x - base);
-      sum += part.y * keep;
-      const float* out =
-          plan.partial_out + (static_cast<int64_t>(slot_of(b)) * kDecodeRows + row) * DIM;
-#pragma unroll
-      for (int i = 0; i < kColumns; ++i)
-        if (lane + 32 * i < DIM) value[i] += __ldcg(out + lane + 32 * i) * keep;
-    }
-    all.add(r, largest, sum, value);
-    write_row(args, s, row, all, r);
-  }
+  int32_t* const arrived = plan.arrived + s.entry * args.shape.num_kv_heads + s.kv_head;
+  if (arrives_last(arrived, last_block - first_block, shared.last_to_arrive))
+    merge_blocks(args, plan, s, all, first_block, last_block);
 }
 
 template <int DIM, int TILES, typename KV>
