@@ -27,7 +27,7 @@ double median(std::vector<double> values) {
 
 constexpr TokenId kRightToken = 17;  // of answers that draft tokens are compared with
 constexpr int32_t kChainMost = 16;
-constexpr int kWarmSteps = 6;  // the second of a size captures its graph
+constexpr int kWarmSteps = 6;  // the first of a size records its graph
 
 // Keys and values of e4m3 as a step writes them, 8,192 rows at a time. REQUIRES: planes without
 // gaps.

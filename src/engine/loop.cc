@@ -177,7 +177,7 @@ void EngineLoop::wait_and_commit(ForwardBatch& batch) {
   const TimePoint start = clock_.now();
   const StepResult& result = executor_.wait(batch.step);
   turn_.waited = clock_.now() - start;
-  watch_.waited(result);
+  watch_.waited(batch, result);
   watch_.enter(LoopPhase::kCommit);
   stats_.add_forward(result.forward_seconds);
   events_.begin_step();

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <future>
 #include <string>
 #include <vector>
 
@@ -51,6 +52,29 @@ TEST(SpeculationEngine, AnswersAreTheSameInFewerSteps) {
     // What the answer said serves the next request, whose own text lacks it.
     EXPECT_EQ(plain.engine->stats().tokens.cached, drafting.engine->stats().tokens.cached);
   }
+}
+
+TEST(SpeculationEngine, AProfileCountsDraftTokens) {
+  Script script;
+  const TestEngine test = make_engine("NGRAM", script);
+  std::promise<StepProfile> done;
+  const auto answered = [](const Status& status) { EXPECT_TRUE(status.ok()) << status.message(); };
+  test.engine->profile({.start = ProfileOptions{},
+                        .done = [&](StepProfile&& profile) { done.set_value(std::move(profile)); },
+                        .answered = answered});
+  const auto got = test.engine->generate(request_of(kPrompt, static_cast<int32_t>(kAnswer.size())));
+  ASSERT_TRUE(got);
+  test.engine->profile({.answered = answered});
+  const StepProfile profile = done.get_future().get();
+  int64_t drafted = 0, accepted = 0;
+  for (const StepProfile::Step& step : profile.steps) {
+    EXPECT_EQ(step.graph_use, GraphUse::kNone) << "the null device has no graphs";
+    drafted += step.draft_tokens;
+    accepted += step.accepted_draft_tokens;
+  }
+  EXPECT_GT(accepted, 30);
+  EXPECT_EQ(drafted, got->stats.drafted_tokens);
+  EXPECT_EQ(accepted, got->stats.accepted_draft_tokens);
 }
 
 // The null device's head is right three times in four.

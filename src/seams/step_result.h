@@ -31,12 +31,20 @@ struct EntryResult {
   std::vector<float> hidden_states;
 };
 
+// Of a device whose steps may be replayed from graphs.
+enum class GraphUse : uint8_t {
+  kNone,      // no part of the step has a graph
+  kRecorded,  // a part is of a size that came for the first time, and has been recorded
+  kReplayed,
+};
+
 struct StepResult {
   uint64_t step = 0;
   std::vector<EntryResult> entries;
   double forward_seconds = 0;  // measured by the executor, launch to done
   double draft_seconds = 0;    // of these, those of the draft head
   TimePoint started{};         // of the forward; not set by executors that measure its length alone
+  GraphUse graph_use = GraphUse::kNone;
 };
 
 }  // namespace espalier

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <utility>
 
+#include "engine/executor/slot_lengths.h"
+
 namespace espalier {
 
 void LoopWatch::handle(ProfileCall& call) { call.answered(call.start ? start(call) : stop()); }
@@ -58,20 +60,27 @@ void LoopWatch::record_phase(LoopPhase next) {
 void LoopWatch::record_launch(const ForwardBatch& batch) {
   StepProfile& p = session_->profile;
   if (std::ssize(p.steps) == session_->options.num_steps) return;
-  p.steps.push_back({.step = batch.step,
-                     .entries = static_cast<int32_t>(batch.entries.size()),
-                     .tokens = batch.num_tokens(),
-                     .launched = clock_.now()});
+  StepProfile::Step& step =
+      p.steps.emplace_back(StepProfile::Step{.step = batch.step,
+                                             .entries = static_cast<int32_t>(batch.entries.size()),
+                                             .tokens = batch.num_tokens(),
+                                             .launched = clock_.now()});
+  for (const BatchEntry& entry : batch.entries) step.draft_tokens += entry.num_draft_tokens;
 }
 
 // The step that was in flight when the recording began is not the profile's.
-void LoopWatch::record_step(const StepResult& result) {
+void LoopWatch::record_step(const ForwardBatch& batch, const StepResult& result) {
   Session& s = *session_;
   if (s.num_committed == s.profile.steps.size()) return;
   StepProfile::Step& step = s.profile.steps[s.num_committed];
   if (step.step != result.step) return;
   const auto taken =
       std::chrono::duration_cast<Duration>(std::chrono::duration<double>(result.forward_seconds));
+  step.graph_use = result.graph_use;
+  for (size_t i = 0; step.draft_tokens > 0 && i < batch.entries.size(); ++i)
+    if (result.entries[i].status.ok())
+      step.accepted_draft_tokens +=
+          accept_draft(batch, batch.entries[i], result.entries[i]).num_tokens;
   step.is_estimated = result.started == TimePoint{};
   if (step.is_estimated) {
     step.end = clock_.now();

@@ -43,9 +43,9 @@ class LoopWatch {
     if (recording_) [[unlikely]]
       record_launch(batch);
   }
-  void waited(const StepResult& result) {
+  void waited(const ForwardBatch& batch, const StepResult& result) {
     if (recording_) [[unlikely]]
-      record_step(result);
+      record_step(batch, result);
   }
   void ended(const SampleState& sample, const RequestStats& stats) {
     if (recording_) [[unlikely]]
@@ -74,7 +74,7 @@ class LoopWatch {
   void begin_recorded_turn(TimePoint now);
   void record_phase(LoopPhase next);
   void record_launch(const ForwardBatch& batch);
-  void record_step(const StepResult& result);
+  void record_step(const ForwardBatch& batch, const StepResult& result);
   void record_sample(const SampleState& sample, const RequestStats& stats, bool has_ended);
   void finish();
 

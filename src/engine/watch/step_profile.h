@@ -11,6 +11,7 @@
 
 #include "base/status.h"
 #include "engine/watch/loop_progress.h"
+#include "seams/step_result.h"
 #include "seams/token_event.h"
 
 namespace espalier {
@@ -26,6 +27,8 @@ struct StepProfile {
   struct Step {
     uint64_t step = 0;
     int32_t entries = 0, tokens = 0;
+    int32_t draft_tokens = 0, accepted_draft_tokens = 0;  // of all entries
+    GraphUse graph_use = GraphUse::kNone;
     TimePoint launched{};      // by the loop
     TimePoint begin{}, end{};  // of the forward
     // Of an executor that measures how long a forward takes and not when it begins: the end is when

@@ -77,6 +77,9 @@ StepProfile sample_profile() {
   p.steps = {{.step = 4,
               .entries = 2,
               .tokens = 9,
+              .draft_tokens = 7,
+              .accepted_draft_tokens = 3,
+              .graph_use = GraphUse::kRecorded,
               .launched = start + 2us,
               .begin = start + 3us,
               .end = start + 3us + 1234ns}};
@@ -110,6 +113,10 @@ TEST(ProfileFolder, WritesATraceOnce) {
     if (event.as_object().contains("dur"))
       line += fmt::format("+{}", event.at("dur").to_number<double>());
     lines.push_back(line);
+    if (event.at("name").as_string() != "step") continue;
+    EXPECT_EQ(event.at("args").at("draft_tokens").as_int64(), 7);
+    EXPECT_EQ(event.at("args").at("accepted_draft_tokens").as_int64(), 3);
+    EXPECT_EQ(event.at("args").at("graph").as_string(), "recorded");
   }
   EXPECT_THAT(lines, ::testing::ElementsAre(
                          "X turn 0+10", "X inbox 0+1", "X schedule 1+9", "X turn 10+20",

@@ -56,7 +56,13 @@ class TraceWriter {
     for (const StepProfile::Step& step : profile_.steps) {
       slice("step", kExecutorTrack, step.begin, step.end);
       w_.key("args").begin_object().member("step", step.step).member("entries", step.entries);
-      w_.member("tokens", step.tokens).key("launched_us");
+      w_.member("tokens", step.tokens);
+      if (step.draft_tokens > 0)
+        w_.member("draft_tokens", step.draft_tokens)
+            .member("accepted_draft_tokens", step.accepted_draft_tokens);
+      if (step.graph_use != GraphUse::kNone)
+        w_.member("graph", step.graph_use == GraphUse::kReplayed ? "replayed" : "recorded");
+      w_.key("launched_us");
       microseconds(step.launched - profile_.begin);
       if (step.is_estimated) w_.member("estimated", true);
       w_.end_object().end_object();

@@ -211,41 +211,36 @@ Status CudaDraftChains::extend(int32_t count) {
                            {.stream = stream_.get()});
 }
 
-// As the executor's decode steps: the first time as it is, the second time recorded.
-template <typename Enqueue>
-Status CudaDraftChains::replay(DecodeGraph& known, const Enqueue& enqueue) {
-  if (++known.num_uses == 1) return enqueue();
-  if (!known.graph) {
-    ESP_ASSIGN_OR_RETURN(known.graph, cuda::Graph::capture(stream_, enqueue));
-  }
-  ++num_replays_;
-  return known.graph.launch(stream_);
+// Of all rows of the step.
+Status CudaDraftChains::first_pass(const PackedStep& packed, const CudaStep& of,
+                                   const int32_t* sampled, const KvView& kv, int32_t count) {
+  ESP_RETURN_IF_ERROR(kc::begin_chains({.chains = chains(count),
+                                        .sampled = sampled,
+                                        .step_ids = of.ids,
+                                        .next_ids = device_.next_ids,
+                                        .tokens = packed.num_tokens,
+                                        .ids = ids_,
+                                        .wanted = wanted_},
+                                       {.stream = stream_.get()}));
+  CudaStep own = of;
+  own.ids = ids_;
+  if (!shares_) own.entries.shared = {};
+  own.rows = wanted_;
+  own.num_rows = count;
+  ESP_RETURN_IF_ERROR(head_->draft(own, kv, logits_, stream_));
+  return count > 0 ? extend(count) : Status();
 }
 
 Status CudaDraftChains::run(Step& step, const PackedStep& packed, const CudaStep& of,
-                            const int32_t* sampled, const KvView& kv) {
+                            const int32_t* sampled, const KvView& kv, GraphUse& graph_use) {
   if (!step.reads || packed.num_tokens == 0) return Status();
   ESP_RETURN_IF_ERROR(step.begun.record(stream_));
   ESP_RETURN_IF_ERROR(bring(step, packed, of.entries.page_tables));
   const int32_t count = StepPacker::graph_rows(step.num_chains, config_.limits.max_slots);
-  const auto first_pass = [&]() -> Status {
-    ESP_RETURN_IF_ERROR(kc::begin_chains({.chains = chains(count),
-                                          .sampled = sampled,
-                                          .step_ids = of.ids,
-                                          .next_ids = device_.next_ids,
-                                          .tokens = packed.num_tokens,
-                                          .ids = ids_,
-                                          .wanted = wanted_},
-                                         {.stream = stream_.get()}));
-    CudaStep own = of;
-    own.ids = ids_;
-    if (!shares_) own.entries.shared = {};
-    own.rows = wanted_;
-    own.num_rows = count;
-    ESP_RETURN_IF_ERROR(head_->draft(own, kv, logits_, stream_));
-    return count > 0 ? extend(count) : Status();
+  const auto first = [this, &packed, of, sampled, &kv, count] {
+    return first_pass(packed, of, sampled, kv, count);
   };
-  const auto next_pass = [&]() -> Status {
+  const auto next = [this, of, &kv, count]() -> Status {
     ESP_RETURN_IF_ERROR(head_->draft_next(next_step(of, count), kv, logits_, stream_));
     return extend(count);
   };
@@ -253,11 +248,16 @@ Status CudaDraftChains::run(Step& step, const PackedStep& packed, const CudaStep
                      packed.fresh_positions};
   const bool graphs =
       config_.graphs && packed.decode && (first_.size() < kFirstGraphsMost || first_.contains(key));
-  ESP_RETURN_IF_ERROR(graphs ? replay(first_[key], first_pass) : first_pass());
+  ESP_RETURN_IF_ERROR(graphs ? first_.run(key, stream_, first, graph_use) : first());
   for (int32_t pass = 1; pass < step.num_passes; ++pass)
-    ESP_RETURN_IF_ERROR(config_.graphs ? replay(next_[count], next_pass) : next_pass());
+    ESP_RETURN_IF_ERROR(config_.graphs ? next_.run(count, stream_, next, graph_use) : next());
   return cuda::copy_to_host(step.outputs.data(), arrays_.drafted,
                             4ll * step.num_chains * config_.chain_max, stream_);
+}
+
+Status CudaDraftChains::record_graphs() {
+  ESP_RETURN_IF_ERROR(first_.record(stream_));
+  return next_.record(stream_);
 }
 
 void CudaDraftChains::read(const ForwardBatch& batch, const Step& step, const cuda::Event& done,

@@ -11,13 +11,13 @@
 #pragma once
 
 #include <cstdint>
-#include <map>
 #include <memory>
 #include <tuple>
 #include <vector>
 
 #include "base/status.h"
 #include "engine/executor/cuda/step_block.h"
+#include "engine/executor/cuda/step_graphs.h"
 #include "kernels/draft/cuda.h"
 #include "kernels/page_table/cuda.h"
 #include "models/cuda/draft_head.h"
@@ -68,9 +68,12 @@ class CudaDraftChains {
   // rows: what DraftRows has made of the batch. Fills `step`, whose memory no step in flight uses.
   void pack(const ForwardBatch& batch, const ForwardBatch& rows, const PackedStep& packed,
             Step& step) const;
-  // Behind the samples of the step, which are at `sampled`. of: what the target ran.
+  // Behind the samples of the step, which are at `sampled`. of: what the target ran. graph_use: as
+  // StepGraphs::run() has it. `packed` and `kv` stay until record_graphs().
   Status run(Step& step, const PackedStep& packed, const CudaStep& of, const int32_t* sampled,
-             const KvView& kv);
+             const KvView& kv, GraphUse& graph_use);
+  // Makes graphs of the passes that run() had none for, when all of the step has been enqueued.
+  Status record_graphs();
   // When the step has ended: EntryResult::chain and length of entries with a chain, and the head's
   // seconds. done: recorded behind run().
   void read(const ForwardBatch& batch, const Step& step, const cuda::Event& done,
@@ -79,7 +82,7 @@ class CudaDraftChains {
   int32_t chain_max() const { return config_.chain_max; }
   const CudaDraftHead& head() const { return *head_; }
   int64_t device_bytes() const { return head_->device_bytes() + block_.size_bytes(); }
-  int64_t num_replays() const { return num_replays_; }
+  int64_t num_replays() const { return first_.num_replays() + next_.num_replays(); }
 
  private:
   // In pinned memory and, at the same offsets, on the device.
@@ -90,10 +93,6 @@ class CudaDraftChains {
     kernels::cuda::PageTableRun* runs = nullptr;  // [max_slots]; host alone
     int32_t* pages = nullptr;                     // [num_pages()]; host alone
     void lay_out(cuda::Arena& arena, const Config& config);
-  };
-  struct DecodeGraph {
-    cuda::Graph graph;
-    int64_t num_uses = 0;
   };
   // Tokens and chains; cascade, adapters and fresh positions as of the target's graphs.
   using FirstKey = std::tuple<int32_t, int32_t, bool, bool, int32_t>;
@@ -108,8 +107,8 @@ class CudaDraftChains {
   kernels::cuda::ChainArrays chains(int32_t count) const;
   CudaStep next_step(const CudaStep& of, int32_t count) const;
   Status extend(int32_t count);
-  template <typename Enqueue>
-  Status replay(DecodeGraph& known, const Enqueue& enqueue);
+  Status first_pass(const PackedStep& packed, const CudaStep& of, const int32_t* sampled,
+                    const KvView& kv, int32_t count);
 
   const std::unique_ptr<CudaDraftHead> head_;
   const Config config_;
@@ -123,9 +122,8 @@ class CudaDraftChains {
   int32_t* ids_ = nullptr;     // [max_tokens]: what the head's first pass reads
   int32_t* wanted_ = nullptr;  // [max_slots]
   float* logits_ = nullptr;    // [max_slots, logits_stride]
-  std::map<FirstKey, DecodeGraph> first_;
-  std::map<int32_t, DecodeGraph> next_;  // by chains
-  int64_t num_replays_ = 0;
+  StepGraphs<FirstKey> first_;
+  StepGraphs<int32_t> next_;  // by chains
 };
 
 }  // namespace espalier

@@ -200,8 +200,8 @@ Status CudaExecutor::allocate_kv(const KvPoolConfig& cache) {
   return Status();
 }
 
-// A prompt of some length, a short one, and one request's decode three times: as it is, recorded,
-// replayed.
+// A prompt of some length, a short one, and one request's decode: kernel by kernel and recorded,
+// then replayed; of a draft head with states, and without.
 Status CudaExecutor::warm_up() {
   const bool window_pages = !kv_->config().window_layers.empty();
   const int32_t pages = window_pages ? kv_->config().num_window_pages : kv_->config().num_pages;
@@ -242,7 +242,8 @@ void CudaExecutor::launch(const ForwardBatch& batch) {
 
 Status CudaExecutor::enqueue(Place& p) {
   p.rows = &p.draft_rows.expand(*p.batch);
-  if (p.rows != p.batch) ++counts_.verifications;
+  if (p.rows != p.batch) ++num_verifications_;
+  p.graph_use = GraphUse::kNone;
   ESP_CHECK(kv_ != nullptr, "allocate_kv comes before the first step");
   ESP_RETURN_IF_ERROR(cuda::use_device(model_->device()));
   ESP_RETURN_IF_ERROR(p.started.record(stream_));
@@ -268,38 +269,38 @@ Status CudaExecutor::enqueue(Place& p) {
   }
   if (p.packed.num_tokens > 0) {
     const cuda::Range range(p.packed.decode ? "decode" : "prefill");
-    ESP_RETURN_IF_ERROR(p.packed.decode ? run_decode(p.packed) : run_any(p));
+    ESP_RETURN_IF_ERROR(p.packed.decode ? run_decode(p) : run_any(p));
   }
   // Masks come when the tokens before them are known; their step is sampled then.
   return samples_ && p.packed.num_masked > 0 ? Status() : enqueue_sampling(p);
 }
 
-// A size that comes for the first time runs as it is, which also loads its kernels; the second time
-// it is recorded, while the step before it still runs.
-Status CudaExecutor::run_decode(const PackedStep& packed) {
-  const auto run = [&]() -> Status {
+Status CudaExecutor::run_decode(Place& p) {
+  const PackedStep& packed = p.packed;
+  const auto run = [this, &packed]() -> Status {
     ESP_RETURN_IF_ERROR(
         model_->forward(packer_->step(packed, slots_->tokens()), kv_->view(), stream_));
     return model_->logits(0, packed.num_samples, arrays_.logits, stream_);
   };
-  if (packed.cascade) ++counts_.cascades;
+  if (packed.cascade) ++num_cascades_;
   if (!config_.graphs) return run();
   const bool long_entry =
       packed.num_tokens == 1 &&
       (packed.keeps_states || packed.max_prefix_len >= model_->megakernel_context_max());
-  DecodeGraph& known = graphs_[{packed.num_tokens, packed.cascade, !packed.adapters.empty(),
-                                long_entry, packed.fresh_positions}];
-  if (++known.num_uses == 1) return run();
-  if (!known.graph) {
-    ESP_ASSIGN_OR_RETURN(known.graph, cuda::Graph::capture(stream_, run));
-    ++counts_.captures;
-  }
-  ++counts_.replays;
-  return known.graph.launch(stream_);
+  return graphs_.run({packed.num_tokens, packed.cascade, !packed.adapters.empty(), long_entry,
+                      packed.fresh_positions},
+                     stream_, run, p.graph_use);
+}
+
+CudaExecutor::Counts CudaExecutor::counts() const {
+  return {.captures = graphs_.num_captures(),
+          .replays = graphs_.num_replays(),
+          .cascades = num_cascades_,
+          .verifications = num_verifications_};
 }
 
 Status CudaExecutor::run_any(Place& p) {
-  if (p.packed.cascade) ++counts_.cascades;
+  if (p.packed.cascade) ++num_cascades_;
   CudaStep step = packer_->step(p.packed, slots_->tokens());
   step.spans = p.spans;
   ESP_RETURN_IF_ERROR(model_->forward(step, kv_->view(), stream_));
@@ -347,7 +348,7 @@ Status CudaExecutor::enqueue_sampling(Place& p) {
   if (samples_) ESP_RETURN_IF_ERROR(enqueue_samples(p));
   if (chains_)
     ESP_RETURN_IF_ERROR(chains_->run(p.chains, p.packed, packer_->step(p.packed, slots_->tokens()),
-                                     arrays_.results.tokens, kv_->view()));
+                                     arrays_.results.tokens, kv_->view(), p.graph_use));
   if (config_.collective != nullptr) {
     ESP_RETURN_IF_ERROR(config_.collective->share_tokens({.row_slots = packer_->device().row_slots,
                                                           .rows = p.num_samples,
@@ -363,7 +364,9 @@ Status CudaExecutor::enqueue_sampling(Place& p) {
                                       .num_wanted = p.logprobs.num_wanted},
                                      stream_));
   }
-  return p.done.record(stream_);
+  ESP_RETURN_IF_ERROR(p.done.record(stream_));
+  ESP_RETURN_IF_ERROR(graphs_.record(stream_));
+  return chains_ ? chains_->record_graphs() : Status();
 }
 
 Status CudaExecutor::enqueue_samples(Place& p) {
@@ -436,6 +439,7 @@ const StepResult& CudaExecutor::wait(uint64_t step) {
   const cuda::Range range("results");
   const auto seconds = p.done.seconds_since(p.started);
   p.result.forward_seconds = seconds ? *seconds : 0;
+  p.result.graph_use = p.graph_use;
   const bool expanded = p.rows != p.batch;
   read_results(*p.rows, *slots_, p.logprobs, p.results, p.refused,
                expanded ? p.draft_rows.results() : p.result);

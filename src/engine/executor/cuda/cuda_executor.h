@@ -7,7 +7,6 @@
 #include <cstdint>
 #include <filesystem>
 #include <functional>
-#include <map>
 #include <memory>
 #include <span>
 #include <tuple>
@@ -21,6 +20,7 @@
 #include "engine/executor/cuda/sampling_arrays.h"
 #include "engine/executor/cuda/slot_table.h"
 #include "engine/executor/cuda/step_block.h"
+#include "engine/executor/cuda/step_graphs.h"
 #include "engine/executor/cuda/step_results.h"
 #include "engine/executor/executor.h"
 #include "kernels/collective/cuda.h"
@@ -107,7 +107,7 @@ class CudaExecutor final : public Executor {
     int64_t cascades = 0;       // steps that read shared prefixes once for several entries
     int64_t verifications = 0;  // steps with draft tokens
   };
-  const Counts& counts() const { return counts_; }
+  Counts counts() const;
 
  private:
   // Results stay valid until the next wait while two further steps run: three places.
@@ -126,6 +126,7 @@ class CudaExecutor final : public Executor {
     LogprobPlan logprobs;
     bool results_on_device = false;  // what was sampled is read there, and copied behind it
     CudaDraftChains::Step chains;
+    GraphUse graph_use = GraphUse::kNone;
     std::vector<Status> refused;
     Status status;
     StepResult result;
@@ -133,17 +134,16 @@ class CudaExecutor final : public Executor {
     // Room for a step of these limits, whose packed inputs and words of a mask are so many.
     Status allocate(const StepLimits& limits, int64_t input_bytes, int64_t mask_words);
   };
-  struct DecodeGraph {
-    cuda::Graph graph;
-    int64_t num_uses = 0;
-  };
+  // By rows with padding, cascade, adapters, whether it is one entry that the layers' one kernel
+  // does not take, and fresh positions.
+  using DecodeKey = std::tuple<int32_t, bool, bool, bool, int32_t>;
 
   CudaExecutor(std::unique_ptr<CudaDecoder> model, const CudaExecutorConfig& config);
   Status allocate(std::unique_ptr<CudaDraftHead> head);
   Place& place(uint64_t step) { return places_[step % kPlaces]; }
 
   Status enqueue(Place& place);
-  Status run_decode(const PackedStep& packed);
+  Status run_decode(Place& place);
   Status run_any(Place& place);
   Status enqueue_input_logprobs(Place& place);
   Status enqueue_sampling(Place& place);
@@ -167,12 +167,10 @@ class CudaExecutor final : public Executor {
   SamplingArrays arrays_;
 
   std::array<Place, kPlaces> places_;
-  // By rows with padding, cascade, adapters, whether it is one entry that the layers' one kernel
-  // does not take, and fresh positions.
-  std::map<std::tuple<int32_t, bool, bool, bool, int32_t>, DecodeGraph> graphs_;
+  StepGraphs<DecodeKey> graphs_;
   MemoryPlan memory_;
   Status lost_;
-  Counts counts_;
+  int64_t num_cascades_ = 0, num_verifications_ = 0;
   std::unique_ptr<CudaPageCopier> page_copier_;  // null until it is wanted
 };
 

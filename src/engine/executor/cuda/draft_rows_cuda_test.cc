@@ -132,9 +132,11 @@ class CudaDraftTokens : public testing::TestWithParam<Case> {
   Results run(CudaExecutor& executor, ForwardBatch& batch) {
     batch.step = ++step_;
     executor.launch(batch);
-    const Results results = executor.wait(batch.step).entries;
-    for (const EntryResult& result : results)
-      EXPECT_TRUE(result.status.ok()) << result.status.message();
+    const StepResult& result = executor.wait(batch.step);
+    const Results results = result.entries;
+    graph_use_ = result.graph_use;
+    for (const EntryResult& entry : results)
+      EXPECT_TRUE(entry.status.ok()) << entry.status.message();
     return results;
   }
 
@@ -199,6 +201,7 @@ class CudaDraftTokens : public testing::TestWithParam<Case> {
 
   fs::path folder_;
   uint64_t step_ = 0;
+  GraphUse graph_use_ = GraphUse::kNone;  // of the last step
   float largest_ = 0;
 };
 
@@ -211,8 +214,12 @@ TEST_P(CudaDraftTokens, GiveWhatDecodeStepsGive) {
     add_entry(draft, slot, kPrefix[slot], 1, kDraftTokens[slot]);
   draft.shared_prefixes.push_back({.begin = 0, .end = kSharedPrefix, .num_entries = 2});
   draft.shared_entries = {kSharing[0], kSharing[1]};
-  for (int round = 0; round < 3; ++round)  // as it is, recorded, replayed
+  for (int round = 0; round < 3; ++round) {
     expect_like(draft, run(*verifying, draft), want, "round " + std::to_string(round));
+    EXPECT_EQ(graph_use_, !GetParam().graphs ? GraphUse::kNone
+                          : round == 0       ? GraphUse::kRecorded
+                                             : GraphUse::kReplayed);
+  }
   EXPECT_EQ(verifying->counts().verifications, 3);
   if (GetParam().cascade && !GetParam().deterministic && GetParam().dtype == "bfloat16") {
     EXPECT_EQ(verifying->counts().cascades, 3);
