@@ -16,6 +16,7 @@
 #include "offline_bench.h"
 #include "ranks_bench.h"
 #include "step_bench.h"
+#include "step_table.h"
 #include "tensor/cuda/device.h"
 #include "tiers_bench.h"
 
@@ -217,6 +218,7 @@ Status offline_part(const Options& options, json::array& out) {
         r.host_seconds / r.steps * 1e6);
     if (r.tokens_per_verification > 0)
       std::printf("%-44s %8.2f tokens an entry with draft tokens\n", "", r.tokens_per_verification);
+    if (workload.profiles && !options.quick) print_steps(group_steps(r.profile));
     std::fflush(stdout);
     out.push_back(json::object{{"name", workload.name},
                                {"requests", workload.num_requests},
@@ -229,7 +231,8 @@ Status offline_part(const Options& options, json::array& out) {
                                {"cached_tokens", r.cached_tokens},
                                {"steps", r.steps},
                                {"forward_seconds", r.forward_seconds},
-                               {"host_seconds", r.host_seconds}});
+                               {"host_seconds", r.host_seconds},
+                               {"each_step", steps_json(r.profile)}});
   }
   return Status();
 }

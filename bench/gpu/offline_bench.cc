@@ -2,8 +2,12 @@
 
 #include <algorithm>
 #include <chrono>
+#include <future>
 #include <memory>
+#include <optional>
+#include <utility>
 
+#include "base/check.h"
 #include "base/rng.h"
 #include "bench/pending_requests.h"
 #include "engine/engine.h"
@@ -61,6 +65,24 @@ Status run_once(Engine& engine, const OfflineWorkload& w,
   return pending->wait();
 }
 
+// Begins a profile when it is made; stop() ends it.
+class Profile {
+ public:
+  explicit Profile(Engine& engine) : engine_(engine) {
+    engine.profile({.start = ProfileOptions{},
+                    .done = [this](StepProfile&& profile) { done_.set_value(std::move(profile)); },
+                    .answered = [](const Status& status) { ESP_CHECK(status.ok()); }});
+  }
+  StepProfile stop() {
+    engine_.profile({.answered = [](const Status& status) { ESP_CHECK(status.ok()); }});
+    return done_.get_future().get();
+  }
+
+ private:
+  Engine& engine_;
+  std::promise<StepProfile> done_;
+};
+
 void add_drafters(std::vector<OfflineWorkload>& out, bool quick) {
   struct Text {
     const char* name;
@@ -82,7 +104,8 @@ void add_drafters(std::vector<OfflineWorkload>& out, bool quick) {
                          .output_tokens = 512,
                          .temperature = text.temperature,
                          .alternates = text.alternates,
-                         .speculative_algorithm = algorithm});
+                         .speculative_algorithm = algorithm,
+                         .profiles = true});
 }
 
 }  // namespace
@@ -178,10 +201,13 @@ Result<OfflineResult> run_offline(const OfflineWorkload& w, const std::string& c
   ESP_RETURN_IF_ERROR(engine->flush_cache());
   const EngineStats before = engine->stats();
   const auto prompts = draw_prompts(w, vocab);
+  std::optional<Profile> profile;
+  if (w.profiles) profile.emplace(*engine);
   const auto start = std::chrono::steady_clock::now();
   ESP_RETURN_IF_ERROR(run_once(*engine, w, prompts));
   OfflineResult r;
   r.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  if (profile) r.profile = profile->stop();
   const EngineStats after = engine->stats();
   const auto grown = [](auto now, auto then) { return static_cast<double>(now - then); };
   r.prompt_tokens = grown(after.tokens.prompt, before.tokens.prompt);

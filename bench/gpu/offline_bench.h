@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "base/status.h"
+#include "engine/watch/step_profile.h"
 
 namespace espalier::bench {
 
@@ -23,6 +24,7 @@ struct OfflineWorkload {
   std::string json_schema;  // that all answers obey; empty: none
   bool guess = true;        // jump-forward and draft tokens are used
   std::string speculative_algorithm = "none";
+  bool profiles = false;  // what its steps took is kept
 };
 
 struct OfflineResult {
@@ -30,6 +32,7 @@ struct OfflineResult {
   double prompt_tokens = 0, output_tokens = 0, cached_tokens = 0;
   double forward_seconds = 0, host_seconds = 0, steps = 0;
   double tokens_per_verification = 0;  // of an entry with draft tokens; 0: there was none
+  StepProfile profile;                 // of a workload that `profiles`
 };
 
 // part: "offline" (1000 in, 1000 out at several batches), "lengths" (other lengths), "shared",
