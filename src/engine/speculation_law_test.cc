@@ -4,15 +4,19 @@
 //
 // With U uniform, F(x-) + U * p(x) of a drawn x is uniform in [0, 1) whatever p is, and independent
 // of the draws before. So one chi square over cells of [0, 1) tests laws that change with every
-// token, as penalties make them do. ESPALIER_LAW_TOKENS sets how many tokens each test draws.
+// token, as penalties make them do. ESPALIER_LAW_TOKENS sets how many tokens each case draws, and
+// has the cases' p-values printed; ESPALIER_LAW_SEED is added to their seeds.
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <array>
 #include <cmath>
+#include <cstdio>
 #include <cstdlib>
 #include <memory>
 #include <numeric>
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include "base/rng.h"
@@ -26,10 +30,11 @@ constexpr std::string_view kLetters = "abcdefgh";  // all that is likely
 constexpr int32_t kTokensOfOne = 60;
 constexpr size_t kNumCells = 40;
 
-int32_t num_tokens_of_a_test() {
-  const char* const text = std::getenv("ESPALIER_LAW_TOKENS");
-  return text == nullptr ? 1500 : std::atoi(text);
+int32_t number_in(const char* variable, int32_t otherwise) {
+  const char* const text = std::getenv(variable);
+  return text == nullptr ? otherwise : std::atoi(text);
 }
+int32_t num_tokens_of_a_case() { return number_in("ESPALIER_LAW_TOKENS", 1500); }
 
 // Logits after a token: one letter of eight is likely, all else is next to impossible.
 std::vector<float> logits_after(TokenId token) {
@@ -41,13 +46,48 @@ std::vector<float> logits_after(TokenId token) {
   return row;
 }
 
+// Predicts the likeliest token, which is right in a third to a half of all draws.
+class MarkovHead final : public DraftHead {
+ public:
+  MarkovHead() {
+    info_.draft_vocab_size = kByteVocabSize;
+    for (TokenId token = 0; token < kByteVocabSize; ++token) {
+      const std::vector<float> row = logits_after(token);
+      likeliest_.push_back(static_cast<TokenId>(std::ranges::max_element(row) - row.begin()));
+    }
+  }
+  const DraftHeadInfo& info() const override { return info_; }
+  std::span<const TokenId> draft(const ForwardBatch& batch, std::span<const int32_t>,
+                                 const KvView&) override {
+    drafted_.clear();
+    for (const BatchEntry& entry : batch.entries) {
+      if (!entry.sample) continue;
+      const int32_t last = entry.query_begin + entry.num_query_tokens - 1;
+      drafted_.push_back(
+          likeliest_[static_cast<size_t>(batch.token_ids[static_cast<size_t>(last)])]);
+    }
+    return drafted_;
+  }
+  std::span<const TokenId> draft_next(const ForwardBatch& batch, std::span<const int32_t> rows,
+                                      const KvView& kv) override {
+    return draft(batch, rows, kv);
+  }
+  std::span<const float> logits() const override { return {}; }
+
+ private:
+  DraftHeadInfo info_;
+  std::vector<TokenId> likeliest_, drafted_;
+};
+
 class MarkovModel final : public Model {
  public:
-  MarkovModel() {
+  explicit MarkovModel(bool has_head) {
     info_.vocab_size = kByteVocabSize;
     for (TokenId token = 0; token < kByteVocabSize; ++token) table_.push_back(logits_after(token));
+    if (has_head) head_ = std::make_unique<MarkovHead>();
   }
   const ModelInfo& info() const override { return info_; }
+  DraftHead* draft_head() override { return head_.get(); }
   Status reserve(int32_t, int32_t) override { return {}; }
   ForwardOutput forward(const ForwardBatch& batch, std::span<const TokenId> token_ids,
                         const KvView&, const InputLogitsSink&) override {
@@ -71,6 +111,7 @@ class MarkovModel final : public Model {
     rows_.insert(rows_.end(), row.begin(), row.end());
   }
   ModelInfo info_;
+  std::unique_ptr<MarkovHead> head_;
   std::vector<std::vector<float>> table_;
   std::vector<float> rows_;
 };
@@ -81,13 +122,17 @@ std::unique_ptr<Engine> make_engine(const std::string& algorithm, bool overlap) 
   config.cache.max_total_tokens = 20000;
   config.schedule.max_running_requests = 8;
   config.sampling.random_seed = 1;
-  CpuExecutorParts parts{.pool = std::make_unique<WorkPool>(1),
-                         .model = std::make_unique<MarkovModel>(),
-                         .kv = *KvPool::create({.num_layers = 1,
-                                                .num_kv_heads = 1,
-                                                .head_dim = 8,
-                                                .num_pages = config.cache.max_total_tokens})};
-  auto executor = CpuExecutor::create(std::move(parts), {.max_slots = 8, .max_tokens = 1024});
+  constexpr int32_t kSlots = 8;
+  const int32_t num_pages = config.cache.max_total_tokens;
+  CpuExecutorParts parts{
+      .pool = std::make_unique<WorkPool>(1),
+      .model = std::make_unique<MarkovModel>(config.speculation.has_draft_head()),
+      .kv = *KvPool::create({.num_layers = 1,
+                             .num_kv_heads = 1,
+                             .head_dim = 8,
+                             .num_pages = num_pages + DraftChains::num_pages(kSlots, 1)})};
+  auto executor = CpuExecutor::create(
+      std::move(parts), {.max_slots = kSlots, .max_tokens = 1024, .first_chain_page = num_pages});
   EXPECT_TRUE(executor) << executor.error().to_string();
   Engine::Parts made{
       .executor = std::move(*executor),
@@ -184,7 +229,7 @@ struct Drawn {
 
 std::vector<Drawn> draw(Engine& engine, const Case& c, uint64_t first_seed) {
   std::vector<Drawn> all;
-  const int32_t count = (num_tokens_of_a_test() + kTokensOfOne - 1) / kTokensOfOne;
+  const int32_t count = (num_tokens_of_a_case() + kTokensOfOne - 1) / kTokensOfOne;
   for (int32_t i = 0; i < count; ++i) {
     GenerateRequest request{.input_ids = bytes_of(i % 2 == 0 ? "abcabc" : "hgf"),
                             .sampling = c.params};
@@ -223,48 +268,65 @@ double chi_square(const std::vector<Drawn>& all, const SamplingParams& params,
   return chi;
 }
 
-// By Wilson and Hilferty's approximation; z = 4.27 leaves 1e-5, which is 0.001 over some 100 tests.
-double critical_value() {
+// The probability of at least this chi square, by Wilson and Hilferty's approximation.
+double p_value(double chi) {
   const double freedom = kNumCells - 1, part = 2 / (9 * freedom);
-  return freedom * std::pow(1 - part + 4.27 * std::sqrt(part), 3);
+  const double z = (std::cbrt(chi / freedom) - (1 - part)) / std::sqrt(part);
+  return std::erfc(z / std::sqrt(2)) / 2;
 }
+constexpr double kTests = 110;  // 5 drafters with and without overlap, 11 cases each
+constexpr double kLeastP = 0.001 / kTests;
 
-class SpeculationLaw : public testing::TestWithParam<std::string> {};
+// The drafter, and whether steps overlap.
+class SpeculationLaw : public testing::TestWithParam<std::tuple<std::string, bool>> {
+ protected:
+  const std::string drafter_ = std::get<0>(GetParam());
+  const bool overlap_ = std::get<1>(GetParam());
+
+  double p_of(const std::vector<Drawn>& all, const Case& c) const {
+    const double p = p_value(chi_square(all, c.params, c.allowed));
+    if (std::getenv("ESPALIER_LAW_TOKENS") != nullptr)
+      std::printf("law: %-9s %-10s %-17s %zu tokens, p %.5f\n", drafter_.c_str(),
+                  overlap_ ? "overlap" : "no overlap", c.name.c_str(), all.size() * kTokensOfOne,
+                  p);
+    return p;
+  }
+};
 
 TEST_P(SpeculationLaw, IsThatOfTheParameters) {
-  const bool is_on = GetParam() != "none";
-  uint64_t seed = 1000;
-  for (const bool overlap : {true, false}) {
-    auto engine = make_engine(GetParam(), overlap);
-    ASSERT_NE(engine, nullptr);
-    for (const Case& c : make_cases()) {
-      const double chi = chi_square(draw(*engine, c, seed += 100'000), c.params, c.allowed);
-      EXPECT_LT(chi, critical_value()) << c.name << (overlap ? "" : ", no overlap");
-    }
-    const EngineStats stats = engine->stats();
-    EXPECT_GT(stats.speculation.accepted_tokens, 0);  // masks have a drafter of their own
-    EXPECT_GT(stats.speculation.drafted_tokens, stats.speculation.accepted_tokens)
-        << "none was refused";
-    int64_t by_others = 0;
-    for (const Drafter drafter : {Drafter::kNgram, Drafter::kRadix})
-      by_others += stats.speculation.by_drafter[static_cast<size_t>(drafter)].verify_steps;
-    EXPECT_EQ(by_others > 0, is_on);
-  }
+  uint64_t seed = 1000 + static_cast<uint64_t>(number_in("ESPALIER_LAW_SEED", 0));
+  auto engine = make_engine(drafter_, overlap_);
+  ASSERT_NE(engine, nullptr);
+  for (const Case& c : make_cases())
+    EXPECT_GT(p_of(draw(*engine, c, seed += 10'000'000), c), kLeastP) << c.name;
+  const EngineStats stats = engine->stats();
+  EXPECT_GT(stats.speculation.accepted_tokens, 0);  // masks have a drafter of their own
+  EXPECT_GT(stats.speculation.drafted_tokens, stats.speculation.accepted_tokens)
+      << "none was refused";
+  int64_t by_others = 0;
+  for (const Drafter drafter : {Drafter::kNgram, Drafter::kRadix, Drafter::kHead})
+    by_others += stats.speculation.by_drafter[static_cast<size_t>(drafter)].verify_steps;
+  EXPECT_EQ(by_others > 0, drafter_ != "none");
 }
 
 // The test distinguishes laws: what is drawn at one temperature is refused as that of another.
 TEST_P(SpeculationLaw, OfOtherParametersIsRefused) {
-  auto engine = make_engine(GetParam(), false);
+  auto engine = make_engine(drafter_, overlap_);
   ASSERT_NE(engine, nullptr);
   const Case c{"temperature 1", {.temperature = 1.0f}, {}};
   const std::vector<Drawn> all = draw(*engine, c, 7);
-  EXPECT_LT(chi_square(all, c.params, {}), critical_value());
-  EXPECT_GT(chi_square(all, {.temperature = 1.4f}, {}), critical_value());
+  EXPECT_GT(p_value(chi_square(all, c.params, {})), kLeastP);
+  EXPECT_LT(p_value(chi_square(all, {.temperature = 1.4f}, {})), kLeastP);
 }
 
 INSTANTIATE_TEST_SUITE_P(Drafters, SpeculationLaw,
-                         testing::Values("none", "NGRAM", "RADIX", "COMBINED"),
-                         [](const auto& drafter) { return drafter.param; });
+                         testing::Combine(testing::Values("none", "NGRAM", "RADIX", "COMBINED",
+                                                          "EAGLE3"),
+                                          testing::Bool()),
+                         [](const auto& param) {
+                           return std::get<0>(param.param) +
+                                  (std::get<1>(param.param) ? "_overlap" : "");
+                         });
 
 }  // namespace
 }  // namespace espalier
