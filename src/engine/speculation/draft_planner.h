@@ -1,8 +1,11 @@
 // Which draft tokens a step verifies, chosen for all of its requests together. A device's step time
-// depends on the number of rows alone, so draft tokens are taken in the order of the probability
-// that they are accepted, whichever request they belong to, up to the number of rows that makes the
-// most expected tokens a second (StepCost). Nothing is drafted unless that exceeds a step without
-// draft tokens by a margin, the host's wait for a verifying step included.
+// depends on the number of rows alone (StepCost), and a longer step delays the requests without
+// draft tokens too. So plans maximise the geometric mean of the requests' expected tokens a second
+// (proportional fairness): where all have the same draft tokens that is the throughput, and where
+// few have some, these do not make the step so long that the others pay for it. What gains in the
+// geometric mean gains in the throughput, which is never less. Draft tokens are taken in the order
+// of what they add to it, whichever request they belong to. Nothing is drafted unless the plan
+// exceeds a step without draft tokens by a margin, the host's wait for a verifying step included.
 //
 // Two things keep it from losing. Draft tokens are taken on credit: what verifying steps lose and
 // gain against steps without draft tokens is summed up, and nothing is drafted while they have lost
@@ -56,32 +59,41 @@ class DraftPlanner {
 
  private:
   struct Candidate {
-    double reached = 0;  // the probability that it is accepted
+    double gain = 0;      // that it adds to the logarithm of its request's expected tokens
+    double reached = 0;   // the probability that it is accepted
+    double expected = 0;  // accepted draft tokens of its chain up to it
     int32_t chain = 0;
     bool operator<(const Candidate& other) const {
-      return reached != other.reached ? reached < other.reached : chain > other.chain;
+      return gain != other.gain ? gain < other.gain : chain > other.chain;
     }
   };
-  // The draft tokens so far, what they are expected to add, and the best end so far.
-  struct Choice {
-    int32_t num = 0, best_num = 0;
-    double expected = 0, best_expected = 0, best_rate = 0;
+  // The draft tokens of a step, how many of them are expected to be accepted, and the sum over the
+  // requests of the logarithm of their expected tokens.
+  struct Ends {
+    int32_t num = 0;
+    double expected = 0, gain = 0;
   };
-  bool next(const DraftChain& chain, int32_t at, double reached, Candidate& candidate) const;
+  // The draft tokens so far, and the best end so far.
+  struct Choice {
+    Ends now, best;
+    double best_rate = 0;
+  };
+  double rate(const Ends& ends, const StepCost::Curve& curve, int32_t num_entries) const;
+  bool next(const DraftChain& chain, int32_t at, double reached, double expected,
+            Candidate& candidate) const;
   void consider(Choice& choice, const StepCost::Curve& curve, int32_t num_entries) const;
   void grow(Choice& choice, const StepCost::Curve& curve, int32_t num_entries, int32_t samples_max,
             std::span<DraftChain> chains);
-  void settle(const Step& step, double plain);
+  void settle(const Step& step, bool is_late, double plain);
   void calibrate(const Step& step);
 
   const DraftPolicy& policy_;
   StepCost cost_;
   std::vector<Candidate> heap_, taken_;
-  int32_t num_entries_ = 1, num_planned_ = 0;  // of the last plan
-  double expected_ = 0;                        // accepted tokens, the same
-  bool waited_ = false;                        // the last plan decided to wait
-  bool in_vain_ = false;                       // and the one behind it drafted nothing
-  bool is_late_ = false;  // the next step that is observed was not launched ahead
+  int32_t num_entries_ = 1;  // of the last plan
+  Ends planned_;             // the same
+  bool waited_ = false;      // the last plan decided to wait
+  bool is_late_ = false;     // the next step that is observed was not launched ahead
   // Of late: the tokens that plans expected to be accepted, and those that were.
   double offered_ = 0, accepted_ = 0;
   double calibration_ = 1;  // accepted tokens over expected ones

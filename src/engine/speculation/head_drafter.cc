@@ -16,12 +16,13 @@ constexpr double kOwnRateWeight = 8;
 constexpr double kChainMargin = 1.04;
 // Measured steps before a cost is believed.
 constexpr int32_t kMeasuredStepsLeast = 5;
-// Until then chains are of this length, and one step in so many has no draft tokens.
+// Until then chains are of this length where they would pay if they cost nothing, and one step in
+// so many has no draft tokens.
 constexpr int32_t kFirstChainLength = 3;
 constexpr uint64_t kFirstPlainStepPeriod = 4, kPlainStepPeriod = 128;
 // One request in so many has chains for its first tokens whatever was measured.
 constexpr uint64_t kTryPeriod = 16;
-constexpr int64_t kTryTokens = 16;
+constexpr int64_t kTryTokens = 4;
 }  // namespace
 
 HeadText HeadDrafter::start() {
@@ -54,7 +55,6 @@ int32_t HeadDrafter::best_length(const HeadText& text) {
   const bool is_measured = cost.plain.size() >= kMeasuredStepsLeast &&
                            cost.draft_token.size() >= kMeasuredStepsLeast &&
                            cost.head_pass.size() >= kMeasuredStepsLeast;
-  if (!is_measured) return std::min(kFirstChainLength, most);
   double reached = 1, tokens = 1, best_yield = kChainMargin;
   int32_t best = 0;
   for (int32_t length = 1; length <= most; ++length) {
@@ -62,14 +62,14 @@ int32_t HeadDrafter::best_length(const HeadText& text) {
     reached *=
         text.rates_[at].rate(rates_[at].rate(kHeadPriorRate, kHeadPriorWeight), kOwnRateWeight);
     tokens += reached;
-    const double seconds =
-        cost.plain.value() + length * (cost.draft_token.value() + cost.head_pass.value());
-    const double yield = tokens * cost.plain.value() / seconds;
+    const double added =
+        is_measured ? length * (cost.draft_token.value() + cost.head_pass.value()) : 0;
+    const double yield = added > 0 ? tokens / (1 + added / cost.plain.value()) : tokens;
     if (yield <= best_yield) continue;
     best_yield = yield;
     best = length;
   }
-  return best;
+  return is_measured ? best : std::min(best, kFirstChainLength);
 }
 
 int32_t HeadDrafter::chain_length(HeadText& text, bool samples) {
