@@ -218,6 +218,9 @@ Status offline_part(const Options& options, json::array& out) {
         r.host_seconds / r.steps * 1e6);
     if (r.tokens_per_verification > 0)
       std::printf("%-44s %8.2f tokens an entry with draft tokens\n", "", r.tokens_per_verification);
+    const double busy = busy_tokens_per_second(r.profile, workload.max_running);
+    if (workload.profiles)
+      std::printf("%-44s %8.0f out tok/s while all requests of a batch run\n", "", busy);
     if (workload.profiles && !options.quick) print_steps(group_steps(r.profile));
     std::fflush(stdout);
     out.push_back(json::object{{"name", workload.name},
@@ -232,6 +235,7 @@ Status offline_part(const Options& options, json::array& out) {
                                {"steps", r.steps},
                                {"forward_seconds", r.forward_seconds},
                                {"host_seconds", r.host_seconds},
+                               {"busy_tokens_per_second", busy},
                                {"each_step", steps_json(r.profile)}});
   }
   return Status();

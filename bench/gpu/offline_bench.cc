@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cmath>
 #include <future>
 #include <memory>
 #include <optional>
@@ -46,6 +47,16 @@ std::vector<std::vector<TokenId>> draw_prompts(const OfflineWorkload& w, int32_t
   return prompts;
 }
 
+// Two tokens with probabilities p and 1 - p: two draws agree with p^2 + (1 - p)^2. The temperature
+// makes what the model says of them count for nothing.
+void make_predictable(SamplingParams& sampling, double agreement) {
+  constexpr float kTemperature = 1000, kBias = 1e5f;
+  const double p = (1 + std::sqrt(2 * agreement - 1)) / 2;
+  sampling.temperature = kTemperature;
+  sampling.logit_bias = {{17, kBias + kTemperature * static_cast<float>(std::log(p / (1 - p)))},
+                         {18, kBias}};
+}
+
 Status run_once(Engine& engine, const OfflineWorkload& w,
                 const std::vector<std::vector<TokenId>>& prompts) {
   // Shared with the sinks, because a failed submission returns before the others have ended.
@@ -54,8 +65,12 @@ Status run_once(Engine& engine, const OfflineWorkload& w,
     GenerateRequest request;
     request.input_ids = prompts[i];
     request.sampling.max_new_tokens = w.output_tokens;
-    request.sampling.temperature =
-        w.alternates && i % 2 != 0 ? 1.0f : static_cast<float>(w.temperature);
+    if (w.alternates && i % 2 != 0)
+      request.sampling.temperature = 1.0f;
+    else if (w.predictable > 0)
+      make_predictable(request.sampling, w.predictable);
+    else
+      request.sampling.temperature = static_cast<float>(w.temperature);
     request.sampling.ignore_eos = true;
     if (!w.json_schema.empty()) request.sampling.json_schema = w.json_schema;
     const auto rid =
@@ -86,11 +101,14 @@ class Profile {
 void add_drafters(std::vector<OfflineWorkload>& out, bool quick) {
   struct Text {
     const char* name;
-    double temperature;
+    double temperature, predictable;
     bool alternates;
   };
-  constexpr Text kTexts[] = {
-      {"repeats itself", 0, false}, {"repeats nothing", 1, false}, {"half repeats", 0, true}};
+  constexpr Text kTexts[] = {{"repeats itself", 0, 0, false},
+                             {"repeats nothing", 1, 0, false},
+                             {"predictable 0.7", 0, 0.7, false},
+                             {"half repeats", 0, 0, true},
+                             {"half predictable 0.7", 0, 0.7, true}};
   for (const int32_t batch :
        quick ? std::vector<int32_t>{1, 64} : std::vector<int32_t>{1, 16, 64, 256})
     for (const Text& text : kTexts)
@@ -98,11 +116,14 @@ void add_drafters(std::vector<OfflineWorkload>& out, bool quick) {
         if ((batch > 1 || !text.alternates) && (algorithm != "EAGLE3" || text.temperature > 0))
           out.push_back({.name = std::string(text.name) + ", batch " + std::to_string(batch) +
                                  ", " + algorithm,
-                         .num_requests = batch,
+                         .num_requests = batch * (!text.alternates ? 1
+                                                  : batch > 64     ? 2
+                                                                   : 3),
                          .max_running = batch,
                          .input_tokens = 128,
                          .output_tokens = 512,
                          .temperature = text.temperature,
+                         .predictable = text.predictable,
                          .alternates = text.alternates,
                          .speculative_algorithm = algorithm,
                          .profiles = true});

@@ -20,7 +20,10 @@ struct OfflineWorkload {
   int32_t shared_tokens = 0;  // the prefix's length
   bool cache = true;
   double temperature = 0;
-  bool alternates = false;  // every second request has a temperature of 1
+  // Above 0: answers of two tokens, drawn so that each is like an independent draw before it with
+  // this probability, which n-grams then predict it with.
+  double predictable = 0;
+  bool alternates = false;  // every second request has a temperature of 1 and any tokens
   std::string json_schema;  // that all answers obey; empty: none
   bool guess = true;        // jump-forward and draft tokens are used
   std::string speculative_algorithm = "none";
@@ -38,8 +41,9 @@ struct OfflineResult {
 // part: "offline" (1000 in, 1000 out at several batches), "lengths" (other lengths), "shared",
 // "grammars" (the same work without a schema, with one, and with jump-forward and draft tokens) or
 // "drafters" (answers that repeat themselves, for they are greedy and the weights are drawn,
-// answers that do not, and half of each, without draft tokens and with them; a draft head, whose
-// weights are drawn too, is never right).
+// answers that do not, answers that n-grams predict with a given probability, and half of each,
+// without draft tokens and with them; a draft head, whose weights are drawn too, is never right).
+// In mixes of halves requests that end are followed by others.
 std::vector<OfflineWorkload> offline_workloads(const std::string& part, bool quick);
 
 // `config`: a folder with config.json; weights are drawn from the seed, prompts from fixed ones.

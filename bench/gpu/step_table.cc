@@ -97,6 +97,18 @@ std::vector<StepGroup> group_steps(const StepProfile& profile) {
   return out;
 }
 
+double busy_tokens_per_second(const StepProfile& profile, int32_t num_entries) {
+  double seconds = 0, tokens = 0, busy_seconds = 0, busy_tokens = 0;
+  for (const TimedStep& s : time_steps(profile)) {
+    seconds += s.seconds;
+    tokens += s.step->entries + s.step->accepted_draft_tokens;
+    if (s.step->entries < num_entries) continue;
+    busy_seconds = seconds;
+    busy_tokens = tokens;
+  }
+  return busy_seconds > 0 ? busy_tokens / busy_seconds : 0;
+}
+
 void print_steps(const std::vector<StepGroup>& groups) {
   std::printf("%10s %6s %7s %9s %8s %9s %9s %9s %8s %9s\n", "entries", "rows", "steps", "recorded",
               "drafts", "accepted", "step ms", "of plain", "host us", "saved ms");
