@@ -95,7 +95,7 @@ void RequestProposer::take_chain(SequenceId id, std::span<const TokenId> chain) 
   if (head_ && sample.speculates) head_->take_chain(*sample.head, chain);
 }
 
-void RequestProposer::observe_chains(const ForwardBatch& batch, double seconds,
+void RequestProposer::observe_chains(const ForwardBatch& batch, const StepSeconds& seconds,
                                      double draft_seconds) {
   if (head_) head_->observe_step(batch, seconds, draft_seconds);
 }

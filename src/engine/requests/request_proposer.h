@@ -37,7 +37,8 @@ class RequestProposer final : public TokenProposer {
   bool draft_tokens_after_next(const DraftSite& site) override;
   int32_t chain_length(SequenceId id, bool samples) override;
   void take_chain(SequenceId id, std::span<const TokenId> chain) override;
-  void observe_chains(const ForwardBatch& batch, double seconds, double draft_seconds) override;
+  void observe_chains(const ForwardBatch& batch, const StepSeconds& seconds,
+                      double draft_seconds) override;
   bool plans_draft_tokens() const override { return speculator_ || head_; }
   bool plan_draft_tokens(const DraftStep& step) override;
   void observe_step(const ForwardBatch& batch, const StepSeconds& seconds) override;

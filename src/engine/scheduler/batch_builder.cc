@@ -387,9 +387,11 @@ void BatchBuilder::observe_step_time(const ForwardBatch& batch, const StepResult
   // Where nothing runs the time to the next commit is no step's.
   const TimePoint before = std::exchange(last_commit_, running_.empty() ? TimePoint{} : now);
   const double since_commit = before == TimePoint{} ? 0 : to_seconds(now - before);
-  proposer_.observe_step(batch,
-                         {.device = seconds - result.draft_seconds, .since_commit = since_commit});
-  if (config_.chain_max > 0) proposer_.observe_chains(batch, seconds, result.draft_seconds);
+  const StepSeconds times{.device = seconds - result.draft_seconds,
+                          .since_commit = since_commit,
+                          .is_first = result.graph_use == GraphUse::kRecorded};
+  proposer_.observe_step(batch, times);
+  if (config_.chain_max > 0) proposer_.observe_chains(batch, times, result.draft_seconds);
   if (config_.inter_token_seconds_max <= 0) return;
   int32_t num_prompt_tokens = 0;
   for (const BatchEntry& entry : batch.entries)

@@ -42,6 +42,7 @@ struct DraftStep {
 struct StepSeconds {
   double device = 0;        // of its forward; 0: the device does not measure it
   double since_commit = 0;  // from the commit of the step before to its own; 0: nothing ran then
+  bool is_first = false;    // of its size on a device that prepares for each: later ones take less
 };
 
 // Draft tokens of one entry. The proposer fills `tokens` and `samples` within the two limits.
@@ -105,8 +106,8 @@ class TokenProposer {
   // is empty where it does not follow the tokens that are known now.
   virtual void take_chain(SequenceId, std::span<const TokenId>) {}
 
-  // A step has been committed whose draft head took `draft_seconds` of `seconds`.
-  virtual void observe_chains(const ForwardBatch&, double /*seconds*/, double /*draft_seconds*/) {}
+  // A step has been committed that took so long, and its draft head so much of it.
+  virtual void observe_chains(const ForwardBatch&, const StepSeconds&, double /*draft_seconds*/) {}
 
   // A step has been committed that took so long.
   virtual void observe_step(const ForwardBatch&, const StepSeconds&) {}

@@ -160,7 +160,8 @@ void DraftPlanner::settle(const Step& step, bool is_late, double plain) {
 void DraftPlanner::observe_step(const Step& step) {
   const bool verifies = step.num_draft_tokens > 0;
   const bool is_late = std::exchange(is_late_, verifies);
-  if (!is_late || verifies) cost_.observe(step.num_entries, step.num_draft_tokens, step.seconds);
+  if (!step.is_first && (!is_late || verifies))
+    cost_.observe(step.num_entries, step.num_draft_tokens, step.seconds);
   calibrate(step);
   const double plain = cost_.plain_seconds(step.num_entries);
   if (plain > 0) settle(step, is_late, plain);

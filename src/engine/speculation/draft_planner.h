@@ -51,6 +51,7 @@ class DraftPlanner {
     int32_t num_entries = 0, num_draft_tokens = 0;
     int32_t num_accepted = 0;  // of its draft tokens
     double seconds = 0;        // since the commit of the step before
+    bool is_first = false;     // of its size: it is paid for, and no cost is learnt from it
   };
   // A step of decode entries alone has been committed, the last that was planned.
   void observe_step(const Step& step);

@@ -153,13 +153,15 @@ class Simulation {
   void step(int32_t num_draft_tokens, bool waited, Totals& totals) {
     const int32_t rows = num_entries() + num_draft_tokens;
     double seconds = device_.seconds(num_entries(), rows) * (1 + 0.03 * rng_.uniform());
-    if (num_draft_tokens > 0 && known_rows_.insert(StepCost::next_edge(rows)).second)
-      seconds += device_.first;
+    const bool is_first = device_.first > 0 && num_draft_tokens > 0 &&
+                          known_rows_.insert(StepCost::next_edge(rows)).second;
+    if (is_first) seconds += device_.first;
     const double useful = seconds;
     if (rng_.below(100) == 0) seconds += 5e-3;  // which the planner sees, and the totals do not
     DraftPlanner::Step done{.num_entries = num_entries(),
                             .num_draft_tokens = num_draft_tokens,
-                            .seconds = seconds + (waited ? device_.wait : 0)};
+                            .seconds = seconds + (waited ? device_.wait : 0),
+                            .is_first = is_first};
     for (Text& text : texts_) {
       if (text.left == 0) continue;
       int32_t num_tokens = 0;

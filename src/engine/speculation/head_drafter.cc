@@ -16,9 +16,10 @@ constexpr double kOwnRateWeight = 8;
 constexpr double kChainMargin = 1.04;
 // Measured steps before a cost is believed.
 constexpr int32_t kMeasuredStepsLeast = 5;
-// Until then chains are of this length where they would pay if they cost nothing, and one step in
-// so many has no draft tokens.
+// Until then chains are of this length where they yield so much more tokens, and one step in so
+// many has no draft tokens.
 constexpr int32_t kFirstChainLength = 3;
+constexpr double kFirstChainMargin = 1.2;
 constexpr uint64_t kFirstPlainStepPeriod = 4, kPlainStepPeriod = 128;
 // One request in so many has chains for its first tokens whatever was measured.
 constexpr uint64_t kTryPeriod = 16;
@@ -55,7 +56,7 @@ int32_t HeadDrafter::best_length(const HeadText& text) {
   const bool is_measured = cost.plain.size() >= kMeasuredStepsLeast &&
                            cost.draft_token.size() >= kMeasuredStepsLeast &&
                            cost.head_pass.size() >= kMeasuredStepsLeast;
-  double reached = 1, tokens = 1, best_yield = kChainMargin;
+  double reached = 1, tokens = 1, best_yield = is_measured ? kChainMargin : kFirstChainMargin;
   int32_t best = 0;
   for (int32_t length = 1; length <= most; ++length) {
     const auto at = static_cast<size_t>(length - 1);
@@ -97,7 +98,7 @@ bool HeadDrafter::is_plain_step() {
 }
 
 void HeadDrafter::propose(HeadText& text, DraftTokens& draft) {
-  if (is_plain_step()) return;
+  if (text.stopped_ || is_plain_step()) return;
   const std::span<const TokenId> chain = text.chain();
   const auto most = static_cast<size_t>(std::max(std::min(draft.tokens_max, draft.samples_max), 0));
   for (const TokenId token : chain.first(std::min(chain.size(), most))) {
@@ -108,7 +109,8 @@ void HeadDrafter::propose(HeadText& text, DraftTokens& draft) {
   draft.is_planned = true;
 }
 
-void HeadDrafter::observe_step(const ForwardBatch& batch, double seconds, double draft_seconds) {
+void HeadDrafter::observe_step(const ForwardBatch& batch, const StepSeconds& seconds,
+                               double draft_seconds) {
   ++num_steps_;
   int32_t num_draft_tokens = 0, num_passes = 0;
   bool decodes = true;
@@ -118,14 +120,13 @@ void HeadDrafter::observe_step(const ForwardBatch& batch, double seconds, double
     decodes &= entry.sample && entry.num_query_tokens == 1 + entry.num_draft_tokens;
   }
   num_entries_ = static_cast<int32_t>(batch.entries.size());
-  if (!decodes || num_entries_ == 0 || !(seconds > draft_seconds)) return;
+  if (!decodes || num_entries_ == 0 || !(seconds.device > 0) || seconds.is_first) return;
   StepCosts& cost = costs();
   if (num_passes > 0) cost.head_pass.add(draft_seconds / num_passes);
-  const double rest = seconds - draft_seconds;
   if (num_draft_tokens == 0) {
-    cost.plain.add(rest);
+    cost.plain.add(seconds.device);
   } else if (cost.plain.size() > 0) {
-    cost.draft_token.add(std::max(0.0, rest - cost.plain.value()) * num_entries_ /
+    cost.draft_token.add(std::max(0.0, seconds.device - cost.plain.value()) * num_entries_ /
                          num_draft_tokens);
   }
 }

@@ -62,8 +62,8 @@ class HeadDrafter {
   void take_chain(HeadText& text, std::span<const TokenId> chain);
   void propose(HeadText& text, DraftTokens& draft);
 
-  // A step has been committed: its time on the device, and the head's part of it.
-  void observe_step(const ForwardBatch& batch, double seconds, double draft_seconds);
+  // A step has been committed: its time on the device, and the head's beside it.
+  void observe_step(const ForwardBatch& batch, const StepSeconds& seconds, double draft_seconds);
 
  private:
   static constexpr size_t kBatchClasses = 16;

@@ -31,7 +31,7 @@ class HeadDevice {
                              .num_draft_tokens = num_draft_tokens,
                              .chain_length = length});
     const double head = length > 0 ? length * head_pass_ : 0;
-    drafter_.observe_step(batch, 1 + draft_token_ * num_draft_tokens + head, head);
+    drafter_.observe_step(batch, {.device = 1 + draft_token_ * num_draft_tokens}, head);
     seconds_ += 1 + draft_token_ * num_draft_tokens + head;
     int32_t tokens = 0;
     bool right = true;

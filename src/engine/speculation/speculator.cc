@@ -223,7 +223,8 @@ void Speculator::observe_step(const ForwardBatch& batch, const StepSeconds& seco
   ++num_steps_;
   DraftPlanner::Step step{.num_entries = static_cast<int32_t>(batch.entries.size()),
                           .num_accepted = std::exchange(num_accepted_, 0),
-                          .seconds = seconds.since_commit};
+                          .seconds = seconds.since_commit,
+                          .is_first = seconds.is_first};
   bool decodes = true;
   for (const BatchEntry& entry : batch.entries) {
     step.num_draft_tokens += entry.num_draft_tokens;
