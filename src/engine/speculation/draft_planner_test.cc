@@ -326,6 +326,32 @@ TEST_F(PlannerTest, ExtendsAPlan) {
   EXPECT_EQ(late.length, planner_.extend(late, 0) + late.length);
 }
 
+TEST_F(PlannerTest, TheFirstStepOfASizeTeachesNoCost) {
+  learn_cost(1, {{1, 1.05}, {2, 1.08}, {4, 1.1}});
+  std::vector<DraftChain> chains = {chain(good_, 0.9)};
+  const int32_t before = planner_.plan(1, 4, chains);
+  ASSERT_GT(before, 2);
+  const double ratio = planner_.cost().measured(1, 4).value();
+  for (int i = 0; i < 9; ++i)
+    planner_.observe_step({.num_entries = 1,
+                           .num_draft_tokens = 4,
+                           .num_accepted = 4,
+                           .seconds = 4e-3,
+                           .is_first = true});
+  EXPECT_EQ(planner_.cost().measured(1, 4).value(), ratio);
+  EXPECT_EQ(planner_.plan(1, 4, chains), before);
+}
+
+// A first step is paid for all the same: others like it would lose more.
+TEST_F(PlannerTest, TheFirstStepOfASizeIsPaidFor) {
+  learn_cost(1, {{1, 1.05}, {2, 1.08}, {4, 1.1}});
+  std::vector<DraftChain> chains = {chain(good_, 0.9)};
+  for (int i = 0; i < 40; ++i)
+    planner_.observe_step(
+        {.num_entries = 1, .num_draft_tokens = 4, .seconds = 4e-3, .is_first = true});
+  EXPECT_EQ(planner_.plan(1, 4, chains), 0);
+}
+
 // Where what is expected is not accepted, plans get shorter.
 TEST_F(PlannerTest, WhatIsExpectedTooHighCountsLess) {
   learn_cost(1, {{1, 1.3}, {2, 1.4}, {4, 1.5}, {8, 1.6}});

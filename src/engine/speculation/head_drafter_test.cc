@@ -89,6 +89,27 @@ TEST(HeadDrafter, StopsWhereItDoesNotPay) {
   EXPECT_GT(dear.yield(4000), 0.985);
 }
 
+// Many requests show at once that a head is never right: one step verifies, and no chain that came
+// with it is verified after that. One request in 16 goes on for some tokens.
+TEST(HeadDrafter, ManyRequestsStopBeforeCostsAreKnown) {
+  HeadDrafter drafter({.chain_max = 4, .samples_max = 512});
+  std::vector<HeadText> texts;
+  for (int i = 0; i < 64; ++i) texts.push_back(drafter.start());
+  for (HeadText& text : texts) ASSERT_GT(drafter.chain_length(text, true), 0);
+  for (HeadText& text : texts) drafter.take_chain(text, Tokens{1, 2, 3});
+  for (HeadText& text : texts) drafter.observe_token(text, 9);
+  int num_stopped = 0;
+  for (HeadText& text : texts) {
+    if (drafter.chain_length(text, true) != BatchEntry::kNoChain) continue;
+    ++num_stopped;
+    drafter.take_chain(text, Tokens{1, 2, 3});
+    DraftTokens draft{.tokens_max = 16, .samples_max = 16};
+    drafter.propose(text, draft);
+    EXPECT_TRUE(draft.tokens.empty());
+  }
+  EXPECT_EQ(num_stopped, 60);
+}
+
 // What has not been read by the head cannot be read later.
 TEST(HeadDrafter, AStoppedRequestDoesNotBeginAgain) {
   HeadDevice device(0.05, 0.1, 0.0);
