@@ -93,9 +93,11 @@ class Writer final : public ResponseWriter {
   const std::shared_ptr<IoThread>& io() const { return io_; }
 
  private:
+  // On the I/O thread itself without a task, whose memory would be an allocation for each write.
   template <typename F>
   void with_connection(F&& f) {
-    io_->run([connection = connection_, exchange = exchange_, f = std::forward<F>(f)]() mutable {
+    if (io_->in_thread()) return with_open(connection_, [&](Connection& c) { f(c, exchange_); });
+    io_->post([connection = connection_, exchange = exchange_, f = std::forward<F>(f)]() mutable {
       with_open(connection, [&](Connection& c) { f(c, exchange); });
     });
   }
