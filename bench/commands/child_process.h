@@ -6,6 +6,7 @@
 
 #include <functional>
 #include <utility>
+#include <vector>
 
 #include "base/status.h"
 
@@ -49,6 +50,12 @@ class ChildProcess {
 
 // Processor time of another process in microseconds; 0 where it is not known.
 double process_cpu_us(pid_t pid);
+
+// Processors that the calling thread may run on, by number.
+std::vector<int> own_cpus();
+// From now on the calling thread, and what it starts, run on these alone. kInvalidArgument: on none
+// of them may they run.
+Status run_on(const std::vector<int>& cpus);
 
 // Open files of this process and its children to come: as many as it may have. The number.
 size_t raise_descriptor_limit();

@@ -44,6 +44,8 @@ struct Options {
   double events = 5000;  // a second, of all streams together
   double seconds = 3;    // of each measurement
   int32_t rounds = 3;
+  std::vector<std::string> router_cpus;  // that the router alone has; empty: all share all
+  int32_t router_threads = 1;
 };
 
 int64_t now_ns() { return std::chrono::steady_clock::now().time_since_epoch().count(); }
@@ -86,9 +88,12 @@ Result<std::unique_ptr<net::HttpServer>> start_worker() {
   return net::HttpServer::start(std::move(config), std::move(routes));
 }
 
-Result<std::unique_ptr<router::RouterServer>> start_router(int worker_port) {
+Result<std::unique_ptr<router::RouterServer>> start_router(int worker_port, int num_threads,
+                                                           const std::vector<int>& cpus) {
+  if (!cpus.empty()) ESP_RETURN_IF_ERROR(run_on(cpus));
   router::RouterConfig config;
   config.port = 0;
+  config.io_threads = num_threads;
   config.max_connections = kMaxConnections;
   config.sources.urls = {fmt::format("http://127.0.0.1:{}", worker_port)};
   config.health.interval = milliseconds(20);
@@ -278,6 +283,30 @@ Result<std::vector<size_t>> stream_counts(const Options& options, size_t most) {
   return out;
 }
 
+// Processors of the router, and those of worker and client; both empty: all run on all.
+struct Places {
+  std::vector<int> router, others;
+};
+
+Result<Places> divide_cpus(const std::vector<std::string>& router_cpus) {
+  Places out;
+  if (router_cpus.empty()) return out;
+  std::vector<int> all = own_cpus();
+  for (const std::string& text : router_cpus) {
+    int cpu = -1;
+    const auto [end, failed] = std::from_chars(text.data(), text.data() + text.size(), cpu);
+    if (failed != std::errc() || end != text.data() + text.size() || std::erase(all, cpu) == 0)
+      return fail(invalid_argument(
+          "--router-cpus: '{}' is no number of a processor of this process (taskset -cp $$)",
+          text));
+    out.router.push_back(cpu);
+  }
+  if (all.empty())
+    return fail(invalid_argument("--router-cpus: leave a processor for worker and client"));
+  out.others = std::move(all);
+  return out;
+}
+
 struct Row {
   size_t num_streams = 0;
   std::vector<Round> direct, routed;
@@ -326,9 +355,12 @@ Status measure(const Options& options, const FigureOutput& output, boost::json::
   // A descriptor for each stream at the worker, two at the router.
   const size_t most = (raise_descriptor_limit() - 100) / 2;
   ESP_ASSIGN_OR_RETURN(const std::vector<size_t> counts, stream_counts(options, most));
+  ESP_ASSIGN_OR_RETURN(const Places places, divide_cpus(options.router_cpus));
+  if (!places.others.empty()) ESP_RETURN_IF_ERROR(run_on(places.others));
   ESP_ASSIGN_OR_RETURN(ChildProcess worker, ChildProcess::start([] { return start_worker(); }));
-  ESP_ASSIGN_OR_RETURN(ChildProcess router,
-                       ChildProcess::start([port = worker.port()] { return start_router(port); }));
+  ESP_ASSIGN_OR_RETURN(ChildProcess router, ChildProcess::start([&] {
+                         return start_router(worker.port(), options.router_threads, places.router);
+                       }));
   Client client(options);
   ESP_RETURN_IF_ERROR(wait_for_router(client, router.port(), router.pid()));
   output.print("{:>8} {:>20} {:>20} {:>9} {:>22} {:>22} {:>9} {:>9} {:>10}\n", "streams",
@@ -365,6 +397,10 @@ int run_route_latency(const std::vector<std::string>& args) {
   table.number("events", options.events, 0.001, 1e7, "a second, of all streams together");
   table.number("seconds", options.seconds, 0.01, 3600, "of each measurement");
   table.integer("rounds", options.rounds, 1, 1000, "direct and routed in turn; medians are shown");
+  Setting& cpus = table.list("router-cpus", options.router_cpus, "CPU",
+                             "that the router alone runs on; worker and client get the others");
+  cpus.takes_several = true;
+  table.integer("router-threads", options.router_threads, 1, 256, "that serve its sockets");
   output.add_setting(table);
   CommandLine command{"espalier_bench route_latency",
                       "Times events of streams from a worker, directly and through the router.",
