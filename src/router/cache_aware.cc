@@ -14,7 +14,8 @@ constexpr Duration kExpectedFor = std::chrono::seconds(2);
 
 struct Holders {
   const Candidate* idlest = nullptr;
-  int count = 0;
+  size_t count = 0;
+  float load = 0;  // of all together
 };
 
 // Those of the candidates that are in the set.
@@ -24,15 +25,20 @@ Holders holders_among(const WorkerSet& set, std::span<const Candidate> candidate
     const auto c = std::ranges::lower_bound(candidates, slot, {}, &Candidate::slot);
     if (c == candidates.end() || c->slot != slot) return;
     ++holders.count;
+    holders.load += c->load();
     if (holders.idlest == nullptr || c->load() < holders.idlest->load()) holders.idlest = &*c;
   });
   return holders;
 }
 
-float mean_load(std::span<const Candidate> candidates) {
+float total_load(std::span<const Candidate> candidates) {
   float sum = 0;
   for (const Candidate& candidate : candidates) sum += candidate.load();
-  return sum / static_cast<float>(candidates.size());
+  return sum;
+}
+
+float mean_load(std::span<const Candidate> candidates) {
+  return total_load(candidates) / static_cast<float>(candidates.size());
 }
 
 }  // namespace
@@ -84,12 +90,10 @@ Choice CacheAware::choose_by_events(const PolicyRequest& request,
               static_cast<double>(request.tokens->ids.size()) / kTokensPerBlock);
 }
 
-// The bound on the load of a worker among so many that hold a prefix.
-float CacheAware::load_max(std::span<const Candidate> candidates, int num_holders) const {
-  const float mean = mean_load(candidates);
-  const float spare = std::max(static_cast<float>(options_.balance_abs_threshold),
-                               mean * static_cast<float>(options_.balance_rel_threshold - 1));
-  return mean + spare / static_cast<float>(num_holders);
+// By how much a worker that alone holds a whole prompt may exceed the mean load.
+float CacheAware::spare_load(float mean) const {
+  return std::max(static_cast<float>(options_.balance_abs_threshold),
+                  mean * static_cast<float>(options_.balance_rel_threshold - 1));
 }
 
 const Candidate* CacheAware::home_of(const PolicyRequest& request,
@@ -99,17 +103,28 @@ const Candidate* CacheAware::home_of(const PolicyRequest& request,
     if (homes_.contains(request.adapter, c.slot, request.now) &&
         (idlest == nullptr || c.load() < idlest->load()))
       idlest = &c;
-  return idlest != nullptr && idlest->load() <= load_max(candidates, 1) ? idlest : nullptr;
+  const float mean = mean_load(candidates);
+  return idlest != nullptr && idlest->load() <= mean + spare_load(mean) ? idlest : nullptr;
 }
 
 Choice CacheAware::find(const PolicyRequest& request, std::span<const Candidate> candidates,
                         bool goes_on, double num_blocks) {
   const Candidate* chosen = &least_loaded(candidates, turn_++);
   const double enough = options_.cache_threshold * num_blocks;
+  const float total = total_load(candidates), mean = mean_load(candidates);
   for (auto step = path_.rbegin(); step != path_.rend(); ++step) {
     if (!goes_on && static_cast<double>(step->num_blocks) < enough) break;
     const Holders holders = holders_among(*step->workers, candidates);
-    if (holders.count > 0 && holders.idlest->load() <= load_max(candidates, holders.count))
+    const size_t num_others = candidates.size() - holders.count;
+    // A conversation stays unless its worker has much more to do than the mean. A new one is
+    // compared with the workers that would compute the prefix once more.
+    float load_max = mean + spare_load(mean);
+    if (!goes_on && num_others == 0) load_max = total;
+    if (!goes_on && num_others > 0 && holders.count > 0)
+      load_max = (total - holders.load) / static_cast<float>(num_others) +
+                 spare_load(mean) * static_cast<float>(step->num_blocks / num_blocks) /
+                     static_cast<float>(holders.count);
+    if (holders.count > 0 && holders.idlest->load() <= load_max)
       return {holders.idlest->slot, step->num_blocks};
     goes_on = false;
   }

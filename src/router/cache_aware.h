@@ -13,9 +13,11 @@ namespace espalier::router {
 // load alone. SGLang's gateway gives up the cache for all requests while any worker is overloaded;
 // here only the overloaded worker is passed over.
 //
-// The bound is loose for a prefix that one worker holds, as a conversation's, and near the mean
-// load for one that many hold, as a system prompt: to hold that once more costs one prefill, and
-// every conversation that begins with it then stays on a worker that has room.
+// A conversation that goes on stays unless its worker has more to do than the mean, by a loose
+// bound. A prompt that begins as others do is compared with the workers that do not hold that
+// begin: the more of them hold it, and the smaller a part of the prompt it is, the earlier it is
+// computed there once more. That costs one short prefill, and every conversation that begins so
+// then stays on a worker that has room, for its requests now and for its keys and values later.
 //
 // Where every candidate publishes its cache's events and the prompt's tokens are known, what the
 // caches hold decides instead (CacheMirror), and what was sent counts for 2 to 4 seconds, until
@@ -49,7 +51,8 @@ class CacheAware final : public Policy {
   // The least loaded of the workers that were sent the adapter, where it has room; else null.
   const Candidate* home_of(const PolicyRequest& request,
                            std::span<const Candidate> candidates) const;
-  float load_max(std::span<const Candidate> candidates, int num_holders) const;
+  // By how much a worker that alone holds a whole prompt may exceed the mean load.
+  float spare_load(float mean) const;
   void expect(const PolicyRequest& request, WorkerSlot slot);
 
   const PolicyOptions options_;

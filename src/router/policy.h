@@ -33,8 +33,9 @@ struct PolicyOptions {
   // nothing, unless it is the whole of an earlier prompt, whose conversation goes on then.
   double cache_threshold = 0.3;
   // A worker is overloaded, so that cache_aware passes it over, where its requests in flight exceed
-  // the mean by this number and by this factor, and it alone holds the prefix. What exceeds the
-  // mean is divided by the number of workers that hold it: then another copy costs little.
+  // the mean by this number and by this factor. For a prompt that begins as others do, and does not
+  // go on from one, what it may exceed (the mean of those that do not hold that begin) is divided
+  // by the number of workers that hold it, and multiplied by its part of the prompt.
   int balance_abs_threshold = 4;
   double balance_rel_threshold = 1.5;
   PrefixTree::Options tree;
