@@ -10,6 +10,9 @@
 #include "base/log.h"
 #include "engine/text_io/open_tokenizer.h"
 #include "server/chat_format.h"
+#include "server/chat_prompt.h"
+#include "server/images.h"
+#include "server/openai_request.h"
 
 namespace espalier::apps {
 
@@ -34,18 +37,15 @@ struct PromptTokenizer {
     return {std::move(ids), !is_cut};
   }
 
-  TokenizedPrompt of_chat(const json::object& body) const {
-    const json::value* const messages = body.if_contains("messages");
-    if (!chat || messages == nullptr || !messages->is_array()) return {};
-    server::ChatFormat::Options options;
-    const json::value* const tools = body.if_contains("tools");
-    if (tools != nullptr && tools->is_array() && !tools->get_array().empty()) options.tools = tools;
-    const json::value* const kwargs = body.if_contains("chat_template_kwargs");
-    if (kwargs != nullptr && kwargs->is_object()) options.kwargs = kwargs;
-    const json::value* const goes_on = body.if_contains("continue_final_message");
-    options.continue_final_message =
-        goes_on != nullptr && goes_on->is_bool() && goes_on->get_bool();
-    const Result<std::string> text = chat->render(*messages, options);
+  // Pictures become tokens by their sizes, which a worker knows.
+  TokenizedPrompt of_chat(std::string_view body) const {
+    bool malformed = false;
+    const Result<server::ChatRequest> request = server::parse_chat(body, malformed);
+    const bool is_known = chat && request && request->messages != nullptr &&
+                          request->input_ids.empty() && !request->describe_grammar &&
+                          server::picture_sources(*request->messages).empty();
+    if (!is_known) return {};
+    const Result<std::string> text = server::render_prompt(*chat, *request);
     return text ? encode(*text, false) : TokenizedPrompt();
   }
 
@@ -56,10 +56,10 @@ struct PromptTokenizer {
                                    : route.pattern == "/v1/completions" ? "prompt"
                                                                         : "";
     if (!is_chat && field.empty()) return {};
+    if (is_chat) return of_chat(body);
     boost::system::error_code failed;
     const json::value value = json::parse({body.data(), body.size()}, failed);
     if (failed || !value.is_object()) return {};
-    if (is_chat) return of_chat(value.get_object());
     const json::value* const text = value.get_object().if_contains(field);
     return text != nullptr && text->is_string() ? encode(text->get_string(), true)
                                                 : TokenizedPrompt();

@@ -165,13 +165,14 @@ void add_kv_event_rows(SettingTable& table, RouteConfig& config) {
                 "kv-events: of the same workers, for batches that were missed; 0: there is none");
   table.text("tokenizer-path", config.tokenizer.path, "PATH",
              "kv-events, send-token-ids: of the workers' model, a folder or a GGUF: its tokenizer "
-             "and chat "
-             "template make tokens of prompts; without it those of token ids alone are known");
+             "and chat template make tokens of prompts; without it those of token ids alone are "
+             "known");
   table.text("chat-template", config.tokenizer.chat_template, "PATH",
-             "kv-events: in place of the model's own, as the workers have it");
+             "kv-events, send-token-ids: in place of the model's own, as the workers have it");
   table.toggle("send-token-ids", config.router.proxy.sends_ids,
-               "text prompts of /generate and /v1/completions go to workers as token ids; a worker "
-               "whose /tokenize answers otherwise than the router's tokenizer gets text");
+               "prompts of /generate, /v1/completions and /v1/chat/completions go to workers as "
+               "token ids; a worker whose /tokenize answers otherwise than the router's tokenizer "
+               "(of chats: than its chat template) gets text");
 }
 
 }  // namespace

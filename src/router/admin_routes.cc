@@ -37,12 +37,16 @@ std::string_view breaker_name(CircuitBreaker::State state) {
 json::object describe(const WorkerInfo& worker) {
   json::array models;
   for (const std::string& model : worker.models) models.emplace_back(model);
-  json::value takes_ids;  // null: not asked, or not known yet
-  if (worker.takes_ids) takes_ids = *worker.takes_ids;
+  json::value takes_ids, takes_chat_ids;  // null: not asked, or not known yet
+  if (worker.takes_ids) {
+    takes_ids = worker.takes_ids->texts;
+    takes_chat_ids = worker.takes_ids->chats;
+  }
   return {{"id", worker_id(worker)},
           {"url", worker.url},
           {"models", std::move(models)},
           {"takes_token_ids", std::move(takes_ids)},
+          {"takes_chat_token_ids", std::move(takes_chat_ids)},
           {"role", worker.bootstrap_port > 0 ? "prefill" : "serving"},
           {"state", worker_state_name(worker.state)},
           {"is_healthy", worker.state == WorkerState::kHealthy},

@@ -64,14 +64,15 @@ Dispatcher::Dispatcher(std::string policy_name, std::unique_ptr<Policy> policy,
 Result<Lease> Dispatcher::assign(const RoutedRequest& request, std::span<const WorkerSlot> tried,
                                  WorkerRole role) {
   std::lock_guard lock(mutex_);
-  find_candidates(request, tried, role);
+  const ModelName asked = table_.models().read(request.model, request.adapter);
+  find_candidates(request, asked, tried, role);
   if (candidates_.empty())
     return fail(error(StatusCode::kUnavailable,
                       "no {} can take the request now: each of {} is starting, draining, broken, "
                       "of another model or of another role (GET /workers)",
                       role == WorkerRole::kPrefill ? "prefill worker" : "worker",
                       table_.slots().size()));
-  const Choice choice = choose(request, role);
+  const Choice choice = choose(request, asked.adapter, role);
   const Worker& worker = *table_.worker(choice.slot);
   table_.begin(choice.slot, request.num_tokens,
                std::min(request.num_tokens, choice.num_blocks_shared * kTokensPerBlock));
@@ -83,41 +84,26 @@ Result<Lease> Dispatcher::assign(const RoutedRequest& request, std::span<const W
   lease.num_blocks_shared_ = choice.num_blocks_shared;
   lease.endpoint_ = worker.endpoint;
   lease.bootstrap_port_ = worker.bootstrap_port;
-  lease.takes_ids_ = worker.takes_ids.value_or(false);
+  lease.takes_ids_ = worker.takes_ids.value_or(TakenIds{});
   if (request.num_fallbacks > 0)
     lease.fallbacks_ = least_loaded_beside(choice.slot, request.num_fallbacks);
   return lease;
 }
 
 // Those of the model, and of them the ones that list the adapter, where there are any.
-void Dispatcher::find_candidates(const RoutedRequest& request, std::span<const WorkerSlot> tried,
-                                 WorkerRole role) {
-  find_listing(request, tried, role);
-  if (candidates_.empty() && !tried.empty()) find_listing(request, {}, role);
-  if (candidates_.empty()) table_.candidates(role, request.model, tried, candidates_);
-  if (candidates_.empty() && !tried.empty())
-    table_.candidates(role, request.model, {}, candidates_);
+void Dispatcher::find_candidates(const RoutedRequest& request, const ModelName& asked,
+                                 std::span<const WorkerSlot> tried, WorkerRole role) {
+  candidates_.clear();
+  const ModelName of_model{asked.model, {}};
+  for (const ModelName& name : {asked, of_model})
+    for (const auto& exclude : {tried, std::span<const WorkerSlot>()})
+      if (candidates_.empty()) table_.candidates(role, name, exclude, candidates_);
   if (request.endpoints) keep_endpoints(*request.endpoints);
 }
 
-// Those that list both the model and the adapter; without an adapter, none.
-void Dispatcher::find_listing(const RoutedRequest& request, std::span<const WorkerSlot> tried,
-                              WorkerRole role) {
-  candidates_.clear();
-  if (request.adapter.empty() || !table_.is_listed(role, request.adapter)) return;
-  std::vector<Candidate> of_model;
-  table_.candidates(role, request.model, tried, of_model);
-  table_.candidates(role, request.adapter, tried, candidates_);
-  std::erase_if(candidates_, [&](const Candidate& candidate) {
-    return std::ranges::find(of_model, candidate.slot, &Candidate::slot) == of_model.end();
-  });
-}
-
-Choice Dispatcher::choose(const RoutedRequest& request, WorkerRole role) {
+Choice Dispatcher::choose(const RoutedRequest& request, std::string_view adapter, WorkerRole role) {
   if (!request.session.empty()) return {session_worker(request.session, candidates_), 0};
   PolicyRequest asked{request.key, request.name_space, &request.tokens, clock_.now(), role};
-  const std::string_view adapter =
-      !request.adapter.empty() ? request.adapter : table_.adapter_of(request.model);
   if (adapter.empty()) return policy_->choose(asked, candidates_);
   asked.adapter = name_space_hash(adapter);
   PromptTokens tokens = request.tokens;
@@ -220,13 +206,13 @@ void Dispatcher::set_models(WorkerSlot slot, uint64_t generation, std::vector<st
     table_.set_models(slot, std::move(models), std::move(adapters));
 }
 
-void Dispatcher::set_takes_ids(WorkerSlot slot, uint64_t generation, bool takes_ids) {
+void Dispatcher::set_takes_ids(WorkerSlot slot, uint64_t generation, TakenIds takes_ids) {
   std::lock_guard lock(mutex_);
   const Worker* const worker = find(slot, generation);
   if (worker == nullptr || worker->takes_ids == takes_ids) return;
   table_.set_takes_ids(slot, takes_ids);
-  if (takes_ids) {
-    log_info("prompts go as token ids to url={}", worker->url);
+  if (takes_ids.texts) {
+    log_info("prompts go as token ids to url={} chats={}", worker->url, takes_ids.chats);
   } else {
     log_warning("prompts go as text to url={}: its tokenizer is not known to be the router's",
                 worker->url);

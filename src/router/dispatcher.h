@@ -53,7 +53,7 @@ class Lease {
   uint64_t generation() const { return generation_; }  // of the slot's worker
   const net::Endpoint& endpoint() const { return endpoint_; }
   int bootstrap_port() const { return bootstrap_port_; }  // of a prefill worker, else 0
-  bool takes_ids() const { return takes_ids_; }  // whether it is known to have our tokenizer
+  TakenIds takes_ids() const { return takes_ids_; }
   uint32_t num_blocks_shared() const { return num_blocks_shared_; }
   // The least loaded of the other workers that could have got it, as many as were asked for.
   const std::vector<net::Endpoint>& fallbacks() const { return fallbacks_; }
@@ -68,7 +68,7 @@ class Lease {
   uint32_t num_blocks_shared_ = 0;
   net::Endpoint endpoint_;
   int bootstrap_port_ = 0;
-  bool takes_ids_ = false;
+  TakenIds takes_ids_;
   std::vector<net::Endpoint> fallbacks_;
 };
 
@@ -80,7 +80,7 @@ struct WorkerInfo {
   net::Endpoint endpoint;
   int bootstrap_port = 0;
   std::vector<std::string> models;
-  std::optional<bool> takes_ids;
+  std::optional<TakenIds> takes_ids;
   WorkerState state = WorkerState::kStarting;
   CircuitBreaker::State breaker = CircuitBreaker::State::kClosed;
   int32_t requests_in_flight = 0;
@@ -123,7 +123,7 @@ class Dispatcher {
   bool report_check(WorkerSlot slot, uint64_t generation, bool healthy);
   void set_models(WorkerSlot slot, uint64_t generation, std::vector<std::string> models,
                   std::vector<std::string> adapters = {});
-  void set_takes_ids(WorkerSlot slot, uint64_t generation, bool takes_ids);
+  void set_takes_ids(WorkerSlot slot, uint64_t generation, TakenIds takes_ids);
   void set_endpoint(WorkerSlot slot, uint64_t generation, net::Endpoint endpoint);
 
   // Of the worker's cache. The lock is held for one event at a time.
@@ -146,11 +146,9 @@ class Dispatcher {
   void forget_removed();  // REQUIRES the lock
   const Worker* find(WorkerSlot slot, uint64_t generation) const;
   // REQUIRES the lock, as the next ones.
-  void find_candidates(const RoutedRequest& request, std::span<const WorkerSlot> tried,
-                       WorkerRole role);
-  void find_listing(const RoutedRequest& request, std::span<const WorkerSlot> tried,
-                    WorkerRole role);
-  Choice choose(const RoutedRequest& request, WorkerRole role);
+  void find_candidates(const RoutedRequest& request, const ModelName& asked,
+                       std::span<const WorkerSlot> tried, WorkerRole role);
+  Choice choose(const RoutedRequest& request, std::string_view adapter, WorkerRole role);
   // Of candidates_.
   void keep_endpoints(const std::vector<std::string>& endpoints);
   std::vector<net::Endpoint> least_loaded_beside(WorkerSlot slot, int count);

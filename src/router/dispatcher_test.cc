@@ -80,15 +80,18 @@ TEST_F(DispatcherTest, RequestsOfAnAdapterGoToWorkersThatListIt) {
   add("c");
   dispatcher_->set_models(a, generation(a), {"base"});
   dispatcher_->set_models(b, generation(b), {"base", "poet"}, {"poet"});
-  RoutedRequest by_path = request("x"), by_name = request("x"), unknown = request("x");
+  RoutedRequest by_path = request("x"), by_name = request("x"), by_both = request("x"),
+                unknown = request("x");
   by_path.model = "base";
   by_path.adapter = "poet";
   by_name.model = "poet";
+  by_both.model = "base:poet";
   unknown.adapter = "painter";
   std::set<WorkerSlot> used;
   for (int i = 0; i < 6; ++i) {
     EXPECT_EQ(dispatcher_->assign(by_path)->slot(), b);
     EXPECT_EQ(dispatcher_->assign(by_name)->slot(), b);
+    EXPECT_EQ(dispatcher_->assign(by_both)->slot(), b);
     for (int k = 0; k < 2; ++k) used.insert(dispatcher_->assign(request("y"))->slot());
   }
   EXPECT_EQ(used.size(), 3u) << "others go anywhere";
@@ -106,6 +109,13 @@ TEST_F(DispatcherTest, AnAdapterIsOneOfTheModelThatIsAsked) {
     asked.model = "left";
     EXPECT_EQ(dispatcher_->assign(asked)->slot(), a);
     asked.model = "right";
+    EXPECT_EQ(dispatcher_->assign(asked)->slot(), b);
+  }
+  asked.adapter.clear();
+  for (int i = 0; i < 6; ++i) {
+    asked.model = "left:sql";
+    EXPECT_EQ(dispatcher_->assign(asked)->slot(), a);
+    asked.model = "right:sql";
     EXPECT_EQ(dispatcher_->assign(asked)->slot(), b);
   }
 }

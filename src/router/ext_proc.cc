@@ -76,7 +76,7 @@ int ExtProc::port() const { return impl_->server->port(); }
 
 ExtProcStats ExtProc::stats() const {
   const ExtProcShared& shared = *impl_->shared;
-  return {shared.requests, shared.picks, shared.refused, shared.open};
+  return {shared.requests, shared.picks, shared.refused, shared.open, shared.ids_sent};
 }
 
 void ExtProc::set_tls(std::shared_ptr<const net::TlsContext> tls) {

@@ -35,10 +35,11 @@ struct ExtProcStats {
   int64_t picks = 0;       // of those, which got a worker
   int64_t refused = 0;     // of those, answered with an error here
   int64_t calls_open = 0;  // requests under way
+  int64_t ids_sent = 0;    // picks whose prompts went out as ids in place of text
 };
 
-// Thread-safe. `proxy` (whose worker_api_key, tenants, tenant_isolation and tokenize count) and
-// `dispatcher` outlive it.
+// Thread-safe. `proxy` (whose worker_api_key, tenants, tenant_isolation, tokenize and sends_ids
+// count) and `dispatcher` outlive it.
 class ExtProc {
  public:
   // kUnavailable: there is no HTTP/2 here; says what to install.

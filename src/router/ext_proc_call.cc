@@ -158,7 +158,10 @@ void ExtProcCall::take_body(net::GrpcCall& call, const ExtProcMessage& message) 
 
 bool ExtProcCall::pick(net::GrpcCall& call) {
   const PassedRoute& route = route_->route;
-  auto [routed, cost, ids] = routed_cost(route, request_, shared_.proxy, false);
+  // Envoy may send a request on to a fallback, of which nothing is known here.
+  const bool may_send_ids = shared_.proxy.sends_ids && request_body_ == BodyMode::kFullDuplex &&
+                            shared_.config.fallbacks == 0;
+  auto [routed, cost, ids] = routed_cost(route, request_, shared_.proxy, may_send_ids);
   tenant_.emplace(tenant_of(shared_.proxy.tenants, request_), cost, route.computes);
   if (const auto refused = tenant_->admit(route.errors, std::chrono::steady_clock::now())) {
     refuse(call, *refused);
@@ -176,7 +179,18 @@ bool ExtProcCall::pick(net::GrpcCall& call) {
   lease_ = std::move(*lease);
   endpoints_ = endpoint_text(lease_.endpoint());
   for (const net::Endpoint& other : lease_.fallbacks()) endpoints_ += "," + endpoint_text(other);
+  if (!ids.empty() && route.ids->is_taken(lease_.takes_ids())) put_ids(*route.ids, ids);
   return true;
+}
+
+// The body is sent from here, so it may be another than the client's.
+void ExtProcCall::put_ids(const IdsPlace& place, std::span<const int32_t> ids) {
+  std::string body = body_with_ids(place, request_.body, ids);
+  const auto bytes = static_cast<int64_t>(request_.body.size() + body.size());
+  if (body.empty() || !request_.body_charge.resize(bytes)) return;
+  request_.body = std::move(body);
+  has_other_body_ = true;
+  ++shared_.ids_sent;
 }
 
 void ExtProcCall::answer_with_pick(net::GrpcCall& call, ExtProcPhase phase) {
@@ -190,6 +204,7 @@ void ExtProcCall::answer_with_pick(net::GrpcCall& call, ExtProcPhase phase) {
 HeaderChanges ExtProcCall::worker_headers() const {
   HeaderChanges out;
   out.set.emplace_back(kEndpointHeader, endpoints_);
+  if (has_other_body_) out.removed.emplace_back("content-length");
   const std::string& key = shared_.proxy.worker_api_key;
   const bool hides_key = !key.empty() || shared_.proxy.tenants != nullptr;
   if (!key.empty()) {

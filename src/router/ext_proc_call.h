@@ -5,6 +5,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 
@@ -28,7 +29,7 @@ struct ExtProcShared {
   const ProxyConfig& proxy;
   Dispatcher& dispatcher;
   std::map<std::string, Route, std::less<>> routes;  // by "METHOD /path"
-  std::atomic<int64_t> requests{0}, picks{0}, refused{0}, open{0};
+  std::atomic<int64_t> requests{0}, picks{0}, refused{0}, open{0}, ids_sent{0};
   std::atomic<bool> warned{false};  // of a body mode by which prompts are not seen
 };
 
@@ -48,6 +49,7 @@ class ExtProcCall final : public net::GrpcHandler {
   bool admit(net::GrpcCall& call);
   void take_body(net::GrpcCall& call, const ExtProcMessage& message);
   bool pick(net::GrpcCall& call);
+  void put_ids(const IdsPlace& place, std::span<const int32_t> ids);
   void send_body(net::GrpcCall& call, bool ends);
   void answer_with_pick(net::GrpcCall& call, ExtProcPhase phase);
   void take_answer_head(net::GrpcCall& call, ExtProcMessage& message);
@@ -68,6 +70,7 @@ class ExtProcCall final : public net::GrpcHandler {
   std::string type_;  // the answer's Content-Type
   std::string rest_;  // of a stream's message that is not complete
   bool refused_ = false;
+  bool has_other_body_ = false;  // than the client's: ids are in place of text
 };
 
 }  // namespace espalier::router

@@ -182,15 +182,16 @@ void Forwarding::attempt() {
 }
 
 // The request's body, with ids in place of text where that changes no answer.
-std::shared_ptr<const std::string> Forwarding::body_for(bool takes_ids) {
-  if (takes_ids && !routed_.ids.empty()) {
+std::shared_ptr<const std::string> Forwarding::body_for(const TakenIds& taken) {
+  if (route_.ids == nullptr || !route_.ids->is_taken(taken)) return to_worker_.body;
+  if (!routed_.ids.empty()) {
     std::string body = body_with_ids(*route_.ids, *to_worker_.body, routed_.ids);
     routed_.ids.clear();
     const auto bytes = static_cast<int64_t>(to_worker_.body->size() + body.size());
     if (!body.empty() && request_.body_charge.resize(bytes))
       ids_body_ = std::make_shared<const std::string>(std::move(body));
   }
-  if (!takes_ids || ids_body_ == nullptr) return to_worker_.body;
+  if (ids_body_ == nullptr) return to_worker_.body;
   ++proxy_.ids_sent_;
   return ids_body_;
 }
@@ -205,7 +206,8 @@ Result<net::UpstreamRequest> Forwarding::begin_prefill(const Lease& serving) {
   }
   ESP_ASSIGN_OR_RETURN(Lease lease,
                        proxy_.dispatcher_.assign(routed_.request, tried_, WorkerRole::kPrefill));
-  request.body = body_for(serving.takes_ids() && lease.takes_ids());
+  const TakenIds one = serving.takes_ids(), other = lease.takes_ids();
+  request.body = body_for({one.texts && other.texts, one.chats && other.chats});
   std::string body =
       body_with_room(*request.body, lease.endpoint().address, lease.bootstrap_port(), draw_room());
   if (body.empty()) return request;  // no object: the worker's answer will say what is wrong

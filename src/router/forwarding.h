@@ -55,7 +55,7 @@ class Forwarding final : public net::UpstreamHandler,
  private:
   void attempt();
   Result<net::UpstreamRequest> begin_prefill(const Lease& serving);
-  std::shared_ptr<const std::string> body_for(bool takes_ids);
+  std::shared_ptr<const std::string> body_for(const TakenIds& taken);
   void prefill_failed(PrefillCall::Failure failure);
   void retry();
   void fail(int status, const Status& why);

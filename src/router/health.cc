@@ -71,10 +71,10 @@ void HealthChecker::check(const WorkerInfo& worker) {
                         : status == 0 ? body
                                       : fmt::format("it answers with status {}", status));
     // Another process may answer at this address next.
-    if (status == 0 && worker.takes_ids.value_or(false))
-      dispatcher_.set_takes_ids(worker.slot, worker.generation, false);
+    if (status == 0 && worker.takes_ids)
+      dispatcher_.set_takes_ids(worker.slot, worker.generation, {});
     if (healthy && (worker.models.empty() || round_ % kModelsEvery == 0)) read_models(worker);
-    const bool is_asked = !config_.probe.body.empty();
+    const bool is_asked = !config_.probe.texts.empty();
     if (healthy && is_asked && (!worker.takes_ids || round_ % kModelsEvery == 0))
       compare_tokenizer(worker);
     if (dispatcher_.report_check(worker.slot, worker.generation, healthy)) return check(worker);
@@ -105,11 +105,24 @@ void HealthChecker::read_models(const WorkerInfo& worker) {
 
 // A worker that does not answer, or has another tokenizer, goes on getting text.
 void HealthChecker::compare_tokenizer(const WorkerInfo& worker) {
-  call(worker, "/tokenize", config_.probe.body,
-       [this, worker](int status, const std::string& body) {
+  ask(worker, config_.probe.texts, 0, [this, worker](bool texts) {
+    if (!texts || config_.probe.chats.empty())
+      return dispatcher_.set_takes_ids(worker.slot, worker.generation, {.texts = texts});
+    ask(worker, config_.probe.chats, 0, [this, worker](bool chats) {
+      dispatcher_.set_takes_ids(worker.slot, worker.generation, {.texts = true, .chats = chats});
+    });
+  });
+}
+
+void HealthChecker::ask(const WorkerInfo& worker, const std::vector<TokenQuestion>& questions,
+                        size_t next, std::function<void(bool)> done) {
+  if (next == questions.size()) return done(true);
+  call(worker, "/tokenize", questions[next].body,
+       [this, worker, &questions, next, done = std::move(done)](int status,
+                                                                const std::string& body) {
          if (status == 0) return;  // the next check asks again
-         dispatcher_.set_takes_ids(worker.slot, worker.generation,
-                                   status == 200 && is_answered(config_.probe, body));
+         if (status != 200 || !is_answered(questions[next], body)) return done(false);
+         ask(worker, questions, next + 1, done);
        });
 }
 

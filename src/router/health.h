@@ -16,13 +16,14 @@
 namespace espalier::router {
 
 struct HealthConfig {
-  Duration interval = std::chrono::milliseconds(500);
+  Duration interval = std::chrono::milliseconds(400);
   // A worker that computes as much as it can still answers this: its I/O threads do. With three
-  // checks to fail (health_failure_threshold), a worker that stops is known broken after 2 seconds.
-  Duration timeout = std::chrono::milliseconds(500);
+  // checks to fail (health_failure_threshold), a worker that stops is known broken after at most
+  // 1.75 seconds, so that what it was to answer begins elsewhere within 2.
+  Duration timeout = std::chrono::milliseconds(450);
   std::string path = "/health";
   std::string api_key;  // sent to workers; empty: none
-  TokenProbe probe;     // its answer shows which workers may get token ids in place of text
+  TokenProbe probe;     // its answers show which workers may get token ids in place of text
   std::shared_ptr<const net::TlsContext> tls;  // as ProxyConfig's upstream has it
 };
 
@@ -40,6 +41,10 @@ class HealthChecker {
   void check(const WorkerInfo& worker);
   void read_models(const WorkerInfo& worker);
   void compare_tokenizer(const WorkerInfo& worker);
+  // Asks the questions one after another; `done` gets whether all were answered, where the worker
+  // has answered at all.
+  void ask(const WorkerInfo& worker, const std::vector<TokenQuestion>& questions, size_t next,
+           std::function<void(bool)> done);
   void log_failure(const WorkerInfo& worker, const std::string& why);
   // A GET where there is no `body`, else a POST of it.
   void call(const WorkerInfo& worker, std::string target, std::string_view body,

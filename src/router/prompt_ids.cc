@@ -109,10 +109,15 @@ std::string body_with_ids(const IdsPlace& place, std::string_view body,
       return {};
     }
   }
-  if (text.end == 0) return {};
+  if (place.text.empty()) {  // in front of the first member, of which a chat has one
+    text.begin = text.end = body.find('{') + 1;
+  } else if (text.end == 0) {
+    return {};
+  }
   std::string out(body.substr(0, text.begin));
   out.reserve(body.size() + ids.size() * 6);
-  fmt::format_to(std::back_inserter(out), "\"{}\":[{}]", place.ids, fmt::join(ids, ","));
+  fmt::format_to(std::back_inserter(out), "\"{}\":[{}]{}", place.ids, fmt::join(ids, ","),
+                 place.text.empty() ? "," : "");
   out += body.substr(text.end);
   return out;
 }
@@ -122,20 +127,38 @@ TokenProbe make_token_probe(const TokenizePrompt& tokenize) {
       "The 24 routes of 1998,  two spaces\tand a tab:\n\n  def f(x): return x[0]*3.14 # don't\r\n"
       "Stra\xC3\x9F"
       "e, \xD0\xBC\xD0\xB8\xD1\x80, \xE4\xB8\x96\xE7\x95\x8C, e\xCC\x81, \xF0\x9F\x8C\xB3! ";
-  TokenProbe probe{json::serialize(json::object{{"prompt", kText}}), {}};
+  constexpr std::string_view kTurns =
+      R"({"role":"system","content":"Be brief."},{"role":"user","content":" Add 2 and 3\n"},)"
+      R"({"role":"assistant","content":"5"},{"role":"user","content":"and 4?"})";
+  constexpr std::string_view kCall =
+      R"(,{"role":"assistant","content":null,"tool_calls":[{"id":"c1","type":"function","function":)"
+      R"({"name":"add","arguments":"{\"a\": 5}"}}]},)"
+      R"({"role":"tool","tool_call_id":"c1","content":"9"})";
+  constexpr std::string_view kTools =
+      R"("tools":[{"type":"function","function":{"name":"add","description":"Adds","parameters":)"
+      R"({"type":"object","properties":{"a":{"type":"integer"}},"required":["a"]}}}])";
   const auto routes = passed_routes();
-  const auto route = std::ranges::find(routes, "/v1/completions", &PassedRoute::pattern);
-  probe.ids = tokenize(*route, probe.body).ids;
+  const auto add = [&](std::string_view pattern, std::string body,
+                       std::vector<TokenQuestion>& questions) {
+    const auto route = std::ranges::find(routes, pattern, &PassedRoute::pattern);
+    std::vector<int32_t> ids = tokenize(*route, body).ids;
+    if (!ids.empty()) questions.push_back({std::move(body), std::move(ids)});
+  };
+  TokenProbe probe;
+  add("/v1/completions", json::serialize(json::object{{"prompt", kText}}), probe.texts);
+  constexpr std::string_view kChat = "/v1/chat/completions";
+  add(kChat, fmt::format(R"({{"messages":[{}]}})", kTurns), probe.chats);
+  add(kChat, fmt::format(R"({{"messages":[{}{}],{}}})", kTurns, kCall, kTools), probe.chats);
   return probe;
 }
 
-bool is_answered(const TokenProbe& probe, std::string_view answer) {
+bool is_answered(const TokenQuestion& question, std::string_view answer) {
   boost::system::error_code failed;
   const json::value value = json::parse({answer.data(), answer.size()}, failed);
   const json::value* const tokens =
       !failed && value.is_object() ? value.as_object().if_contains("tokens") : nullptr;
-  if (tokens == nullptr || !tokens->is_array() || probe.ids.empty()) return false;
-  return std::ranges::equal(tokens->as_array(), probe.ids,
+  if (tokens == nullptr || !tokens->is_array() || question.ids.empty()) return false;
+  return std::ranges::equal(tokens->as_array(), question.ids,
                             [](const json::value& theirs, int32_t id) {
                               return theirs.is_int64() && theirs.as_int64() == id;
                             });

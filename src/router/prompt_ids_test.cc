@@ -27,6 +27,9 @@ const IdsPlace& place_of(std::string_view pattern) {
 std::string generate(std::string_view body) {
   return body_with_ids(place_of("/generate"), body, std::vector<int32_t>{1, 20, 300});
 }
+std::string chat(std::string_view body) {
+  return body_with_ids(place_of("/v1/chat/completions"), body, std::vector<int32_t>{7, 8});
+}
 std::string complete(std::string_view body) {
   return body_with_ids(place_of("/v1/completions"), body, std::vector<int32_t>{7});
 }
@@ -38,6 +41,19 @@ TEST(PromptIds, ReplaceTheTextAlone) {
             " { \"x\" : 1e400 ,\n \"input_ids\":[1,20,300] } ");
   EXPECT_EQ(complete(R"({"sampling":{"prompt":["]"]},"prompt":"x","n":[1,[2]]})"),
             R"({"sampling":{"prompt":["]"]},"prompt":[7],"n":[1,[2]]})");
+}
+
+TEST(PromptIds, StandBesideAChatsMessages) {
+  EXPECT_EQ(chat(R"({"messages":[{"role":"user","content":"{}"}],"tools":[]})"),
+            R"({"input_ids":[7,8],"messages":[{"role":"user","content":"{}"}],"tools":[]})");
+  EXPECT_EQ(chat("\n{ \"messages\":[1]}"), "\n{\"input_ids\":[7,8], \"messages\":[1]}");
+  for (const std::string_view body :
+       {R"({"messages":[1],"input_ids":[1]})", R"({"messages":[1],"describe_grammar":true})",
+        R"({"messages":[1],"session_id":"s"})", R"({"m\u0065ssages":[1]})"})
+    EXPECT_EQ(chat(body), "") << body;
+  EXPECT_TRUE(place_of("/v1/chat/completions").is_taken({.texts = true, .chats = true}));
+  EXPECT_FALSE(place_of("/v1/chat/completions").is_taken({.texts = true}));
+  EXPECT_TRUE(place_of("/generate").is_taken({.texts = true}));
 }
 
 TEST(PromptIds, MembersThatTakeNoEffectDoNotKeepTheText) {
@@ -97,18 +113,36 @@ TEST(PromptIds, NoTextMakesTheReaderLeaveIt) {
   }
 }
 
+TEST(TokenProbe, AsksForATextAndForChats) {
+  bool has_template = true;
+  const auto tokenize = [&](const PassedRoute& route, std::string_view body) {
+    const json::value value = json::parse(body);
+    if (route.pattern == "/v1/completions") {
+      EXPECT_TRUE(value.at("prompt").is_string());
+      return TokenizedPrompt{{5, 6, 7}, true};
+    }
+    EXPECT_EQ(route.pattern, "/v1/chat/completions");
+    const auto num_messages = static_cast<int32_t>(value.at("messages").as_array().size());
+    return has_template ? TokenizedPrompt{{num_messages}, true} : TokenizedPrompt{};
+  };
+  const TokenProbe probe = make_token_probe(tokenize);
+  ASSERT_EQ(probe.texts.size(), 1u);
+  ASSERT_EQ(probe.chats.size(), 2u);
+  EXPECT_EQ(probe.chats[0].ids, std::vector<int32_t>{4});
+  EXPECT_EQ(probe.chats[1].ids, std::vector<int32_t>{6}) << "with a call and its result";
+  EXPECT_EQ(json::parse(probe.chats[1].body).at("tools").as_array().size(), 1u);
+  has_template = false;
+  EXPECT_TRUE(make_token_probe(tokenize).chats.empty());
+}
+
 TEST(TokenProbe, IsAnsweredByTheSameTokensAlone) {
-  const TokenProbe probe = make_token_probe([](const PassedRoute& route, std::string_view body) {
-    EXPECT_EQ(route.pattern, "/v1/completions");
-    EXPECT_TRUE(json::parse(body).at("prompt").is_string());
-    return TokenizedPrompt{{5, 6, 7}, true};
-  });
-  EXPECT_TRUE(is_answered(probe, R"({"tokens":[5,6,7],"count":3})"));
+  const TokenQuestion question{"{}", {5, 6, 7}};
+  EXPECT_TRUE(is_answered(question, R"({"tokens":[5,6,7],"count":3})"));
   for (const std::string_view answer :
        {R"({"tokens":[5,6]})", R"({"tokens":[5,6,8]})", R"({"tokens":[5,6,7,8]})",
         R"({"tokens":"5"})", R"({"tokens":[5,6,"7"]})", "{}", "no JSON"})
-    EXPECT_FALSE(is_answered(probe, answer)) << answer;
-  EXPECT_FALSE(is_answered(TokenProbe{"{}", {}}, R"({"tokens":[]})"));
+    EXPECT_FALSE(is_answered(question, answer)) << answer;
+  EXPECT_FALSE(is_answered(TokenQuestion{"{}", {}}, R"({"tokens":[]})"));
 }
 
 }  // namespace

@@ -266,11 +266,12 @@ TEST(Proxy, WorkersWithTheRoutersTokenizerGetIds) {
     return TokenizedPrompt{{3, 4, 5}, body.find("long") == std::string_view::npos};
   };
   const auto server = start(std::move(config));
-  const auto is_known = [&](std::optional<bool> takes_ids, size_t worker) {
+  const auto is_known = [&](std::optional<TakenIds> takes_ids, size_t worker) {
     return comes_true(
         [&] { return server->dispatcher().workers()[worker].takes_ids == takes_ids; });
   };
-  ASSERT_TRUE(is_known(false, 0) && is_known(false, 1)) << "neither has the router's tokens";
+  ASSERT_TRUE(is_known(TakenIds{}, 0) && is_known(TakenIds{}, 1))
+      << "neither has the router's tokens";
   net::HttpClient client = client_of(*server);
   const auto post_to_both = [&](std::string_view body) {  // in turn
     for (int i = 0; i < 2; ++i) ASSERT_EQ(client.post("/generate", std::string(body))->status, 200);
@@ -278,10 +279,15 @@ TEST(Proxy, WorkersWithTheRoutersTokenizerGetIds) {
   post_to_both(R"({"text":"a"})");
   EXPECT_TRUE(same.last_request().ends_with(R"({"text":"a"})")) << same.last_request();
   same.set_tokens("[3,4,5]");
-  ASSERT_TRUE(is_known(true, 0));
+  ASSERT_TRUE(is_known(TakenIds{true, true}, 0));
   post_to_both(R"({"text":"b"})");
   EXPECT_TRUE(same.last_request().ends_with(R"({"input_ids":[3,4,5]})")) << same.last_request();
   EXPECT_TRUE(other.last_request().ends_with(R"({"text":"b"})")) << other.last_request();
+  for (int i = 0; i < 2; ++i)
+    ASSERT_EQ(client.post("/v1/chat/completions", R"({"messages":["m"]})")->status, 200);
+  EXPECT_TRUE(same.last_request().ends_with(R"({"input_ids":[3,4,5],"messages":["m"]})"))
+      << same.last_request();
+  EXPECT_TRUE(other.last_request().ends_with(R"({"messages":["m"]})")) << other.last_request();
   is_busy = true;  // the same request is tried at the other worker, as text
   post_to_both(R"({"text":"c"})");
   EXPECT_TRUE(same.last_request().ends_with(R"({"input_ids":[3,4,5]})"));

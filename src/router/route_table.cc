@@ -11,10 +11,18 @@ std::span<const PassedRoute> passed_routes() {
                                    "audio_data", "session_params", "session_id"}};
   static const IdsPlace completion = {
       "prompt", "prompt", {"echo", "suffix", "prompt_embeds", "session_params", "session_id"}};
+  static const IdsPlace chat = {
+      "", "input_ids", {"input_ids", "describe_grammar", "session_params", "session_id"}};
   static const std::vector<PassedRoute> table = {
       {"POST", "/generate", kOpenAi, {"text", "input_ids"}, true, true, &native},
       {"POST", "/v1/completions", kOpenAi, {"prompt"}, true, true, &completion},
-      {"POST", "/v1/chat/completions", kOpenAi, {"tools", "messages", "input_ids"}, true, true},
+      {"POST",
+       "/v1/chat/completions",
+       kOpenAi,
+       {"tools", "messages", "input_ids"},
+       true,
+       true,
+       &chat},
       {"POST", "/v1/responses", kOpenAi, {"tools", "instructions", "input"}},
       {"POST", "/v1/messages", kAnthropic, {"tools", "system", "messages"}},
       {"POST", "/v1/messages/count_tokens", kAnthropic, {"tools", "system", "messages"}, false},

@@ -94,8 +94,10 @@ std::string metrics_text(const AdminContext& context) {
   text.one("clients_gone_total", "counter", "requests whose clients left", stats.clients_gone);
   text.one("requests_in_flight", "gauge", "requests under way", stats.streams_open);
   text.one("connects_total", "counter", "connections made to workers", stats.connects);
+  const int64_t by_envoy = context.ext_proc == nullptr ? 0 : context.ext_proc->stats().ids_sent;
   text.one("ids_sent_total", "counter",
-           "attempts whose prompts went out as token ids in place of text", stats.ids_sent);
+           "attempts whose prompts went out as token ids in place of text",
+           stats.ids_sent + by_envoy);
   text.begin("policy", "gauge", "the policy that chooses workers");
   text.value(1, fmt::format("{{policy=\"{}\"}}", context.dispatcher.policy_name()));
   if (const auto tree = context.dispatcher.tree_stats()) {

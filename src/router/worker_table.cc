@@ -96,6 +96,7 @@ void WorkerTable::resume(WorkerSlot slot) {
 void WorkerTable::remove_if_done(WorkerSlot slot) {
   Worker& worker = at(slot);
   if (!worker.leaves || worker.requests_in_flight > 0) return;
+  models_.erase(slot, worker.models, worker.adapters);
   workers_[slot].reset();
   free_.push_back(slot);
   removed_.push_back(slot);
@@ -124,8 +125,11 @@ bool WorkerTable::report_check(WorkerSlot slot, bool healthy) {
 
 void WorkerTable::set_models(WorkerSlot slot, std::vector<std::string> models,
                              std::vector<std::string> adapters) {
-  at(slot).models = std::move(models);
-  at(slot).adapters = std::move(adapters);
+  Worker& worker = at(slot);
+  models_.erase(slot, worker.models, worker.adapters);
+  worker.models = std::move(models);
+  worker.adapters = std::move(adapters);
+  models_.insert(slot, worker.models, worker.adapters);
 }
 
 void WorkerTable::set_endpoint(WorkerSlot slot, net::Endpoint endpoint) {
@@ -173,40 +177,31 @@ float WorkerTable::weight_of(const Worker& worker, TimePoint now) const {
                   static_cast<float>(to_seconds(age) / to_seconds(options_.slow_start)));
 }
 
-bool WorkerTable::serves(const Worker& worker, std::string_view model) const {
-  return std::ranges::find(worker.models, model) != worker.models.end();
+const WorkerSet* WorkerTable::listing(WorkerRole role, std::string_view name) const {
+  const WorkerSet* const workers = name.empty() ? nullptr : models_.workers_of(name);
+  if (workers == nullptr) return nullptr;
+  bool is_of_role = false;
+  workers->for_each(
+      [&](WorkerSlot slot) { is_of_role = is_of_role || workers_[slot]->role() == role; });
+  return is_of_role ? workers : nullptr;
 }
 
-bool WorkerTable::is_listed(WorkerRole role, std::string_view model) const {
-  return std::ranges::any_of(workers_, [&](const auto& worker) {
-    return worker != nullptr && worker->role() == role && serves(*worker, model);
-  });
-}
-
-std::string_view WorkerTable::adapter_of(std::string_view model) const {
-  const size_t colon = model.rfind(':');
-  const std::string_view behind =
-      colon == std::string_view::npos ? std::string_view() : model.substr(colon + 1);
-  for (const auto& worker : workers_) {
-    if (worker == nullptr) continue;
-    for (const std::string& adapter : worker->adapters)
-      if (adapter == model || (!behind.empty() && adapter == behind)) return adapter;
-  }
-  return {};
-}
-
-void WorkerTable::candidates(WorkerRole role, std::string_view model,
+void WorkerTable::candidates(WorkerRole role, const ModelName& asked,
                              std::span<const WorkerSlot> exclude,
                              std::vector<Candidate>& out) const {
   out.clear();
-  const bool by_model = !model.empty() && is_listed(role, model);
+  const WorkerSet* const of_model = listing(role, asked.model);
+  const WorkerSet* const of_adapter = listing(role, asked.adapter);
+  if (of_adapter == nullptr && !asked.adapter.empty()) return;
   const TimePoint now = clock_.now();
   for (size_t i = 0; i < workers_.size(); ++i) {
     const Worker* const worker = workers_[i].get();
     if (worker == nullptr || worker->role() != role || worker->state != WorkerState::kHealthy)
       continue;
     const auto slot = static_cast<WorkerSlot>(i);
-    if ((by_model && !serves(*worker, model)) || !worker->breaker.allows(now)) continue;
+    const bool is_listed = (of_model == nullptr || of_model->contains(slot)) &&
+                           (of_adapter == nullptr || of_adapter->contains(slot));
+    if (!is_listed || !worker->breaker.allows(now)) continue;
     if (std::ranges::find(exclude, slot) != exclude.end()) continue;
     out.push_back({slot, worker->id, worker->requests_in_flight, worker->tokens_in_flight,
                    weight_of(*worker, now)});
@@ -226,6 +221,11 @@ void WorkerTable::check_invariants() const {
     ESP_CHECK(!worker->leaves ||
                   (worker->state == WorkerState::kDraining && worker->requests_in_flight > 0),
               "slot {} should be gone", i);
+    for (const std::string& model : worker->models) {
+      const WorkerSet* const workers = models_.workers_of(model);
+      ESP_CHECK(workers != nullptr && workers->contains(static_cast<WorkerSlot>(i)),
+                "slot {} lists '{}', which its index does not know", i, model);
+    }
   }
 }
 

@@ -14,6 +14,8 @@
 #include "cache/shadow/worker_set.h"
 #include "net/upstream.h"
 #include "router/circuit_breaker.h"
+#include "router/model_index.h"
+#include "router/prompt_ids.h"
 
 namespace espalier::router {
 
@@ -53,7 +55,7 @@ struct Worker {
   int bootstrap_port = 0;             // of a prefill worker; 0: it is a serving one
   std::vector<std::string> models;    // that it serves; empty: not known yet
   std::vector<std::string> adapters;  // of models, those that are LoRA adapters
-  std::optional<bool> takes_ids;      // whether it has the router's tokenizer; nothing: not known
+  std::optional<TakenIds> takes_ids;  // nothing: not known
   WorkerState state = WorkerState::kStarting;
   bool leaves = false;  // removed once it has no request; kDraining
   int32_t requests_in_flight = 0;
@@ -100,7 +102,7 @@ class WorkerTable {
   bool report_check(WorkerSlot slot, bool healthy);
   void set_models(WorkerSlot slot, std::vector<std::string> models,
                   std::vector<std::string> adapters = {});
-  void set_takes_ids(WorkerSlot slot, bool takes_ids) { at(slot).takes_ids = takes_ids; }
+  void set_takes_ids(WorkerSlot slot, TakenIds takes_ids) { at(slot).takes_ids = takes_ids; }
   void set_endpoint(WorkerSlot slot, net::Endpoint endpoint);
   void set_bootstrap_port(WorkerSlot slot, int port);
 
@@ -109,15 +111,13 @@ class WorkerTable {
   void begin(WorkerSlot slot, int64_t tokens, int64_t shared);
   void end(WorkerSlot slot, int64_t tokens, WorkerOutcome outcome);
 
-  // Workers of the role that may get a request for `model`, by slot; where none names that model,
-  // of all. `exclude`: slots that have failed this request.
-  void candidates(WorkerRole role, std::string_view model, std::span<const WorkerSlot> exclude,
+  // Workers of the role that may get a request for the model, by slot; where none lists that model,
+  // of all. With an adapter only those that list it, too. `exclude`: slots that have failed this
+  // request.
+  void candidates(WorkerRole role, const ModelName& asked, std::span<const WorkerSlot> exclude,
                   std::vector<Candidate>& out) const;
 
-  // The LoRA adapter that `model` names, alone or as MODEL:ADAPTER; "": none that a worker lists.
-  std::string_view adapter_of(std::string_view model) const;
-  // Whether a worker of the role lists it among its models.
-  bool is_listed(WorkerRole role, std::string_view model) const;
+  const ModelIndex& models() const { return models_; }  // that workers list
 
   const Worker* worker(WorkerSlot slot) const;  // null: free
   std::vector<WorkerSlot> slots() const;
@@ -131,12 +131,14 @@ class WorkerTable {
   Worker& at(WorkerSlot slot) const;
   void remove_if_done(WorkerSlot slot);
   float weight_of(const Worker& worker, TimePoint now) const;
-  bool serves(const Worker& worker, std::string_view model) const;
+  // The workers that list a name; null where none of the role does.
+  const WorkerSet* listing(WorkerRole role, std::string_view name) const;
 
   const WorkerTableOptions options_;
   const Clock& clock_;
   std::vector<std::unique_ptr<Worker>> workers_;  // by slot
   std::vector<WorkerSlot> free_, removed_;
+  ModelIndex models_;  // of workers_
   uint64_t generation_ = 0;
 };
 

@@ -54,7 +54,7 @@ class Table : public testing::Test {
  protected:
   std::vector<WorkerSlot> slots_for(std::string_view model = "",
                                     std::vector<WorkerSlot> exclude = {}) {
-    table_.candidates(WorkerRole::kServing, model, exclude, candidates_);
+    table_.candidates(WorkerRole::kServing, {model, {}}, exclude, candidates_);
     std::vector<WorkerSlot> out;
     for (const Candidate& c : candidates_) out.push_back(c.slot);
     return out;

@@ -1,5 +1,6 @@
 #include "server/chat_plan.h"
 #include "engine/images/place_images.h"
+#include "server/chat_prompt.h"
 #include "server/images.h"
 #include "server/json_view.h"
 
@@ -118,7 +119,30 @@ std::string grammar_note(const SamplingParams& s) {
   return {};
 }
 
+ChatFormat::Options template_options(const ChatRequest& request, const json::value& tools) {
+  ChatFormat::Options options;
+  options.kwargs = request.template_kwargs.get();
+  options.reasoning_effort = request.reasoning_effort;
+  options.continue_final_message = request.continue_final_message;
+  if (!tools.get_array().empty()) options.tools = &tools;
+  return options;
+}
+
+// What a prompt that is given as tokens would be as text, where that decides anything.
+std::string text_of_ids(const Context& context, const std::vector<TokenId>& ids) {
+  const Tokenizer* const tokenizer = context.engine.tokenizer();
+  if (ids.empty() || !context.reasoning_format || tokenizer == nullptr) return {};
+  DecodeOptions options;
+  options.skip_special_tokens = false;
+  return tokenizer->decode(ids, options);
+}
+
 }  // namespace
+
+Result<std::string> render_prompt(const ChatFormat& chat, const ChatRequest& request) {
+  ESP_ASSIGN_OR_RETURN(const json::value tools, allowed_tools(request));
+  return chat.render(*request.messages, template_options(request, tools));
+}
 
 Result<ChatPlan> plan_chat(const Context& context, ChatRequest& request) {
   ChatPlan plan;
@@ -128,18 +152,15 @@ Result<ChatPlan> plan_chat(const Context& context, ChatRequest& request) {
   if (request.messages != nullptr) plan.pictures = picture_sources(*request.messages);
   if (request.input_ids.empty()) {
     if (!context.chat) return fail(context.chat_missing);
-    ChatFormat::Options options;
-    options.kwargs = request.template_kwargs.get();
-    options.reasoning_effort = request.reasoning_effort;
-    options.continue_final_message = request.continue_final_message;
-    if (!tools.get_array().empty()) options.tools = &tools;
+    ChatFormat::Options options = template_options(request, tools);
     if (request.describe_grammar) options.system_note = grammar_note(request.sampling);
     const auto& images = context.engine.model_info().images;
     if (images && !plan.pictures.empty())
       options.picture_placeholder = context.token_text(images->placeholder);
     ESP_ASSIGN_OR_RETURN(plan.prompt, context.chat->render(*request.messages, options));
   }
-  plan_reasoning(context, request, plan.prompt, plan.answer);
+  const std::string of_ids = text_of_ids(context, request.input_ids);
+  plan_reasoning(context, request, of_ids.empty() ? plan.prompt : of_ids, plan.answer);
   return plan;
 }
 

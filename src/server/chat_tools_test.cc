@@ -225,6 +225,30 @@ TEST_F(ChatToolsTest, ReasoningStandsApart) {
   EXPECT_EQ(engine_.submitted().back().sampling.reasoning_end, "");
 }
 
+// A prompt that is given as ids beside its messages, as a router gives it, says whether the
+// template has begun the reasoning, or has left it out.
+TEST_F(ChatToolsTest, ReasoningThatIdsOfAPromptBegin) {
+  config_.answers.reasoning_parser = "qwen3";
+  start();
+  const auto with_ids = [&](std::string_view prompt) {
+    std::string ids;
+    for (const char c : prompt)
+      ids += fmt::format("{}{}", ids.empty() ? "" : ",", static_cast<int>(c));
+    return fmt::format(R"({{"messages":[{{"role":"user","content":"Hi"}}],"input_ids":[{}]}})",
+                       ids);
+  };
+  reply("Hm.\n</think>\n\nYes.");
+  json::object m = message(with_ids("Hi <think>\n"));
+  EXPECT_EQ(m.at("reasoning_content"), "Hm.");
+  EXPECT_EQ(m.at("content"), "Yes.");
+  EXPECT_EQ(engine_.submitted().back().sampling.reasoning_begin, "");
+  EXPECT_EQ(engine_.submitted().back().input_ids.size(), 11u);
+  reply("Yes.");
+  m = message(with_ids("Hi <think>\n\n</think>\n\n"));
+  EXPECT_EQ(m.at("content"), "Yes.");
+  EXPECT_EQ(engine_.submitted().back().sampling.reasoning_end, "");
+}
+
 TEST_F(ChatToolsTest, ThePromptStatesTheConstraint) {
   start();
   reply("red");

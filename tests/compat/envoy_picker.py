@@ -110,6 +110,27 @@ class EnvoyPickerTest(unittest.TestCase):
                 harness.wait_until(lambda: all(w["load"] == 0 for w in router.workers()), "no load is left")
                 self.assertGreaterEqual(router.metric("espalier:router_ext_proc_picks_total"), 4)
 
+    def test_prompts_go_out_as_ids(self):
+        """Where the body passes through the router and one worker alone may answer."""
+        asked = [("/generate", {"text": "Once upon", "sampling_params": {"temperature": 0, "max_new_tokens": 8}}),
+                 ("/v1/completions", {"prompt": "The sea", **GREEDY}),
+                 ("/v1/chat/completions", {"messages": [user("Count to five.")], **GREEDY})]
+
+        def said(server, path, body):
+            answer = server.post(path, body)
+            return answer["text"] if path == "/generate" else answer["choices"]
+
+        flags = ("--send-token-ids", "--tokenizer-path", router_test.MODEL)
+        for name, more, sent in (("any_workers.yaml", (), 3), ("known_workers.yaml", ("--ext-proc-fallbacks", "1"), 0)):
+            workers = self.fleet[:2]
+            with self.subTest(name), Picker(workers, *flags, *more) as router, Envoy(
+                    name, router.picker_port, workers if sent == 0 else ()) as envoy:
+                harness.wait_until(lambda r=router: all(w["takes_chat_token_ids"] for w in r.workers()), "templates are compared")
+                before = router.metric("espalier:router_ids_sent_total")
+                for path, body in asked:
+                    self.assertEqual(said(envoy, path, body), said(self.fleet[2], path, body), path)
+                self.assertEqual(router.metric("espalier:router_ids_sent_total") - before, sent)
+
     def test_a_client_that_leaves_frees_its_load(self):
         with Picker(self.fleet[:2]) as router, Envoy("any_workers.yaml", router.picker_port) as envoy:
             events = envoy.stream("/generate", {"text": "Long", "sampling_params": {

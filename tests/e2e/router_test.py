@@ -134,6 +134,15 @@ class RouterTest(unittest.TestCase):
             ("/generate", {"text": "x", "sampling_params": {"temperature": 0, "max_new_tokens": -1}}),
             ("/v1/completions", {"prompt": "The sea", "logprobs": 2, **greedy}),
             ("/v1/completions", {"prompt": "The sea", "echo": False, "n": 2, **greedy})]
+        talk = [{"role": "system", "content": "Be brief."}, user("Hi"), {"role": "assistant", "content": "Hello!"},
+                {"role": "user", "content": [{"type": "text", "text": "Add 2"}, {"type": "text", "text": "and 3."}]}]
+        tools = [{"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {
+            "a": {"type": "integer"}}}}}]
+        as_ids += [("/v1/chat/completions", {"messages": talk, **fields, **greedy}) for fields in (
+            {}, {"tools": tools}, {"tools": tools, "tool_choice": "none"}, {"tools": tools, "tool_choice": "required"},
+            {"chat_template_kwargs": {"enable_thinking": False}}, {"reasoning_effort": "high"}, {"logprobs": True},
+            {"response_format": {"type": "json_schema", "json_schema": {"name": "n", "schema": {"type": "integer"}}}},
+            {"continue_final_message": True, "messages": talk[:3]})]
         as_text = [
             ("/v1/completions", {"prompt": "The sea ", "echo": True, "logprobs": 1, **greedy}),
             ("/v1/completions", {"prompt": ["The sea", "The hill"], **greedy}),
@@ -141,7 +150,9 @@ class RouterTest(unittest.TestCase):
             ("/generate", {"text": ["One", "Two"], **sampling}),
             ("/generate", {"text": "word " * 20000, **sampling}),
             ("/generate", {"text": "a", "input_ids": [5], **sampling}),
-            ("/v1/chat/completions", {"messages": [user("Hi")], **greedy})]
+            ("/v1/chat/completions", {"messages": [user("Hi")], "describe_grammar": True, "regex": "[0-9]+", **greedy}),
+            ("/v1/chat/completions", {"messages": [user("word " * 20000)], **greedy}),
+            ("/v1/messages", {"model": "m", "messages": [user("Hi")], "max_tokens": 8, "temperature": 0})]
 
         def plain(value):
             """An answer without what differs between two equal ones."""
@@ -150,14 +161,15 @@ class RouterTest(unittest.TestCase):
             if not isinstance(value, dict):
                 return value
             return {k: plain(v) for k, v in value.items() if k not in (
-                "id", "created", "e2e_latency", "cached_tokens", "queue_time", "prompt_tokens_details") and "time" not in k}
+                "id", "created", "e2e_latency", "cached_tokens", "queue_time", "prompt_tokens_details", "input_tokens",
+                "cache_read_input_tokens") and "time" not in k}
 
         def ask(server, path, body):
             status, _, text = server.request("POST", path, body)
             return status, plain(json.loads(text))
 
         with Router(self.fleet[:2], "--policy", "round_robin", "--send-token-ids", "--tokenizer-path", MODEL) as router:
-            harness.wait_until(lambda: all(w["takes_token_ids"] for w in router.workers()), "the tokenizers are compared")
+            harness.wait_until(lambda: all(w["takes_chat_token_ids"] for w in router.workers()), "the tokenizers are compared")
             for path, body in as_ids + as_text:
                 before = router.metric("espalier:router_ids_sent_total")
                 self.assertEqual(ask(router, path, body), ask(self.fleet[2], path, body), body)
