@@ -37,14 +37,14 @@ def run_bench(*args, timeout=PATIENCE_S):
 
 
 class Server:
-    """`espalier serve` on a free port of 127.0.0.1; a context manager. `before_exec` runs in the child."""
+    """`espalier serve` on `port` of 127.0.0.1 (0: a free one); a context manager. `before_exec` runs in the child."""
     COMMAND = "serve"
 
-    def __init__(self, *args, env=None, before_exec=None):
+    def __init__(self, *args, env=None, before_exec=None, port=0):
         self.log = tempfile.TemporaryFile("w+")
         self.started = time.monotonic()
         self.process = subprocess.Popen(
-            [BINARY, self.COMMAND, "--port", "0", *args], env=clean_environment(env),
+            [BINARY, self.COMMAND, "--port", str(port), *args], env=clean_environment(env),
             stdin=subprocess.DEVNULL, stdout=self.log, stderr=self.log,
             preexec_fn=before_exec or (lambda: signal.signal(signal.SIGINT, signal.SIG_DFL)))
         try:
