@@ -21,7 +21,7 @@ import time
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
 sys.path[:0] = [str(ROOT / "tests/e2e"), str(ROOT / "tests/docs")]
-from harness import BINARY, PATIENCE_S, clean_environment  # noqa: E402
+from harness import BENCH_BINARY, BINARY, PATIENCE_S, clean_environment  # noqa: E402
 import ingredients  # noqa: E402
 
 FILES = ["README.md", "SECURITY.md", "CONTRIBUTING.md", "python/README.md", *sorted(
@@ -32,9 +32,20 @@ PICTURE = base64.b64encode((ingredients.PICTURES / "shapes.png").read_bytes()).d
 # What an example leaves to its reader, or what makes it short: (expression, what stands in its place).
 FILLED_IN = [
     (r"^(build/release/)?espalier ", "espalier "),
+    (r"^build/release/espalier_bench host", f"{BENCH_BINARY} host --running 8 --waiting 248 --context 64 --output-len 8 --steps 20"),
+    (r"^build/release/espalier_bench radix", f"{BENCH_BINARY} radix --max-nodes 1000 --rounds 1"),
+    (r"^build/release/espalier_bench workloads", f"{BENCH_BINARY} workloads --only llm_judge --scale 0.01"),
+    (r"^build/release/espalier_bench overhead", f"{BENCH_BINARY} overhead --requests 2 --prompt-len 32 --output-len 4 --repeats 2"),
+    (r"^build/release/espalier_bench quality", f"{BENCH_BINARY} quality --texts 2 --tokens 8"),
     (r"^espalier bench serving", "espalier bench serving --num-prompts 4 --port 30000"),
     (r"^espalier bench offline (.*)--scale 0.5", r"espalier bench offline \1--scale 0.02"),
     (r"^espalier top", "espalier top --once --url http://127.0.0.1:30000"),
+    (r"10\.0\.0\.1:3000\d http://10\.0\.0\.2:3000\d", "127.0.0.1:30001 http://127.0.0.1:30002"),
+    (r"tcp://\*:5557", "tcp://*:30004"),
+    (r"tcp://\*:5558", "tcp://*:30005"),
+    (r"--ext-proc 9002", "--ext-proc 30003"),
+    (r"--model-path openai/whisper-small", f"--model-path {ROOT}/tests/golden/speech/multilingual"),
+    (r"--model-path MiMo-7B-RL", f"--model-path {ROOT}/tests/golden/mtp/mimo --skip-tokenizer-init --device cpu"),
     (r"/var/(lib|cache)/espalier", r"var/\1/espalier"),
     (r"--hicache-disk-size 100", "--hicache-disk-size 1"),
     (r"ESPALIER_(ADMIN_)?API_KEY=\.\.\.", r"ESPALIER_\1API_KEY=sk-1"),
@@ -46,6 +57,8 @@ FILLED_IN = [
     (r"\[\.\.\.\]", '[{"role": "user", "content": "Hi"}]'),
     (r"(--model-path checkpoints/\S+)", r"\1 --device cpu"),
     (r"(models convert \S+) my-folder(?= |$)", r"\1 my-converted-folder"),
+    (r"(models quantize my-folder) my-folder-Q4", r"\1 my-quantised-folder"),
+    (r"--model-path my-folder (?=--tp-size 2 +#|--dp-size 2 +#)", "--model-path my-folder --device cpu "),
     (r"--model-path my-folder (?=.*--ep-size)",
      f"--model-path {ROOT}/tests/golden/models/qwen3_moe --dtype float32 --skip-tokenizer-init --device cpu "),
     (r"^(curl \S+/weights_checker .*\"compare\".*)", r"! \1"),  # a 400, for the tensors were reset before

@@ -11,6 +11,7 @@ from harness import ROOT, Server, run, wait_until
 
 DEFAULT_MODEL = pathlib.Path(ROOT) / "share/default_model"
 PICTURES = pathlib.Path(ROOT) / "share/seeing_model/pictures"
+SOUNDS = pathlib.Path(ROOT) / "tests/golden/media/sounds"
 RANK = 2
 
 
@@ -101,6 +102,11 @@ def picture(path):
     path.symlink_to(PICTURES / "shapes.png")
 
 
+def keys(path):
+    """The file of one tenant."""
+    path.write_text(json.dumps([{"name": "search", "key": "sk-1", "requests_per_minute": 600}]))
+
+
 # What a command names, and what makes it. A log that a server of the document writes is there before.
 MADE = {
     "checkpoints/step-100": checkpoint,
@@ -110,6 +116,10 @@ MADE = {
     "adapters/german": adapter,
     "fullchain.pem": certificate,
     "model-Q4_K_M.gguf": gguf,
+    "my-folder-Q4.gguf": gguf,
+    "keys.json": keys,
+    "talk.flac": lambda path: path.symlink_to(SOUNDS / "mono.flac"),
+    "vortrag.mp3": lambda path: path.symlink_to(SOUNDS / "layer3.mp3"),
     "requests.jsonl": request_log,
     "program.json": program,
     "sea.jpg": picture,
