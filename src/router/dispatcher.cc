@@ -199,6 +199,12 @@ bool Dispatcher::report_check(WorkerSlot slot, uint64_t generation, bool healthy
   return false;
 }
 
+bool Dispatcher::is_broken(WorkerSlot slot, uint64_t generation) const {
+  std::lock_guard lock(mutex_);
+  const Worker* const worker = find(slot, generation);
+  return worker != nullptr && worker->state == WorkerState::kBroken;
+}
+
 void Dispatcher::set_models(WorkerSlot slot, uint64_t generation, std::vector<std::string> models,
                             std::vector<std::string> adapters) {
   std::lock_guard lock(mutex_);

@@ -20,6 +20,8 @@ constexpr size_t kMessageBytesMax = 1 << 20;    // of a stream's message that is
 constexpr size_t kWholeBytesMax = 256 << 10;    // an answer up to here is sent in one piece
 constexpr size_t kPendingBytesMax = 512 << 10;  // unread by the client: the worker is not read
 constexpr Duration kPauseStep = std::chrono::milliseconds(5);
+// A broken worker's stream goes on as long as it is never silent for so long.
+constexpr Duration kSilenceMax = std::chrono::seconds(1);
 
 // Of one connection (RFC 9110, 7.6.1), and what each side writes itself.
 constexpr std::array<std::string_view, 10> kOwnHeaders = {
@@ -300,6 +302,7 @@ void Forwarding::on_body(std::string bytes) {
     bytes.resize(num_whole);
   }
   if (bytes.empty() || plan_.on_bytes() != ForwardPlan::Action::kPass) return;
+  last_bytes_ = std::chrono::steady_clock::now();
   tenant_.on_bytes(bytes);
   start_stream();
   response_->write(std::move(bytes));
@@ -368,11 +371,22 @@ void Forwarding::cut(const Status& why) {
 }
 
 void Forwarding::abandon(uint64_t generation) {
-  net::post_on(io_, [self = shared_from_this(), generation] {
-    if (!self->attempt_.lease.active() || self->attempt_.lease.generation() != generation) return;
-    if (self->attempt_.call != nullptr) std::exchange(self->attempt_.call, nullptr)->cancel();
-    self->on_failure({StatusCode::kUnavailable, "the worker does not answer its health checks"});
-  });
+  net::post_on(io_, [self = shared_from_this(), generation] { self->end_if_silent(generation); });
+}
+
+// A worker that is being stopped takes no connections, so its checks fail, and completes what it
+// has begun. One that stands still is silent.
+void Forwarding::end_if_silent(uint64_t generation) {
+  const Lease& lease = attempt_.lease;
+  if (!lease.active() || lease.generation() != generation) return;
+  if (!proxy_.dispatcher_.is_broken(lease.slot(), generation)) return;  // it is back
+  const Duration silent = std::chrono::steady_clock::now() - last_bytes_;
+  if (streaming_ && silent < kSilenceMax)
+    return response_->post_after(kSilenceMax - silent, [self = shared_from_this(), generation] {
+      self->end_if_silent(generation);
+    });
+  if (attempt_.call != nullptr) std::exchange(attempt_.call, nullptr)->cancel();
+  on_failure({StatusCode::kUnavailable, "the worker does not answer its health checks"});
 }
 
 void Forwarding::client_gone() {

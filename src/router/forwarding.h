@@ -44,7 +44,8 @@ class Forwarding final : public net::UpstreamHandler,
   ~Forwarding() override;
 
   void begin();
-  // The worker of the attempt under way is broken. From any thread.
+  // The worker of the attempt under way is broken: the attempt ends, unless it is a stream that
+  // still comes. From any thread.
   void abandon(uint64_t generation);
 
   void on_head(int status, net::Headers headers, std::optional<size_t> length) override;
@@ -61,6 +62,7 @@ class Forwarding final : public net::UpstreamHandler,
   void fail(int status, const Status& why);
   void cut(const Status& why);
   void end_attempt(WorkerOutcome outcome);
+  void end_if_silent(uint64_t generation);
   void client_gone();
   void take_head(int status, const net::Headers& headers);
   void start_stream();
@@ -92,8 +94,9 @@ class Forwarding final : public net::UpstreamHandler,
   net::Headers headers_;
   bool whole_ = false;  // the answer is short: it is sent when it is complete
   bool streaming_ = false;
-  std::string type_;  // Content-Type
-  std::string body_;  // of a whole answer, or what there is of a stream's next message
+  TimePoint last_bytes_{};  // when a stream's last whole messages came
+  std::string type_;        // Content-Type
+  std::string body_;        // of a whole answer, or what there is of a stream's next message
 };
 
 }  // namespace espalier::router

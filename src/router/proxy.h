@@ -65,7 +65,8 @@ class Proxy {
   // On the response's I/O thread, as a handler. `route` outlives the request.
   void forward(const PassedRoute& route, net::HttpRequest&& request, net::ResponsePtr response);
 
-  // A worker does not answer any more: what it was to answer is tried elsewhere, or ends.
+  // A worker does not answer any more: what it was to answer is tried elsewhere, or ends. A stream
+  // that still comes goes on, for a worker that is being stopped completes what it has begun.
   void abandon_worker(uint64_t generation);
 
   ProxyStats stats() const;

@@ -299,6 +299,61 @@ TEST(Proxy, WorkersWithTheRoutersTokenizerGetIds) {
   ASSERT_TRUE(is_known(std::nullopt, 0)) << "what comes back may be another model";
 }
 
+// Sends events every 20 ms, `num_events` of them and then nothing; where `ends`, the stream ends.
+void send_events(const net::ResponsePtr& response, int num_events, bool ends) {
+  if (num_events == 0) return ends ? response->finish() : response->on_disconnect([] {});
+  response->write("data: {\"n\":1}\n\n");
+  response->post_after(20ms, [=] { send_events(response, num_events - 1, ends); });
+}
+
+// A worker whose checks fail while it answers, as one that is being stopped: its streams go on. One
+// that falls silent is cut.
+TEST(Proxy, StreamsOfABrokenWorkerGoOnUntilItIsSilent) {
+  std::atomic<bool> is_healthy{true};
+  net::Router routes;
+  std::vector<net::ResponsePtr> held;  // answers that never end
+  ASSERT_TRUE(routes
+                  .add("GET", "/health",
+                       [&](net::HttpRequest&&, net::ResponsePtr response) {
+                         response->send(net::HttpResponse::text(is_healthy ? 200 : 500, ""));
+                       })
+                  .ok());
+  ASSERT_TRUE(routes
+                  .add("POST", "/generate",
+                       [&](net::HttpRequest&& request, net::ResponsePtr response) {
+                         const bool ends = request.body.find("ends") != std::string::npos;
+                         response->start_stream(200, net::event_stream_headers());
+                         if (!ends) held.push_back(response);
+                         send_events(response, ends ? 100 : 5, ends);
+                       })
+                  .ok());
+  const auto worker = *net::HttpServer::start({}, std::move(routes));
+  const auto server = start(config_of({fmt::format("http://127.0.0.1:{}", worker->port())}));
+  const auto read = [&](std::string_view body, int& num_events) {
+    net::HttpClient client = client_of(*server);
+    bool has_error = false;
+    (void)client.post_stream("/generate", std::string(body), [&](std::string_view data) {
+      if (++num_events == 1) is_healthy = false;
+      has_error = has_error || data.find("health checks") != std::string_view::npos;
+      return true;
+    });
+    return has_error;
+  };
+  int num_events = 0;
+  EXPECT_FALSE(read(R"({"text":"ends","stream":true})", num_events));
+  EXPECT_EQ(num_events, 100);
+  EXPECT_EQ(server->dispatcher().workers()[0].state, WorkerState::kBroken);
+  is_healthy = true;
+  ASSERT_TRUE(
+      comes_true([&] { return server->dispatcher().workers()[0].state == WorkerState::kHealthy; }));
+  num_events = 0;
+  const auto begun = std::chrono::steady_clock::now();
+  EXPECT_TRUE(read(R"({"text":"stays","stream":true})", num_events));
+  EXPECT_GE(std::chrono::steady_clock::now() - begun, 1s) << "a pause is no end";
+  server->stop(0s);
+  held.clear();
+}
+
 TEST(Proxy, AClientThatReadsSlowlyIsWaitedFor) {
   const std::string big(16 << 20, 'z');
   net::Router router;
