@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
 """Packages on a bare system: installed, started, asked, upgraded and purged in a root folder that holds a distribution's
-required packages and apt alone (mmdebstrap --variant=minbase), with times.
+required packages and apt alone (mmdebstrap --variant=minbase), with times. An image brings its own root: its layers are
+unpacked over each other and its command runs as its user, as in a container.
 
-  bare_system.py PACKAGE ...       .deb, .tar.gz and .whl files, as tools/release makes them
+  bare_system.py PACKAGE ...       .deb, .tar.gz, .whl and image .tar files, as tools/release makes them
   --suite NAME --mirror URL        the distribution (default bookworm of deb.debian.org; noble of archive.ubuntu.com)
   --components LIST                of the distribution (default main; main,universe for a wheel on Ubuntu, for Python's venv)
   --root FILE.tar                  a root made before (mmdebstrap --variant=minbase --include=apt SUITE FILE.tar MIRROR)
@@ -24,7 +25,7 @@ import urllib.error
 import urllib.request
 
 # Each program gets a namespace of processes, which end with it, and /proc of them.
-ENTER = ["unshare", "--mount", "--pid", "--fork", "--kill-child"]
+ENTER = ["/usr/bin/unshare", "--mount", "--pid", "--fork", "--kill-child"]
 QUESTION = {"text": "Once upon a time", "sampling_params": {"max_new_tokens": 8, "temperature": 0}}
 CHANGING = ("var/lib/dpkg", "var/lib/apt", "var/log", "var/cache/apt", "var/cache/debconf", "var/cache/ldconfig", "tmp", "proc", "dev", "root",
             "etc/ld.so.cache", "run")
@@ -33,12 +34,13 @@ CHANGING = ("var/lib/dpkg", "var/lib/apt", "var/log", "var/cache/apt", "var/cach
 class Root:
     """A system's files in a folder, and programs that run in it."""
 
-    def __init__(self, folder):
-        self.folder = folder
+    def __init__(self, folder, user="0:0"):
+        self.folder, self.user = folder, user
 
     def command(self, *words):
-        inside = 'mount -t proc proc "$0/proc" && exec chroot "$0" "$@"'
-        return [*ENTER, "sh", "-c", inside, str(self.folder), *map(str, words)]
+        # The environment's PATH is that of the root's programs.
+        inside = f'/usr/bin/mount -t proc proc "$0/proc" && exec /usr/sbin/chroot --userspec={self.user} "$0" "$@"'
+        return [*ENTER, "/bin/sh", "-c", inside, str(self.folder), *map(str, words)]
 
     def run(self, *words):
         environment = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "DEBIAN_FRONTEND": "noninteractive", "LC_ALL": "C", "HOME": "/root"}
@@ -58,12 +60,18 @@ class Root:
                 if not path.relative_to(self.folder).as_posix().startswith(CHANGING)}
 
 
-def first_answer(root, command, port):
+def add_devices(root):
+    (root.folder / "dev").mkdir(exist_ok=True)
+    for device in ("null", "zero", "urandom", "random"):
+        subprocess.run(["cp", "-a", f"/dev/{device}", root.folder / "dev"], check=True)
+
+
+def first_answer(root, command, port, environment=None):
     """Seconds from the start of `command serve` to its first answer, whose text is returned too."""
     began = time.monotonic()
     with tempfile.TemporaryFile("w+") as log:
         server = subprocess.Popen(root.command(command, "serve", "--port", port), stdout=log, stderr=log,
-                                  env={"PATH": "/usr/sbin:/usr/bin:/sbin:/bin"})
+                                  env=environment or {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin"})
         try:
             while True:
                 try:
@@ -148,6 +156,28 @@ def try_wheel(root, package, port):
     report(package, time.monotonic() - began, *first_answer(root, "/opt/venv/bin/espalier", port))
 
 
+def try_image(_, package, port):
+    with tempfile.TemporaryDirectory() as folder:
+        began = time.monotonic()
+        layout, root = pathlib.Path(folder) / "layout", pathlib.Path(folder) / "root"
+        for made in (layout, root):
+            made.mkdir()
+        subprocess.run(["tar", "xf", package, "-C", layout], check=True)
+
+        def blob(named):
+            return layout / "blobs" / named["digest"].replace(":", "/")
+        manifest = json.loads(blob(json.loads((layout / "index.json").read_text())["manifests"][0]).read_text())
+        for layer in manifest["layers"]:
+            subprocess.run(["tar", "xzf", blob(layer), "-C", root], check=True)
+        config = json.loads(blob(manifest["config"]).read_text())["config"]
+        container = Root(root, config["User"])
+        (root / "proc").mkdir(exist_ok=True)
+        add_devices(container)
+        assert config["Cmd"][0] == "serve", config
+        report(package, time.monotonic() - began, *first_answer(
+            container, config["Entrypoint"][0], port, dict(pair.split("=", 1) for pair in config["Env"])))
+
+
 def report(package, installed, answered, text):
     assert text, "the answer is empty"
     print(f"{package.name}: {package.stat().st_size / 1e6:.1f} MB, installed in {installed:.1f} s, first answer {answered:.2f} s "
@@ -165,17 +195,18 @@ def main():
     options = parser.parse_args()
     if os.geteuid() != 0:
         sys.exit("bare_system: entering a root folder needs root's rights; run this with sudo")
-    ways = {".deb": try_deb, ".gz": try_tarball, ".whl": try_wheel}
+    ways = {".deb": try_deb, ".gz": try_tarball, ".whl": try_wheel, ".tar": try_image}
+    needs_root = any(package.suffix != ".tar" for package in options.packages)
     with tempfile.TemporaryDirectory() as folder:
         archive = options.root or pathlib.Path(folder) / "root.tar"
-        if options.root is None:
+        if options.root is None and needs_root:
             subprocess.run(["mmdebstrap", "--variant=minbase", "--include=apt", f"--components={options.components}", options.suite, archive,
                             options.mirror], check=True)
         root = Root(pathlib.Path(folder) / "root")
         root.folder.mkdir()
-        subprocess.run(["tar", "xf", archive, "-C", root.folder, "--exclude=./dev/*"], check=True)
-        for device in ("null", "zero", "urandom", "random"):
-            subprocess.run(["cp", "-a", f"/dev/{device}", root.folder / "dev"], check=True)
+        if needs_root:
+            subprocess.run(["tar", "xf", archive, "-C", root.folder, "--exclude=./dev/*"], check=True)
+            add_devices(root)
         if (root.folder / "etc/resolv.conf").parent.is_dir():
             shutil.copy("/etc/resolv.conf", root.folder / "etc/resolv.conf")
         for package in options.packages:
