@@ -302,7 +302,7 @@ void Forwarding::on_body(std::string bytes) {
     bytes.resize(num_whole);
   }
   if (bytes.empty() || plan_.on_bytes() != ForwardPlan::Action::kPass) return;
-  last_bytes_ = std::chrono::steady_clock::now();
+  attempt_.last_bytes = std::chrono::steady_clock::now();
   tenant_.on_bytes(bytes);
   start_stream();
   response_->write(std::move(bytes));
@@ -380,7 +380,7 @@ void Forwarding::end_if_silent(uint64_t generation) {
   const Lease& lease = attempt_.lease;
   if (!lease.active() || lease.generation() != generation) return;
   if (!proxy_.dispatcher_.is_broken(lease.slot(), generation)) return;  // it is back
-  const Duration silent = std::chrono::steady_clock::now() - last_bytes_;
+  const Duration silent = std::chrono::steady_clock::now() - attempt_.last_bytes;
   if (streaming_ && silent < kSilenceMax)
     return response_->post_after(kSilenceMax - silent, [self = shared_from_this(), generation] {
       self->end_if_silent(generation);

@@ -86,6 +86,7 @@ class Forwarding final : public net::UpstreamHandler,
     Lease lease;
     std::shared_ptr<net::UpstreamCall> call;
     std::shared_ptr<PrefillCall> prefill;
+    TimePoint last_bytes{};  // when whole messages of its stream came
   };
   Attempt attempt_;
   Duration backoff_;
@@ -94,9 +95,8 @@ class Forwarding final : public net::UpstreamHandler,
   net::Headers headers_;
   bool whole_ = false;  // the answer is short: it is sent when it is complete
   bool streaming_ = false;
-  TimePoint last_bytes_{};  // when a stream's last whole messages came
-  std::string type_;        // Content-Type
-  std::string body_;        // of a whole answer, or what there is of a stream's next message
+  std::string type_;  // Content-Type
+  std::string body_;  // of a whole answer, or what there is of a stream's next message
 };
 
 }  // namespace espalier::router
