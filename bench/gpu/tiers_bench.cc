@@ -85,6 +85,7 @@ class TiersBench {
     if (wants("first token")) ESP_RETURN_IF_ERROR(first_tokens());
     if (wants("copies")) ESP_RETURN_IF_ERROR(copies());
     if (wants("decode")) ESP_RETURN_IF_ERROR(decode());
+    if (wants("beside")) ESP_RETURN_IF_ERROR(decode_beside_copies());
     if (wants("talks")) ESP_RETURN_IF_ERROR(talks());
     return std::move(rows_);
   }
@@ -281,9 +282,15 @@ class TiersBench {
         Timed other;
         ESP_RETURN_IF_ERROR(ask(*engine, others.emplace_back(draw(8192 + 1)), 1, other));
       }
+      const KvTiersStats before = engine->stats().tiers;
       ESP_ASSIGN_OR_RETURN(const double busy, decode_once(*engine, others, num_loads));
       add(name + "a busy tier", busy * 1e3, "ms/step");
       add(name + "a busy tier, longer", (busy / plain - 1) * 100, "%");
+      const KvTiersStats tiers = engine->stats().tiers;
+      add(name + "a busy tier, time of a load",
+          (tiers.load_seconds - before.load_seconds) /
+              static_cast<double>(std::max<int64_t>(1, tiers.loads - before.loads)) * 1e3,
+          "ms");
       add(name + "a busy tier, prefixes loaded meanwhile", static_cast<double>(num_loads),
           "requests");
     }
@@ -322,6 +329,68 @@ class TiersBench {
     ESP_RETURN_IF_ERROR(status);
     num_loads = loaded;
     return middle_of(intervals);
+  }
+
+  // What copies alone cost the same steps: another thread copies a cache of its own meanwhile.
+  Status decode_beside_copies() {
+    ESP_ASSIGN_OR_RETURN(auto engine, start(kRequests * (1024 + 512 + 64), 0, kRequests + 1));
+    ESP_ASSIGN_OR_RETURN(const KvType type,
+                         resolve_kv_type(engine->config(), engine->model_info()));
+    KvPoolConfig pool_config = kv_pool_config(engine->config(), engine->model_info(), type);
+    pool_config.num_pages = 16384 / options_.page_size;
+    ESP_ASSIGN_OR_RETURN(const KvPool pool, KvPool::create(pool_config, allocate_device_planes));
+    ESP_ASSIGN_OR_RETURN(const auto copier, CudaPageCopier::create(pool.view()));
+    ESP_ASSIGN_OR_RETURN(
+        const cuda::PinnedBuffer host,
+        cuda::PinnedBuffer::allocate(pool_config.num_pages * copier->page_bytes(), "pages"));
+    std::vector<PageId> pages(static_cast<size_t>(pool_config.num_pages));
+    for (PageId i = 0; i < pool_config.num_pages; ++i) pages[static_cast<size_t>(i)] = i;
+    int64_t none = 0;
+    ESP_ASSIGN_OR_RETURN(const double plain, decode_once(*engine, {}, none));
+    const std::string name = "decode beside ";
+    add(name + "nothing", plain * 1e3, "ms/step");
+    struct Case {
+      const char* what;
+      bool loads, whole;
+      std::chrono::microseconds pause;  // behind each 8 pages, or 16 MiB
+    };
+    using std::chrono::microseconds;
+    for (const Case& c : {Case{"loads of pages", true, false, microseconds(0)},
+                          {"loads in one piece", true, true, microseconds(0)},
+                          {"saves of pages", false, false, microseconds(0)},
+                          {"loads of pages with pauses", true, false, microseconds(600)}}) {
+      std::atomic<bool> ends = false;
+      int64_t num_pages = 0;
+      Status copied;
+      const TimePoint begin = SteadyClock().now();
+      std::thread copies([&] {
+        for (size_t at = 0; !ends && copied.ok(); at = (at + 8) % pages.size(), num_pages += 8) {
+          copied = c.whole ? copy_whole(pool, host, at * 2 << 20, 16 << 20)
+                           : copy_all(*copier, {pages.begin() + static_cast<std::ptrdiff_t>(at),
+                                                pages.begin() + static_cast<std::ptrdiff_t>(at + 8)},
+                                      host, c.loads, 4);
+          if (c.pause.count() > 0) std::this_thread::sleep_for(c.pause);
+        }
+      });
+      const auto step = decode_once(*engine, {}, none);
+      const double seconds = seconds_since(begin);
+      ends = true;
+      copies.join();
+      ESP_RETURN_IF_ERROR(copied);
+      if (!step) return step.error();
+      add(name + c.what + ", longer", (*step / plain - 1) * 100, "%");
+      add(name + c.what + ", rate of the copies",
+          static_cast<double>(num_pages * copier->page_bytes()) / kBytesPerGb / seconds, "GB/s");
+    }
+    return {};
+  }
+  static Status copy_whole(const KvPool& pool, const cuda::PinnedBuffer& host, size_t at,
+                           int64_t bytes) {
+    thread_local const auto stream = cuda::Stream::create();
+    if (!stream) return stream.error();
+    auto* const device = static_cast<std::byte*>(pool.view().layers.front().k);
+    ESP_RETURN_IF_ERROR(cuda::copy_to_device(device + at, host.data() + at, bytes, *stream));
+    return stream->synchronize();
   }
 
   // Talks whose histories grow by 2,000 tokens a turn to 8,000, all talks' turns in rounds.

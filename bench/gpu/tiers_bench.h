@@ -14,7 +14,7 @@ namespace espalier::bench {
 struct TiersOptions {
   std::string config;  // folder with config.json; weights are drawn from the seed
   std::string only;    // rows of parts whose names contain it: "first token", "copies", "decode",
-                       // "talks"; empty: all
+                       // "beside", "talks"; empty: all
   int32_t page_size = 16;
   uint64_t seed = 1;
   bool quick = false;

@@ -271,8 +271,10 @@ void add_disaggregation_rows(SettingTable& table, EngineConfig& engine) {
   table.choice("disaggregation-mode", d.disaggregation_mode, {"null", "prefill", "decode"},
                "what this server does of requests with a bootstrap_room: prefill computes their "
                "prompts for a decode server, decode goes on from there; null: requests have none");
-  table.choice("disaggregation-transfer-backend", d.disaggregation_transfer_backend, {"tcp"},
-               "how keys and values go to the decode server");
+  table.choice("disaggregation-transfer-backend", d.disaggregation_transfer_backend,
+               {"auto", "tcp"},
+               "how keys and values go to the decode server: auto is memory that both servers of a "
+               "host map (of GPUs: CUDA IPC), and TCP between hosts");
   table.integer("disaggregation-bootstrap-port", d.disaggregation_bootstrap_port, 0, 65535,
                 "where a prefill server listens for decode servers, on the address of host; 0: any "
                 "that is free");

@@ -4,6 +4,8 @@
 #include <limits>
 #include <utility>
 
+#include "cache/host_staging.h"
+
 namespace espalier {
 namespace {
 
@@ -56,9 +58,19 @@ class HostPageCopier final : public PageCopier {
   }
   Status finish(Transfer) override { return {}; }
 
+  Result<PageStaging*> start_staging(int64_t bytes) override {
+    ESP_ASSIGN_OR_RETURN(staging_, make_host_staging(runs_, bytes));
+    return staging_.get();
+  }
+  std::string staging_kind() const override { return "memfd"; }
+  Result<std::unique_ptr<MappedStaging>> map_staging(const StagingHandle& handle) override {
+    return map_host_staging(runs_, handle);
+  }
+
  private:
   const std::vector<PlaneRun> runs_;
   int64_t page_bytes_ = 0;
+  std::unique_ptr<PageStaging> staging_;  // null until it is started
 };
 
 }  // namespace

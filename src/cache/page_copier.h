@@ -17,6 +17,7 @@
 
 #include "base/status.h"
 #include "seams/kv_view.h"
+#include "seams/staged_pages.h"
 
 namespace espalier {
 
@@ -47,6 +48,21 @@ class PageCopier {
   virtual bool uses_pinned_memory() const { return false; }
   virtual Status pin(std::span<std::byte>) { return {}; }
   virtual void unpin(std::span<std::byte>) {}
+
+  // Staging memory of `bytes` for copies of this cache's pages; null where its device has none. It
+  // lives as long as the copier. Called once, before the first step.
+  virtual Result<PageStaging*> start_staging(int64_t bytes) {
+    static_cast<void>(bytes);
+    return nullptr;
+  }
+  // The StagingHandle::kind that map_staging() takes; empty: none.
+  virtual std::string staging_kind() const { return {}; }
+  // Maps the staging memory of another process whose pages have the same bytes. kUnavailable where
+  // it cannot be mapped from here. Thread-safe.
+  virtual Result<std::unique_ptr<MappedStaging>> map_staging(const StagingHandle& handle) {
+    return fail(error(StatusCode::kUnavailable, "staging memory of kind '{}' cannot be mapped here",
+                      handle.kind));
+  }
 };
 
 // Planes at equal distances whose pages have the same size, so that a page of all of them is one

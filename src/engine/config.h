@@ -105,11 +105,13 @@ struct TierSettings {
 // Both have the same token. A prompt waits `timeout` seconds for the other server.
 struct DisaggregationSettings {
   std::string disaggregation_mode = "null";
-  std::string disaggregation_transfer_backend = "tcp";
+  // auto: through staging memory where both servers can, else over TCP; tcp.
+  std::string disaggregation_transfer_backend = "auto";
   std::string disaggregation_host;
   int32_t disaggregation_bootstrap_port = 8998;
   std::string disaggregation_token;
   double disaggregation_timeout = 300;
+  int64_t disaggregation_staging_bytes = 0;  // of a prefill server; 0: chosen
 };
 
 struct ScheduleSettings {

@@ -167,6 +167,7 @@ ForwardBatch* EngineLoop::launch_next() {
   if (!scheduler_.next(batch)) return nullptr;
   batches_.advance();
   watch_.enter(LoopPhase::kLaunch);
+  if (cache_.disaggregation != nullptr) cache_.disaggregation->on_launch(batch);
   executor_.launch(batch);
   watch_.launched(batch);
   return &batch;

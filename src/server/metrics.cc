@@ -375,8 +375,18 @@ void add_disaggregation(Figures& f, const EngineStats& s) {
   f.counter("espalier:disaggregation_failures_total", "Prompts whose transfer failed.",
             d.num_failed);
   f.counter("espalier:disaggregation_bytes_total", "Bytes of pages sent or received.", d.num_bytes);
+  f.counter("espalier:disaggregation_staged_bytes_total",
+            "Of these bytes, those read from staging memory that both servers map.",
+            d.num_staged_bytes);
   f.counter("espalier:disaggregation_seconds_total", "Time of the transfers that ended well.",
             d.seconds);
+  if (d.mode == "prefill")
+    f.counter("espalier:disaggregation_exposed_seconds_total",
+              "Of this time, what lies behind the first token: no prefill hides it.",
+              d.exposed_seconds);
+  else
+    f.counter("espalier:disaggregation_copy_seconds_total",
+              "Time in which pages were copied from staging memory.", d.copy_seconds);
   f.gauge("espalier:disaggregation_waiting", "Prompts whose transfer is under way.", d.num_waiting);
   f.gauge("espalier:disaggregation_waiting_bytes", "Bytes of pages that wait to be sent.",
           d.waiting_bytes);

@@ -172,6 +172,7 @@ std::string encode(const Hello& hello) {
   append_array(out, hello.prompt.bytes);
   append_big_endian(out, hello.num_tokens, 4);
   append_big_endian(out, hello.num_cached, 4);
+  append_text(out, hello.maps);
   return out;
 }
 
@@ -190,6 +191,7 @@ Result<Hello> decode_hello(std::string_view payload) {
   hello.prompt.bytes = reader.array<16>();
   hello.num_tokens = reader.number<uint32_t>();
   hello.num_cached = reader.number<uint32_t>();
+  hello.maps = reader.text();
   return checked(reader, std::move(hello), "greeting");
 }
 
@@ -245,6 +247,63 @@ Result<FirstToken> decode_first(std::string_view payload) {
   first.cached_tokens = reader.number<uint32_t>();
   first.logprobs = read_logprobs(reader);
   return checked(reader, std::move(first), "first token");
+}
+
+std::string encode(const StagingHandle& handle) {
+  std::string out;
+  append_text(out, handle.kind);
+  append_text(out, handle.bytes);
+  append_array(out, handle.nonce);
+  return out;
+}
+
+Result<StagingHandle> decode_staging(std::string_view payload) {
+  Reader reader(payload);
+  StagingHandle handle{.kind = reader.text(), .bytes = reader.text()};
+  handle.nonce = reader.array<16>();
+  return checked(reader, std::move(handle), "handle of staging memory");
+}
+
+uint32_t StagedView::num_pages() const {
+  uint32_t count = 0;
+  for (const StagedPart& part : parts) count += static_cast<uint32_t>(part.num_pages);
+  return count;
+}
+
+std::string encode(const StagedView& staged) {
+  std::string out;
+  append_big_endian(out, staged.first, 4);
+  append_big_endian(out, static_cast<uint32_t>(staged.planes.begin), 4);
+  append_big_endian(out, static_cast<uint32_t>(staged.planes.end), 4);
+  append_big_endian(out, staged.completes ? 1 : 0, 1);
+  append_big_endian(out, staged.parts.size(), 4);
+  for (const StagedPart& part : staged.parts) {
+    append_big_endian(out, static_cast<uint64_t>(part.block), 8);
+    for (const int32_t number : {part.block_pages, part.first, part.num_pages})
+      append_big_endian(out, static_cast<uint32_t>(number), 4);
+  }
+  return out;
+}
+
+Result<StagedView> decode_staged(std::string_view payload) {
+  constexpr size_t kPartBytes = 20;
+  Reader reader(payload);
+  StagedView staged{.first = reader.number<uint32_t>()};
+  staged.planes = {reader.number<int32_t>(), reader.number<int32_t>()};
+  staged.completes = reader.number<uint8_t>() != 0;
+  staged.parts.resize(reader.count(kPartBytes));
+  uint64_t num_pages = 0;
+  bool ok = staged.planes.begin >= 0 && staged.planes.begin <= staged.planes.end;
+  for (StagedPart& part : staged.parts) {
+    part.block = reader.number<int64_t>();
+    for (int32_t* number : {&part.block_pages, &part.first, &part.num_pages})
+      *number = reader.number<int32_t>();
+    ok &= part.num_pages > 0;
+    num_pages += static_cast<uint32_t>(part.num_pages);
+  }
+  if (!ok || num_pages > UINT32_MAX - uint64_t{staged.first})
+    return fail(error(StatusCode::kDataLoss, "a malformed frame of staged pages was received"));
+  return checked(reader, std::move(staged), "frame of staged pages");
 }
 
 std::string encode_pages_header(uint32_t first, std::span<const std::byte> bytes) {

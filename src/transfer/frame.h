@@ -5,7 +5,11 @@
 //            <- kChallenge  (version, nonce)
 //   kHello  ->  (nonce, room, layout, prompt, cached tokens, proof of the shared token)
 //            <- kAccept     (proof of the shared token)           or kFailed
-//            <- kPages ..., kLogprobs ..., kWait ... in any order, or kFailed
+//            <- kStaging    (the handle of staging memory, where the greeting names its kind)
+//   kMapped ->  (whether it could be mapped)
+//            <- kPages ..., kLogprobs ..., kWait ... in any order, or kFailed;
+//               kStaged ... instead of kPages where staging memory is mapped
+//   kRead   ->  (for each kStaged: it has been copied)
 //            <- kFirst      (the first token, its log-probabilities)
 //   kTaken  ->
 //
@@ -25,11 +29,12 @@
 #include "base/status.h"
 #include "seams/page_name.h"
 #include "seams/sampling.h"
+#include "seams/staged_pages.h"
 #include "seams/vocab_view.h"
 
 namespace espalier::transfer {
 
-inline constexpr uint32_t kProtocolVersion = 1;
+inline constexpr uint32_t kProtocolVersion = 2;
 inline constexpr size_t kFrameHeaderBytes = 5;
 inline constexpr size_t kControlBytesMax = size_t{64} << 10;   // of frames without pages
 inline constexpr size_t kLogprobBytesMax = size_t{16} << 20;   // of one kLogprobs or kFirst
@@ -45,6 +50,10 @@ enum class FrameType : uint8_t {
   kLogprobs,
   kFirst,
   kTaken,
+  kStaging,
+  kMapped,
+  kStaged,
+  kRead,
 };
 
 using Nonce = std::array<uint8_t, 16>;
@@ -83,6 +92,7 @@ struct Hello {
   PageName prompt;          // the chained name of the whole prompt, its last page perhaps in part
   uint32_t num_tokens = 0;  // of which the prefill computes keys and values
   uint32_t num_cached = 0;  // leading pages that are not to be sent
+  std::string maps;         // StagingHandle::kind of memory that can be mapped; empty: none
 };
 
 struct Failure {
@@ -95,6 +105,17 @@ struct PagesView {
   uint32_t first = 0;
   uint64_t checksum = 0;  // of the bytes
   std::span<const std::byte> bytes;
+};
+
+// Planes of pages [first, first + num_pages()) of the prompt, in mapped staging memory. All planes
+// of some pages come before the pages behind them.
+struct StagedView {
+  uint32_t first = 0;
+  PlaneRange planes;
+  bool completes = false;  // the last planes of these pages
+  std::vector<StagedPart> parts;
+
+  uint32_t num_pages() const;
 };
 
 // Of positions [first, first + logprobs.size()): prompt tokens, and tokens that a grammar forced.
@@ -117,12 +138,17 @@ std::string encode(const Hello& hello);
 std::string encode(const Failure& failure);
 std::string encode(const InputLogprobs& logprobs);
 std::string encode(const FirstToken& first);
+std::string encode(const StagingHandle& handle);
+std::string encode(const StagedView& staged);
 std::string encode_pages_header(uint32_t first, std::span<const std::byte> bytes);
 Result<Challenge> decode_challenge(std::string_view payload);
 Result<Hello> decode_hello(std::string_view payload);
 Result<Failure> decode_failure(std::string_view payload);
 Result<InputLogprobs> decode_logprobs(std::string_view payload);
 Result<FirstToken> decode_first(std::string_view payload);
+Result<StagingHandle> decode_staging(std::string_view payload);
+// kDataLoss also for counts below zero, and for more pages than 32 bits count.
+Result<StagedView> decode_staged(std::string_view payload);
 // kDataLoss where the checksum does not match the bytes.
 Result<PagesView> decode_pages(std::string_view payload);
 

@@ -36,6 +36,31 @@ TEST(Frame, RoundTrips) {
   EXPECT_EQ(encode(*list), encode(logprobs));
 }
 
+TEST(Frame, StagedPagesRoundTrip) {
+  const StagingHandle handle{.kind = "memfd", .bytes = std::string("a\0b", 3), .nonce = {7, 9}};
+  const auto opened = decode_staging(encode(handle));
+  ASSERT_TRUE(opened);
+  EXPECT_EQ(opened->bytes, handle.bytes);
+  EXPECT_EQ(opened->nonce, handle.nonce);
+  const StagedView staged{.first = 5,
+                          .planes = {2, 9},
+                          .completes = true,
+                          .parts = {{1ll << 40, 16, 3, 13}, {4096, 16, 0, 16}}};
+  const auto back = decode_staged(encode(staged));
+  ASSERT_TRUE(back);
+  EXPECT_EQ(encode(*back), encode(staged));
+  EXPECT_EQ(back->num_pages(), 29u);
+  StagedView bad = staged;
+  bad.parts[1].num_pages = -1;
+  EXPECT_FALSE(decode_staged(encode(bad)));
+  bad = staged;
+  bad.first = UINT32_MAX - 28;  // its end is no number of 32 bits
+  EXPECT_FALSE(decode_staged(encode(bad)));
+  bad = staged;
+  bad.planes = {9, 2};
+  EXPECT_FALSE(decode_staged(encode(bad)));
+}
+
 TEST(Frame, DamagedPagesAreFound) {
   std::vector<std::byte> bytes(640);
   (void)test_fill(640)(0, bytes);
@@ -57,7 +82,9 @@ TEST(Frame, MutatedPayloadsAreRefusedOrRead) {
   const std::vector<std::string> payloads = {
       encode(Challenge{}), encode(prompt.hello()), encode(Failure{StatusCode::kDataLoss, "text"}),
       encode(prompt.first()),
-      encode(InputLogprobs{1, std::vector<TokenLogprobs>(3, prompt.first().logprobs)})};
+      encode(InputLogprobs{1, std::vector<TokenLogprobs>(3, prompt.first().logprobs)}),
+      encode(StagingHandle{.kind = "cuda-ipc", .bytes = std::string(64, 'x')}),
+      encode(StagedView{.first = 1, .planes = {0, 2}, .parts = {{1, 2, 0, 2}, {9, 2, 1, 1}}})};
   Rng rng(0x7a4);
   for (int i = 0; i < num_rounds; ++i) {
     std::string payload = payloads[rng.below(payloads.size())];
@@ -80,6 +107,8 @@ TEST(Frame, MutatedPayloadsAreRefusedOrRead) {
     EXPECT_EQ(rewritten(decode_hello(payload), payload.size()), payload.size());
     EXPECT_EQ(rewritten(decode_first(payload), payload.size()), payload.size());
     EXPECT_EQ(rewritten(decode_logprobs(payload), payload.size()), payload.size());
+    EXPECT_EQ(rewritten(decode_staging(payload), payload.size()), payload.size());
+    EXPECT_EQ(rewritten(decode_staged(payload), payload.size()), payload.size());
     (void)decode_failure(payload);
     (void)decode_pages(payload);
   }

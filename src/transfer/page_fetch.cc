@@ -22,13 +22,14 @@ Status unexpected(const FrameStream::Frame& frame) {
 
 }  // namespace
 
-Result<Fetched> PageFetch::run(const TakePages& take) {
-  Result<Fetched> fetched = fetch(take);
+Result<Fetched> PageFetch::run(const TakePages& take, const Staging& staging) {
+  hello_.maps = staging.kind;
+  Result<Fetched> fetched = fetch(take, staging);
   if (stream_.interrupted()) return fail(cancelled());
   return fetched;
 }
 
-Result<Fetched> PageFetch::fetch(const TakePages& take) {
+Result<Fetched> PageFetch::fetch(const TakePages& take, const Staging& staging) {
   const Status connected = stream_.connect(
       {.host = config_.host, .port = config_.port, .connect_timeout = config_.connect_timeout});
   if (!connected.ok())
@@ -37,7 +38,7 @@ Result<Fetched> PageFetch::fetch(const TakePages& take) {
         "of the request)"));
   FrameStream frames(stream_, config_.silence_max);
   ESP_RETURN_IF_ERROR(greet(frames).with_context("the prompt's transfer failed"));
-  auto fetched = receive(frames, take);
+  auto fetched = receive(frames, take, staging);
   if (!fetched) return fail(fetched.error().with_context("the prompt's transfer failed"));
   return fetched;
 }
@@ -66,7 +67,8 @@ Status PageFetch::greet(FrameStream& frames) {
   return {};
 }
 
-Result<Fetched> PageFetch::receive(FrameStream& frames, const TakePages& take) const {
+Result<Fetched> PageFetch::receive(FrameStream& frames, const TakePages& take,
+                                   const Staging& staging) const {
   const size_t bytes_max =
       std::max<size_t>({kLogprobBytesMax, kPagesFrameBytes, hello_.shape.page_bytes}) + 64;
   Fetched fetched;
@@ -85,6 +87,13 @@ Result<Fetched> PageFetch::receive(FrameStream& frames, const TakePages& take) c
         break;
       case FrameType::kPages:
         ESP_RETURN_IF_ERROR(take_pages(frame.payload, take, next_page, fetched));
+        break;
+      case FrameType::kStaging:
+        ESP_RETURN_IF_ERROR(map(frames, frame.payload, staging));
+        break;
+      case FrameType::kStaged:
+        ESP_RETURN_IF_ERROR(take_staged(frame.payload, staging, next_page, fetched));
+        ESP_RETURN_IF_ERROR(frames.send(FrameType::kRead, {}));
         break;
       case FrameType::kLogprobs: {
         ESP_ASSIGN_OR_RETURN(InputLogprobs logprobs, decode_logprobs(frame.payload));
@@ -113,6 +122,28 @@ Status PageFetch::take_pages(std::string_view payload, const TakePages& take, ui
   if (!take(pages.first, pages.bytes)) return violation("pages that the prompt does not have");
   next_page += static_cast<uint32_t>(pages.bytes.size() / page_bytes);
   fetched.num_bytes += std::ssize(pages.bytes);
+  return {};
+}
+
+Status PageFetch::map(FrameStream& frames, std::string_view payload, const Staging& staging) {
+  if (!staging.map) return violation("staging memory that was not requested");
+  ESP_ASSIGN_OR_RETURN(const StagingHandle handle, decode_staging(payload));
+  const char is_mapped = handle.kind == staging.kind && staging.map(handle) ? 1 : 0;
+  return frames.send(FrameType::kMapped, {&is_mapped, 1});
+}
+
+// Planes of the next pages; these are there when the last planes have come.
+Status PageFetch::take_staged(std::string_view payload, const Staging& staging, uint32_t& next_page,
+                              Fetched& fetched) const {
+  ESP_ASSIGN_OR_RETURN(const StagedView staged, decode_staged(payload));
+  if (!staging.take || staged.first != next_page || staged.parts.empty())
+    return violation("staged pages that do not follow those before");
+  if (!staging.take(staged)) return violation("staged pages that cannot be copied");
+  if (!staged.completes) return {};
+  next_page += staged.num_pages();
+  const auto bytes = static_cast<int64_t>(staged.num_pages() * hello_.shape.page_bytes);
+  fetched.num_bytes += bytes;
+  fetched.num_staged_bytes += bytes;
   return {};
 }
 

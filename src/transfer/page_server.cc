@@ -4,6 +4,7 @@
 #include <new>
 #include <system_error>
 #include <utility>
+#include <vector>
 
 #include "base/log.h"
 #include "base/thread.h"
@@ -26,6 +27,69 @@ Status send_logprobs(FrameStream& frames, const InputLogprobs& all) {
     part = {.first = all.first + static_cast<uint32_t>(i) + 1};
     bytes = 0;
   }
+  return {};
+}
+
+Status receive_reads(FrameStream& frames, int& num_unread, int num_unread_max) {
+  for (; num_unread > num_unread_max; --num_unread) {
+    ESP_ASSIGN_OR_RETURN(const FrameStream::Frame frame, frames.receive(kControlBytesMax));
+    if (frame.type != FrameType::kRead)
+      return error(StatusCode::kDataLoss, "the decode server did not confirm staged pages");
+  }
+  return {};
+}
+
+// The parts without so many leading pages.
+std::vector<StagedPart> without(std::span<const StagedPart> parts, uint32_t num_skipped) {
+  std::vector<StagedPart> left;
+  auto skip = static_cast<int32_t>(num_skipped);
+  for (StagedPart part : parts) {
+    const int32_t skipped = std::min(skip, part.num_pages);
+    skip -= skipped;
+    part.first += skipped;
+    part.num_pages -= skipped;
+    if (part.num_pages > 0) left.push_back(part);
+  }
+  return left;
+}
+
+// The reader copies planes of all pages as soon as they are there. It may be one frame behind.
+Status send_staged(FrameStream& frames, const Room::Staged& item) {
+  constexpr int kUnreadMax = 1;
+  StagedPages& pages = *item.pages;
+  StagedView staged{.first = item.first + item.num_skipped,
+                    .parts = without(pages.parts(), item.num_skipped)};
+  int num_unread = 0;
+  for (int32_t range = 0; range < pages.num_ranges(); ++range) {
+    ESP_ASSIGN_OR_RETURN(staged.planes, pages.wait(range));
+    staged.completes = range + 1 == pages.num_ranges();
+    ESP_RETURN_IF_ERROR(receive_reads(frames, num_unread, kUnreadMax));
+    ESP_RETURN_IF_ERROR(frames.send(FrameType::kStaged, encode(staged)));
+    ++num_unread;
+  }
+  return receive_reads(frames, num_unread, 0);  // then the blocks may be used again
+}
+
+// For a reader that cannot map the memory: the same as bytes.
+Status send_as_bytes(FrameStream& frames, const Room::Staged& item, uint64_t page_bytes) {
+  StagedPages& pages = *item.pages;
+  for (int32_t range = 0; range < pages.num_ranges(); ++range)
+    if (const auto planes = pages.wait(range); !planes) return planes.error();
+  const size_t most = std::max<size_t>(1, kPagesFrameBytes / page_bytes);
+  std::vector<std::byte> bytes;
+  uint32_t first = item.first + item.num_skipped;
+  for (const StagedPart& part : without(pages.parts(), item.num_skipped))
+    for (int32_t at = 0; at < part.num_pages;) {
+      const auto count = std::min<size_t>(most, static_cast<size_t>(part.num_pages - at));
+      bytes.resize(count * page_bytes);
+      for (size_t i = 0; i < count; ++i)
+        ESP_RETURN_IF_ERROR(
+            pages.read(part, part.first + at++,
+                       std::span(bytes).subspan(i * page_bytes, page_bytes)));
+      ESP_RETURN_IF_ERROR(
+          frames.send(FrameType::kPages, encode_pages_header(first, bytes), bytes));
+      first += static_cast<uint32_t>(count);
+    }
   return {};
 }
 
@@ -122,10 +186,10 @@ void PageServer::serve(Connection& connection) {
   const SteadyClock clock;
   const TimePoint start = clock.now();
   FrameStream frames(*connection.stream, config_.silence_max);
-  int64_t num_bytes = 0;
+  TransferStats sent;
   Status status;
   try {
-    status = transfer(frames, connection.is_greeted, num_bytes);
+    status = transfer(frames, connection.is_greeted, sent);
   } catch (const std::exception&) {
     status = {StatusCode::kResourceExhausted,
               "the prefill server has no memory for the transfer: try again later"};
@@ -137,7 +201,9 @@ void PageServer::serve(Connection& connection) {
   {
     const std::lock_guard lock(mutex_);
     ++(status.ok() ? stats_.num_transfers : stats_.num_failed);
-    stats_.num_bytes += num_bytes;
+    stats_.num_bytes += sent.num_bytes;
+    stats_.num_staged_bytes += sent.num_staged_bytes;
+    stats_.exposed_seconds += sent.exposed_seconds;
     if (status.ok()) stats_.seconds += to_seconds(clock.now() - start);
   }
   connection.stream->interrupt();
@@ -145,9 +211,10 @@ void PageServer::serve(Connection& connection) {
 }
 
 Status PageServer::transfer(FrameStream& frames, std::atomic<bool>& is_greeted,
-                            int64_t& num_bytes) {
+                            TransferStats& sent) {
   ESP_ASSIGN_OR_RETURN(const Hello hello, greet(frames));
   is_greeted = true;
+  ESP_ASSIGN_OR_RETURN(const bool maps, offer_staging(frames, hello));
   ESP_ASSIGN_OR_RETURN(const auto room, await_room(frames, hello));
   const struct Removal {  // whatever ends the transfer
     ~Removal() { rooms.remove(key, room); }
@@ -155,7 +222,7 @@ Status PageServer::transfer(FrameStream& frames, std::atomic<bool>& is_greeted,
     const RoomKey& key;
     const std::shared_ptr<Room>& room;
   } removal{rooms_, hello.key, room};
-  return send_room(frames, *room, num_bytes);
+  return send_room(frames, *room, maps, sent);
 }
 
 // Nothing of the greeting is interpreted before its proof has been checked.
@@ -186,6 +253,17 @@ Result<Hello> PageServer::greet(FrameStream& frames) const {
   return hello;
 }
 
+// Whether the reader has mapped the staging memory.
+Result<bool> PageServer::offer_staging(FrameStream& frames, const Hello& hello) const {
+  if (config_.staging.kind.empty() || hello.maps != config_.staging.kind) return false;
+  ESP_RETURN_IF_ERROR(frames.send(FrameType::kStaging, encode(config_.staging)));
+  ESP_ASSIGN_OR_RETURN(const FrameStream::Frame frame, frames.receive(kControlBytesMax));
+  if (frame.type != FrameType::kMapped || frame.payload.size() != 1)
+    return fail(error(StatusCode::kDataLoss,
+                      "the decode server did not answer whether it maps staging memory"));
+  return frame.payload[0] != 0;
+}
+
 Result<std::shared_ptr<Room>> PageServer::await_room(FrameStream& frames, const Hello& hello) {
   const SteadyClock clock;
   const TimePoint deadline = clock.now() + config_.room_timeout;
@@ -211,10 +289,21 @@ Result<std::shared_ptr<Room>> PageServer::await_room(FrameStream& frames, const 
                     hello.key.room, room->prompt().num_tokens, hello.num_tokens));
 }
 
-Status PageServer::send_item(FrameStream& frames, const Room::Item& item) {
-  if (const auto* const pages = std::get_if<Room::Pages>(&item))
+Status PageServer::send_item(FrameStream& frames, const Room::Item& item, bool maps,
+                             TransferStats& sent) const {
+  if (const auto* const pages = std::get_if<Room::Pages>(&item)) {
+    sent.num_bytes += std::ssize(pages->bytes);
     return frames.send(FrameType::kPages, encode_pages_header(pages->first, pages->bytes),
                        pages->bytes);
+  }
+  if (const auto* const staged = std::get_if<Room::Staged>(&item)) {
+    const int64_t bytes = (staged->pages->num_pages() - int64_t{staged->num_skipped}) *
+                          static_cast<int64_t>(config_.shape.page_bytes);
+    sent.num_bytes += bytes;
+    sent.num_staged_bytes += maps ? bytes : 0;
+    return maps ? send_staged(frames, *staged)
+                : send_as_bytes(frames, *staged, config_.shape.page_bytes);
+  }
   if (const auto* const logprobs = std::get_if<InputLogprobs>(&item))
     return send_logprobs(frames, *logprobs);
   if (const auto* const first = std::get_if<FirstToken>(&item))
@@ -223,22 +312,21 @@ Status PageServer::send_item(FrameStream& frames, const Room::Item& item) {
   return {failure.code, failure.message};
 }
 
-Status PageServer::send_room(FrameStream& frames, Room& room, int64_t& num_bytes) {
+Status PageServer::send_room(FrameStream& frames, Room& room, bool maps, TransferStats& sent) {
   while (true) {
     const std::optional<Room::Item> item = room.next(config_.wait_interval);
     if (!item) {
       ESP_RETURN_IF_ERROR(frames.send(FrameType::kWait, {}));
       continue;
     }
-    ESP_RETURN_IF_ERROR(send_item(frames, *item));
-    if (const auto* const pages = std::get_if<Room::Pages>(&*item))
-      num_bytes += std::ssize(pages->bytes);
+    ESP_RETURN_IF_ERROR(send_item(frames, *item, maps, sent));
     if (std::holds_alternative<FirstToken>(*item)) break;
   }
   ESP_ASSIGN_OR_RETURN(const FrameStream::Frame frame, frames.receive(kControlBytesMax));
-  return frame.type == FrameType::kTaken
-             ? Status()
-             : error(StatusCode::kDataLoss, "the decode server confirmed nothing");
+  if (frame.type != FrameType::kTaken)
+    return error(StatusCode::kDataLoss, "the decode server confirmed nothing");
+  sent.exposed_seconds = to_seconds(SteadyClock().now() - room.ended_at());
+  return {};
 }
 
 }  // namespace espalier::transfer

@@ -25,8 +25,10 @@ namespace espalier::transfer {
 struct TransferStats {
   int64_t num_transfers = 0;  // that ended well
   int64_t num_failed = 0;
-  int64_t num_bytes = 0;  // of pages
-  double seconds = 0;     // of the transfers that ended well, from connecting to the first token
+  int64_t num_bytes = 0;         // of pages
+  int64_t num_staged_bytes = 0;  // of these, read from staging memory
+  double seconds = 0;  // of the transfers that ended well, from connecting to the first token
+  double exposed_seconds = 0;  // of them, from the first token to the reader's last page
 };
 
 struct PageServerConfig {
@@ -34,6 +36,7 @@ struct PageServerConfig {
   int port = 0;  // 0: any free one
   std::string token;
   KvShape shape;
+  StagingHandle staging;  // of this process, in which rooms' pages may lie; without kind: none
   Duration room_timeout = std::chrono::seconds(300);  // a reader waits so long for its room
   Duration wait_interval = std::chrono::seconds(1);
   Duration silence_max = std::chrono::seconds(10);
@@ -66,11 +69,13 @@ class PageServer {
   void add(std::unique_ptr<net::ByteStream> stream);
   void reap(bool all);
   void serve(Connection& connection);
-  Status transfer(FrameStream& frames, std::atomic<bool>& is_greeted, int64_t& num_bytes);
+  Status transfer(FrameStream& frames, std::atomic<bool>& is_greeted, TransferStats& sent);
   Result<Hello> greet(FrameStream& frames) const;
+  Result<bool> offer_staging(FrameStream& frames, const Hello& hello) const;
   Result<std::shared_ptr<Room>> await_room(FrameStream& frames, const Hello& hello);
-  Status send_room(FrameStream& frames, Room& room, int64_t& num_bytes);
-  static Status send_item(FrameStream& frames, const Room::Item& item);
+  Status send_room(FrameStream& frames, Room& room, bool maps, TransferStats& sent);
+  Status send_item(FrameStream& frames, const Room::Item& item, bool maps,
+                   TransferStats& sent) const;
 
   const PageServerConfig config_;
   RoomTable& rooms_;

@@ -74,6 +74,19 @@ void Room::add_pages(uint32_t first, uint32_t end, const FillPages& fill) {
   }
 }
 
+void Room::add_staged(uint32_t first, std::unique_ptr<StagedPages> pages) {
+  const std::lock_guard lock(mutex_);
+  if (is_ended_ || is_closed_) return;
+  const auto count = static_cast<uint32_t>(pages->num_pages());
+  const uint32_t skipped = std::clamp(first_wanted_, first, first + count) - first;
+  if (skipped < count) push(Staged{first, skipped, std::move(pages)});
+}
+
+uint32_t Room::first_wanted() const {
+  const std::lock_guard lock(mutex_);
+  return first_wanted_;
+}
+
 void Room::add_logprobs(InputLogprobs logprobs) {
   const std::lock_guard lock(mutex_);
   if (is_ended_ || is_closed_) return;
@@ -85,7 +98,13 @@ void Room::add_logprobs(InputLogprobs logprobs) {
 void Room::end(FirstToken first) {
   const std::lock_guard lock(mutex_);
   if (is_closed_ || std::exchange(is_ended_, true)) return;
+  ended_at_ = SteadyClock().now();
   push(std::move(first));
+}
+
+TimePoint Room::ended_at() const {
+  const std::lock_guard lock(mutex_);
+  return ended_at_;
 }
 
 void Room::end(Status why) {
@@ -103,6 +122,8 @@ void Room::skip_pages(uint32_t num_cached) {
   const std::lock_guard lock(mutex_);
   first_wanted_ = num_cached;
   for (Item& item : items_) {
+    if (auto* const staged = std::get_if<Staged>(&item); staged != nullptr)
+      staged->num_skipped = std::max(num_cached, staged->first) - staged->first;
     auto* const pages = std::get_if<Pages>(&item);
     if (pages == nullptr || pages->first >= num_cached) continue;
     const size_t skipped =
@@ -113,6 +134,8 @@ void Room::skip_pages(uint32_t num_cached) {
     num_bytes_ -= static_cast<int64_t>(skipped);
   }
   std::erase_if(items_, [](const Item& item) {
+    if (const auto* const staged = std::get_if<Staged>(&item))
+      return staged->num_skipped >= static_cast<uint32_t>(staged->pages->num_pages());
     const auto* const pages = std::get_if<Pages>(&item);
     return pages != nullptr && pages->bytes.empty();
   });

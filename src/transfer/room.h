@@ -21,6 +21,7 @@
 
 #include "base/clock.h"
 #include "base/memory_account.h"
+#include "seams/staged_pages.h"
 #include "transfer/frame.h"
 
 namespace espalier::transfer {
@@ -39,7 +40,12 @@ class Room {
     uint32_t first = 0;
     std::vector<std::byte> bytes;
   };
-  using Item = std::variant<Pages, InputLogprobs, FirstToken, Failure>;
+  struct Staged {
+    uint32_t first = 0;                  // page of the prompt that the first staged one is
+    uint32_t num_skipped = 0;            // leading ones that the reader does not want
+    std::unique_ptr<StagedPages> pages;  // some; given back with the item
+  };
+  using Item = std::variant<Pages, Staged, InputLogprobs, FirstToken, Failure>;
 
   // `pages`: covers those of the prompt. `logprobs`: grows with those that wait.
   Room(const Prompt& prompt, MemoryCharge pages, MemoryCharge logprobs = {});
@@ -49,6 +55,9 @@ class Room {
   // --- The scheduler's side. Calls after the end, and after close(), do nothing.
   // Pages [first, end) are computed; those that the reader does not want are left out.
   void add_pages(uint32_t first, uint32_t end, const FillPages& fill);
+  // Pages from `first` on are on their way into staging memory.
+  void add_staged(uint32_t first, std::unique_ptr<StagedPages> pages);
+  uint32_t first_wanted() const;  // pages before are not; 0 before the reader is known
   void add_logprobs(InputLogprobs logprobs);
   void end(FirstToken first);
   void end(Status why);  // no first token will come
@@ -61,6 +70,7 @@ class Room {
   // Frees what the room has; nothing comes any more.
   void close();
 
+  TimePoint ended_at() const;  // when the first token came; REQUIRES that it has
   int64_t num_bytes() const;  // of pages and log-probabilities that wait
   bool has_failed() const;    // it was ended without a first token
 
@@ -76,6 +86,7 @@ class Room {
   std::deque<Item> items_;
   int64_t num_bytes_ = 0;
   uint32_t first_wanted_ = 0;
+  TimePoint ended_at_{};
   bool is_ended_ = false, is_closed_ = false, has_failed_ = false;
 };
 

@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <atomic>
 #include <memory>
 #include <thread>
 #include <vector>
@@ -32,6 +33,46 @@ inline FillPages test_fill(uint64_t page_bytes) {
     return true;
   };
 }
+
+// Staging memory of a test: the pages' bytes one behind the other, planes of them by rounds.
+class TestStagedPages final : public StagedPages {
+ public:
+  struct Options {
+    int32_t block_pages = 3, num_ranges = 1;
+    bool fails = false;  // the last range does not come
+  };
+  // Pages [first, first + num_pages); `num_alive` counts objects.
+  TestStagedPages(uint32_t first, int32_t num_pages, uint64_t page_bytes, const Options& options,
+                  std::atomic<int>& num_alive)
+      : page_bytes_(page_bytes), options_(options), num_alive_(num_alive) {
+    ++num_alive_;
+    for (int32_t at = 0; at < num_pages; at += options.block_pages) {
+      const int32_t count = std::min(options.block_pages, num_pages - at);
+      parts_.push_back({.block = int64_t{first} + at, .block_pages = count, .num_pages = count});
+    }
+  }
+  TestStagedPages(const TestStagedPages&) = delete;
+  TestStagedPages& operator=(const TestStagedPages&) = delete;
+  ~TestStagedPages() override { --num_alive_; }
+
+  std::span<const StagedPart> parts() const override { return parts_; }
+  int32_t num_ranges() const override { return options_.num_ranges; }
+  Result<PlaneRange> wait(int32_t range) override {
+    if (options_.fails && range + 1 == options_.num_ranges)
+      return fail(error(StatusCode::kInternal, "the step failed"));
+    return PlaneRange{range, range + 1};
+  }
+  Status read(const StagedPart& part, int32_t page, std::span<std::byte> to) override {
+    (void)test_fill(page_bytes_)(static_cast<uint32_t>(part.block + page), to);
+    return {};
+  }
+
+ private:
+  const uint64_t page_bytes_;
+  const Options options_;
+  std::atomic<int>& num_alive_;
+  std::vector<StagedPart> parts_;
+};
 
 struct TestPrompt {
   RoomKey key{.room = 7};

@@ -67,6 +67,89 @@ TEST(Transfer, StreamsPagesWhileTheyAreComputed) {
   ASSERT_TRUE(fetched) << fetched.error().to_string();
 }
 
+// Fetches from a server whose pages are staged; the memory is mapped unless `maps` is false.
+struct StagedFetch {
+  bool maps = true;
+  std::vector<std::pair<uint32_t, int32_t>> taken;  // page, plane
+
+  Result<Fetched> run(const TestServer& server, const TestPrompt& prompt) {
+    PageFetch fetch({.host = "127.0.0.1", .port = server.server->port(), .token = "token"},
+                    prompt.hello());
+    return fetch.run(
+        [&](uint32_t first, std::span<const std::byte> bytes) {
+          std::vector<std::byte> wanted(bytes.size());
+          test_fill(640)(first, wanted);
+          for (uint32_t i = 0; i < bytes.size() / 640; ++i) taken.emplace_back(first + i, -1);
+          return std::ranges::equal(bytes, wanted);
+        },
+        {.kind = "test",
+         .map = [&](const StagingHandle& handle) { return maps && handle.bytes == "memory"; },
+         .take =
+             [&](const StagedView& staged) {
+               uint32_t page = staged.first;
+               for (const StagedPart& part : staged.parts)
+                 for (int32_t i = 0; i < part.num_pages; ++i, ++page) {
+                   EXPECT_EQ(part.block + part.first + i, page);
+                   taken.emplace_back(page, staged.planes.begin);
+                 }
+               return true;
+             }});
+  }
+};
+
+TEST(Transfer, StagedPagesAreReadFromMappedMemory) {
+  const StagingHandle handle{.kind = "test", .bytes = "memory"};
+  TestServer server({.staging = handle});
+  std::atomic<int> num_alive = 0;
+  for (const bool maps : {true, false})
+    for (uint32_t num_cached = 0; num_cached < 10; ++num_cached) {
+      SCOPED_TRACE(num_cached);
+      const TestPrompt prompt{
+          .key = {.room = num_cached}, .num_tokens = 39, .num_cached = num_cached};
+      const auto room = *server.rooms.open(prompt.key, prompt.prompt(), prompt.num_pages());
+      const auto stage = [&](uint32_t first, int32_t count) {
+        room->add_staged(first, std::make_unique<TestStagedPages>(
+                                    first, count, 640,
+                                    TestStagedPages::Options{.num_ranges = 2}, num_alive));
+      };
+      stage(0, 7);
+      room->add_pages(7, 8, test_fill(640));  // staging memory was full
+      stage(8, 2);
+      room->end(prompt.first());
+      StagedFetch fetch{.maps = maps};
+      const auto fetched = fetch.run(server, prompt);
+      ASSERT_TRUE(fetched) << fetched.error().to_string();
+      EXPECT_EQ(fetched->num_bytes, (10 - num_cached) * 640);
+      const uint32_t num_copied = num_cached <= 7 ? 1 : 0;
+      EXPECT_EQ(fetched->num_staged_bytes, maps ? (10 - num_cached - num_copied) * 640 : 0);
+      std::vector<std::pair<uint32_t, int32_t>> wanted;
+      for (const auto& [begin, end] : {std::pair(0u, 7u), {7u, 8u}, {8u, 10u}}) {
+        const bool staged = maps && begin != 7;
+        for (int32_t plane = 0; plane < (staged ? 2 : 1); ++plane)
+          for (uint32_t page = std::max(begin, num_cached); page < end; ++page)
+            wanted.emplace_back(page, staged ? plane : -1);
+      }
+      EXPECT_EQ(fetch.taken, wanted);
+    }
+  await_counts(server, 20, 0);
+  EXPECT_EQ(num_alive, 0) << "blocks are given back";
+}
+
+TEST(Transfer, StagedPagesOfAFailedStepEndInAFailure) {
+  TestServer server({.staging = {.kind = "test", .bytes = "memory"}});
+  std::atomic<int> num_alive = 0;
+  const TestPrompt prompt{.num_tokens = 39};
+  const auto room = *server.rooms.open(prompt.key, prompt.prompt(), prompt.num_pages());
+  room->add_staged(0, std::make_unique<TestStagedPages>(
+                          0, 9, 640, TestStagedPages::Options{.num_ranges = 3, .fails = true},
+                          num_alive));
+  StagedFetch fetch;
+  const auto fetched = fetch.run(server, prompt);
+  EXPECT_EQ(fetched.error().code(), StatusCode::kInternal);
+  await_counts(server, 0, 1);
+  EXPECT_EQ(num_alive, 0);
+}
+
 TEST(Transfer, ManyAlternativesOfTokensTakeSeveralFrames) {
   TestServer server;
   const TestPrompt prompt{.num_tokens = 4};

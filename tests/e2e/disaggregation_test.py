@@ -3,28 +3,34 @@ one server, cached prefixes are not sent, and what is killed or misconfigured en
 import contextlib
 import http.client
 import json
+import os
 import random
 import signal
 import threading
+import time
 import unittest
 
 import harness
 
 COMMON = ["--max-total-tokens", "16384", "--num-threads", "1", "--page-size", "16"]
+PREFILL, DECODE = [], []
+if os.environ.get("ESPALIER_TEST_GPUS"):  # two GPUs, the prefill servers on the first
+    COMMON += ["--device", "cuda", "--enable-deterministic-inference"]
+    PREFILL, DECODE = ["--base-gpu-id", "0"], ["--base-gpu-id", "1"]
 TOKEN = ["--disaggregation-token", "a secret"]
 GREEDY = {"temperature": 0, "max_tokens": 24}
 STORY = "The river begins in the hills and goes through many towns before it comes to the sea. "
 
 
 def prefill_server(*args):
-    server = harness.Server(*COMMON, *(TOKEN if "--disaggregation-token" not in args else []),
+    server = harness.Server(*COMMON, *PREFILL, *(TOKEN if "--disaggregation-token" not in args else []),
                             "--disaggregation-mode", "prefill", "--disaggregation-bootstrap-port", "0", *args)
     server.bootstrap_port = json.loads(server.get("/server_info")[2])["disaggregation_bootstrap_port"]
     return server
 
 
 def decode_server(*args):
-    return harness.Server(*COMMON, *TOKEN, "--disaggregation-mode", "decode", *args)
+    return harness.Server(*COMMON, *DECODE, *TOKEN, "--disaggregation-mode", "decode", *args)
 
 
 class Pair:
@@ -140,6 +146,18 @@ class DisaggregationTest(unittest.TestCase):
 
         self.assertEqual(content(self.pair), content(self.one))
         self.assertEqual(self.decode.metric("espalier:disaggregation_failures_total"), 0)
+        for server in (self.prefill, self.decode):
+            self.assertGreater(server.metric("espalier:disaggregation_bytes_total"), 0)
+            self.assertEqual(server.metric("espalier:disaggregation_staged_bytes_total"),
+                             server.metric("espalier:disaggregation_bytes_total"), "memory of this host is mapped")
+
+    def test_transport_of_other_hosts(self):
+        with prefill_server("--disaggregation-transfer-backend", "tcp") as prefill:
+            body = {"text": STORY * 9, "sampling_params": {"max_new_tokens": 8, "temperature": 0}}
+            wanted = self.one.post("/generate", body)["text"]
+            self.assertEqual(Pair(prefill, self.decode).post("/generate", body)["text"], wanted)
+            self.assertGreater(prefill.metric("espalier:disaggregation_bytes_total"), 0)
+            self.assertEqual(prefill.metric("espalier:disaggregation_staged_bytes_total"), 0)
 
     def test_cached_prefixes_are_not_sent(self):
         def sent(text):
@@ -174,6 +192,44 @@ class DisaggregationTest(unittest.TestCase):
         self.assertEqual(status, 503, text)
         harness.wait_until(lambda: self.decode.metric("sglang:num_running_reqs") == 0, "nothing runs")
         self.assertEqual(self.decode.request("POST", "/flush_cache")[0], 200, "all pages are free")
+
+    def test_killed_while_it_sends(self):
+        """The prefill server is killed at drawn moments of long prompts: each request ends once, and the decode server
+        goes on with all of its pages."""
+        draw = random.Random(11)
+        failures = 0
+        for number in range(4):
+            with prefill_server() as doomed:
+                pair, answers = Pair(doomed, self.decode), []
+
+                def ask(text, pair=pair, answers=answers):
+                    body = {"text": text, "sampling_params": {"max_new_tokens": 4, "temperature": 0}, **pair.fields()}
+                    with contextlib.suppress(OSError, http.client.HTTPException):
+                        other = threading.Thread(target=quiet, args=(body,))
+                        other.start()
+                        answers.append(self.decode.request("POST", "/generate", body))
+                        other.join()
+
+                def quiet(body, doomed=doomed):
+                    with contextlib.suppress(OSError, http.client.HTTPException):
+                        doomed.request("POST", "/generate", body)
+
+                asks = [threading.Thread(target=ask, args=(f"{number} {i} " + STORY * 40,)) for i in range(4)]
+                for thread in asks:
+                    thread.start()
+                time.sleep(draw.random() * 0.3)
+                doomed.stop(signal.SIGKILL)
+                for thread in asks:
+                    thread.join()
+                self.assertEqual(len(answers), 4)
+                for status, _, text in answers:
+                    self.assertIn(status, (200, 503), text)
+                    failures += status == 503
+            harness.wait_until(lambda: self.decode.metric("sglang:num_running_reqs") == 0, "nothing runs")
+            self.assertEqual(self.decode.request("POST", "/flush_cache")[0], 200, "all pages are free")
+            body = {"text": STORY, "sampling_params": {"max_new_tokens": 8, "temperature": 0}}
+            self.assertEqual(self.decode.post("/generate", body)["text"], self.one.post("/generate", body)["text"])
+        self.assertGreater(failures, 0)
 
     def test_killed_decode_server(self):
         with prefill_server("--disaggregation-timeout", "10") as prefill, decode_server() as doomed:

@@ -6,6 +6,7 @@
 #include <system_error>
 #include <utility>
 
+#include "base/log.h"
 #include "base/thread.h"
 
 namespace espalier {
@@ -28,13 +29,14 @@ Status advised(const Status& status) {
 class DecodeSide::Fetch {
  public:
   Fetch(SequenceId id, transfer::PageFetchConfig config, transfer::Hello hello,
-        const LoadRequest& request, PageCopier& copier, TimePoint started)
+        const LoadRequest& request, PageCopier& copier, StagingMaps& maps, TimePoint started)
       : id_(id),
         num_tokens_(static_cast<int32_t>(request.tokens.size())),
         num_cached_(request.num_cached),
         started_(started),
         pages_(request.pages.begin(), request.pages.end()),
         copier_(copier),
+        maps_(maps),
         page_bytes_(static_cast<size_t>(hello.shape.page_bytes)),
         fetch_(std::move(config), std::move(hello)) {}
 
@@ -44,17 +46,21 @@ class DecodeSide::Fetch {
   TimePoint started() const { return started_; }
   bool has_ended() const { return has_ended_; }
   bool is_done() const { return is_done_; }
-  // REQUIRES has_ended(), or fail_start().
+  // REQUIRE has_ended(), or fail_start().
   Result<transfer::Fetched>& result() { return result_; }
+  double copy_seconds() const { return copy_seconds_; }
 
   void run(Signal& signal) {
     set_thread_name("fetch-pages");
     try {
       result_ = fetch_.run(
-          [this](uint32_t first, std::span<const std::byte> bytes) { return take(first, bytes); });
+          [this](uint32_t first, std::span<const std::byte> bytes) { return take(first, bytes); },
+          staging());
     } catch (const std::exception&) {
       result_ = fail(Status(StatusCode::kResourceExhausted, "no memory for the transfer"));
     }
+    if (!result_ && staging_ != nullptr) maps_.forget(handle_);
+    staging_.reset();
     has_ended_ = true;
     {
       const std::lock_guard lock(signal.mutex);
@@ -74,13 +80,43 @@ class DecodeSide::Fetch {
   }
 
  private:
+  transfer::PageFetch::Staging staging() {
+    const std::string kind = copier_.staging_kind();
+    if (kind.empty()) return {};
+    return {.kind = kind,
+            .map =
+                [this](const StagingHandle& handle) {
+                  handle_ = handle;
+                  staging_ = maps_.map(handle);
+                  return staging_ != nullptr;
+                },
+            .take = [this](const transfer::StagedView& staged) { return take(staged); }};
+  }
+  bool has(uint64_t first, uint64_t count) const { return first + count <= pages_.size(); }
+
+  // Transfers of all pages run at the same time.
   bool take(uint32_t first, std::span<const std::byte> bytes) {
     const std::lock_guard lock(mutex_);
-    if (is_cancelled_) return false;
-    for (size_t page = first; !bytes.empty(); ++page, bytes = bytes.subspan(page_bytes_))
-      if (page >= pages_.size() || !copier_.write_page(pages_[page], bytes.first(page_bytes_)).ok())
-        return false;
-    return true;
+    const size_t count = bytes.size() / page_bytes_;
+    if (is_cancelled_ || !has(first, count)) return false;
+    std::vector<PageCopier::Transfer> transfers(count);
+    for (size_t i = 0; i < count; ++i)
+      transfers[i] = copier_.begin_write(pages_[first + i],
+                                         bytes.subspan(i * page_bytes_, page_bytes_));
+    bool ok = true;
+    for (const PageCopier::Transfer transfer : transfers) ok &= copier_.finish(transfer).ok();
+    return ok;
+  }
+  bool take(const transfer::StagedView& staged) {
+    const std::lock_guard lock(mutex_);
+    if (is_cancelled_ || staging_ == nullptr || !has(staged.first, staged.num_pages()))
+      return false;
+    const auto pages = std::span(pages_).subspan(staged.first, staged.num_pages());
+    const TimePoint start = SteadyClock().now();
+    const Status status = staging_->take(staged.parts, staged.planes, pages);
+    copy_seconds_ += to_seconds(SteadyClock().now() - start);
+    if (!status.ok()) log_error("staged pages cannot be copied error=\"{}\"", status.message());
+    return status.ok();
   }
 
   const SequenceId id_;
@@ -88,8 +124,12 @@ class DecodeSide::Fetch {
   const TimePoint started_;
   const std::vector<PageId> pages_;
   PageCopier& copier_;
+  StagingMaps& maps_;
   const size_t page_bytes_;
   transfer::PageFetch fetch_;
+  StagingHandle handle_;                    // of what was mapped
+  std::shared_ptr<MappedStaging> staging_;  // shared with other fetches; null: bytes come
+  double copy_seconds_ = 0;                 // from staging memory
   Result<transfer::Fetched> result_;
   std::atomic<bool> has_ended_ = false;  // result_ is there
   std::atomic<bool> is_done_ = false;    // its thread touches nothing any more
@@ -104,6 +144,7 @@ DecodeSide::DecodeSide(const DecodeSideConfig& config, PageCopier& copier, const
       clock_(clock),
       tiers_(tiers),
       signal_(std::make_shared<Signal>()),
+      maps_(copier),
       stats_({.mode = "decode"}) {}
 
 DecodeSide::~DecodeSide() {
@@ -160,7 +201,8 @@ void DecodeSide::start(const LoadRequest& request) {
                                            .connect_timeout = config_.connect_timeout,
                                            .silence_max = config_.silence_max,
                                        },
-                                       std::move(expected.hello), request, copier_, clock_.now());
+                                       std::move(expected.hello), request, copier_, maps_,
+                                       clock_.now());
   Running& running = running_.emplace_back(Running{.fetch = std::move(fetch)});
   {
     const std::lock_guard lock(stats_mutex_);
@@ -243,6 +285,8 @@ void DecodeSide::end(Running& running, std::vector<LoadResult>& ended) {
     if (!running.is_cancelled) ++(ok ? stats_.num_transfers : stats_.num_failed);
     if (ok) {
       stats_.num_bytes += fetch.result()->num_bytes;
+      stats_.num_staged_bytes += fetch.result()->num_staged_bytes;
+      stats_.copy_seconds += fetch.copy_seconds();
       stats_.seconds += to_seconds(clock_.now() - fetch.started());
     }
   }

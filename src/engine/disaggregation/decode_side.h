@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "engine/disaggregation/disaggregation.h"
+#include "engine/disaggregation/staging_maps.h"
 #include "transfer/page_fetch.h"
 
 namespace espalier {
@@ -78,6 +79,7 @@ class DecodeSide final : public Disaggregation, public KvLoader {
   KvLoader* const tiers_;
   const std::shared_ptr<Signal> signal_;  // shared with fetches
   std::unordered_map<SequenceId, Expected> expected_;
+  StagingMaps maps_;
   std::list<Running> running_;
   std::list<Running> ended_;  // whose threads end by themselves
   mutable std::mutex stats_mutex_;

@@ -23,6 +23,7 @@
 #include "engine/requests/request.h"
 #include "engine/scheduler/kv_loader.h"
 #include "engine/scheduler/scheduler.h"
+#include "seams/forward_batch.h"
 
 namespace espalier {
 
@@ -42,6 +43,8 @@ class Disaggregation {
     std::span<const TokenId> tokens;
   };
   virtual Status begin(const Prompt& prompt) = 0;
+  // The batch is launched next.
+  virtual void on_launch(const ForwardBatch&) {}
   virtual void on_prefilled(SequenceId, const PrefillProgress&) {}
   // Any sequence ends; those without a room are not known.
   virtual void on_finish(SequenceId id, const FinishReason& reason) = 0;

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <utility>
+#include <vector>
 
 #include "base/log.h"
 
@@ -49,21 +50,62 @@ void PrefillSide::on_prefilled(SequenceId id, const PrefillProgress& progress) {
                     .logprobs = *progress.token_logprobs});
 }
 
+// What fits into staging memory is copied while the step computes it, in whole pages of the prompt:
+// tokens that a grammar forces may still come into its last page. on_prefilled() adds the rest.
+void PrefillSide::on_launch(const ForwardBatch& batch) {
+  if (config_.staging == nullptr || exports_.empty()) return;
+  const auto page_size = static_cast<int32_t>(config_.server.shape.page_size);
+  for (const BatchEntry& entry : batch.entries) {
+    const auto found = exports_.find(entry.sequence);
+    if (found == exports_.end() || entry.prefix_len < 0) continue;
+    Export& prompt = found->second;
+    const int32_t num_computed = entry.prefix_len + entry.last_known() + 1;
+    const int32_t end =
+        std::min(num_computed, static_cast<int32_t>(prompt.room->prompt().num_tokens)) / page_size;
+    const int32_t first = first_wanted(prompt);
+    if (first >= end) continue;
+    auto staged = config_.staging->stage_next_step(
+        std::span(batch.page_tables)
+            .subspan(static_cast<size_t>(entry.page_begin + first), static_cast<size_t>(end - first)));
+    if (staged != nullptr) add_staged(prompt, first, std::move(staged));
+  }
+}
+
+int32_t PrefillSide::first_wanted(const Export& prompt) {
+  return std::max(prompt.num_pages, static_cast<int32_t>(prompt.room->first_wanted()));
+}
+
+void PrefillSide::add_staged(Export& prompt, int32_t first, std::unique_ptr<StagedPages> staged) {
+  prompt.num_pages = first + staged->num_pages();
+  prompt.room->add_staged(static_cast<uint32_t>(first), std::move(staged));
+}
+
 // The last page may be filled in part, so it waits for the last token.
 void PrefillSide::add_pages(Export& prompt, const PrefillProgress& progress) const {
   const auto page_size = static_cast<int32_t>(config_.server.shape.page_size);
   const bool is_complete = progress.num_computed >= progress.num_tokens;
-  const int32_t num_pages =
+  const int32_t end =
       (is_complete ? progress.num_tokens + page_size - 1 : progress.num_computed) / page_size;
-  if (num_pages <= prompt.num_pages) return;
+  while (config_.staging != nullptr && first_wanted(prompt) < end) {
+    const int32_t first = first_wanted(prompt);
+    auto staged = config_.staging->stage(
+        progress.pages.subspan(static_cast<size_t>(first), static_cast<size_t>(end - first)));
+    if (staged == nullptr) break;
+    add_staged(prompt, first, std::move(staged));
+  }
+  const int32_t first = first_wanted(prompt);
+  if (first >= end) return;
   const auto page_bytes = static_cast<size_t>(config_.server.shape.page_bytes);
-  const auto fill = [&](uint32_t first, std::span<std::byte> to) {
-    for (size_t page = first; !to.empty(); ++page, to = to.subspan(page_bytes))
-      if (!copier_.read_page(progress.pages[page], to.first(page_bytes)).ok()) return false;
-    return true;
+  const auto fill = [&](uint32_t page, std::span<std::byte> to) {
+    std::vector<PageCopier::Transfer> transfers;
+    for (; !to.empty(); ++page, to = to.subspan(page_bytes))
+      transfers.push_back(copier_.begin_read(progress.pages[page], to.first(page_bytes)));
+    bool ok = true;
+    for (const PageCopier::Transfer transfer : transfers) ok &= copier_.finish(transfer).ok();
+    return ok;
   };
-  prompt.room->add_pages(static_cast<uint32_t>(std::exchange(prompt.num_pages, num_pages)),
-                         static_cast<uint32_t>(num_pages), fill);
+  prompt.room->add_pages(static_cast<uint32_t>(first), static_cast<uint32_t>(end), fill);
+  prompt.num_pages = end;
 }
 
 // After a retraction some are computed again.
@@ -98,7 +140,9 @@ DisaggregationStats PrefillSide::stats() const {
           .num_transfers = transfers.num_transfers,
           .num_failed = transfers.num_failed,
           .num_bytes = transfers.num_bytes,
+          .num_staged_bytes = transfers.num_staged_bytes,
           .seconds = transfers.seconds,
+          .exposed_seconds = transfers.exposed_seconds,
           .num_waiting = static_cast<int64_t>(rooms_.num_rooms()),
           .waiting_bytes = rooms_.num_bytes()};
 }

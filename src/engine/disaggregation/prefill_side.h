@@ -1,8 +1,9 @@
 // The role of a prefill server: computed pages go into rooms, which a page server sends.
 //
-// Pages are copied on the loop's thread as soon as a step has computed them, so they need no lock
-// and the cache may give them to other prompts; on a CPU that is a copy in memory of what took a
-// thousand times as long to compute.
+// Pages are copied as soon as a step has computed them, so they need no lock and the cache may give
+// them to other prompts: into staging memory on their device, layer by layer while the step runs
+// where the device can, or, where there is none or it is full, on the loop's thread into the host's
+// memory.
 #pragma once
 
 #include <unordered_map>
@@ -16,7 +17,8 @@ namespace espalier {
 struct PrefillSideConfig {
   transfer::PageServerConfig server;
   PageNameScope name_scope;
-  int64_t bytes_max = 0;  // of pages that wait to be sent
+  int64_t bytes_max = 0;           // of pages that wait to be sent
+  PageStaging* staging = nullptr;  // borrowed; null: none
 };
 
 class PrefillSide final : public Disaggregation {
@@ -27,6 +29,7 @@ class PrefillSide final : public Disaggregation {
 
   Handoff handoff() const override { return Handoff::kGive; }
   Status begin(const Prompt& prompt) override;
+  void on_launch(const ForwardBatch& batch) override;
   void on_prefilled(SequenceId id, const PrefillProgress& progress) override;
   void on_finish(SequenceId id, const FinishReason& reason) override;
   void drain(Duration timeout) override;
@@ -42,6 +45,8 @@ class PrefillSide final : public Disaggregation {
     int32_t next_logprob = 0;              // a position
     bool has_token = false;
   };
+  static int32_t first_wanted(const Export& prompt);  // page that is not in the room yet
+  static void add_staged(Export& prompt, int32_t first, std::unique_ptr<StagedPages> staged);
   void add_pages(Export& prompt, const PrefillProgress& progress) const;
   static void add_logprobs(Export& prompt, const PrefillProgress& progress);
 

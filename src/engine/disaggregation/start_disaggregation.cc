@@ -1,3 +1,6 @@
+#include <algorithm>
+
+#include "base/log.h"
 #include "engine/disaggregation/decode_side.h"
 #include "engine/disaggregation/disaggregation.h"
 #include "engine/disaggregation/prefill_side.h"
@@ -6,11 +9,32 @@
 namespace espalier {
 namespace {
 
+// What waits for decode servers beyond it waits in this process's own memory.
+constexpr int64_t kHostStagingBytes = 256 << 20;
+
 Status refuse(std::string_view what) {
   return error(StatusCode::kUnimplemented,
                "{} is not passed from a prefill server to a decode server: leave bootstrap_room "
                "out, and one server answers the request alone",
                what);
+}
+
+// Of the whole cache.
+int64_t bytes_of_pages(const EngineConfig& config, const PageCopier& copier) {
+  return int64_t{config.cache.max_total_tokens / config.cache.page_size} * copier.page_bytes();
+}
+
+// Null: pages go through the host's memory and TCP.
+PageStaging* start_staging(const EngineConfig& config, PageCopier& copier) {
+  const DisaggregationSettings& d = config.disaggregation;
+  if (d.disaggregation_transfer_backend == "tcp") return nullptr;
+  const int64_t bytes = d.disaggregation_staging_bytes > 0
+                            ? d.disaggregation_staging_bytes
+                            : std::min(kHostStagingBytes, bytes_of_pages(config, copier));
+  const auto staging = copier.start_staging(bytes);
+  if (!staging)
+    log_warning("keys and values go to decode servers over TCP: {}", staging.error().message());
+  return staging ? *staging : nullptr;
 }
 
 }  // namespace
@@ -21,8 +45,8 @@ Status check_disaggregation(const EngineConfig& c) {
       d.disaggregation_mode != "decode")
     return invalid_argument("disaggregation_mode is '{}', but must be prefill, decode or null",
                             d.disaggregation_mode);
-  if (d.disaggregation_transfer_backend != "tcp")
-    return invalid_argument("disaggregation_transfer_backend is '{}', but must be tcp",
+  if (d.disaggregation_transfer_backend != "auto" && d.disaggregation_transfer_backend != "tcp")
+    return invalid_argument("disaggregation_transfer_backend is '{}', but must be auto or tcp",
                             d.disaggregation_transfer_backend);
   if (d.disaggregation_bootstrap_port < 0 || d.disaggregation_bootstrap_port > 65535)
     return invalid_argument("disaggregation_bootstrap_port is {}, but must be within 0 to 65535",
@@ -77,10 +101,6 @@ Result<std::unique_ptr<Disaggregation>> start_disaggregation(const EngineConfig&
         "disaggregation_mode {}: the pages of this model cannot be sent; it takes layers with "
         "pages of one kind (with a sliding window: --disable-hybrid-swa-memory)",
         d.disaggregation_mode));
-  if (!copier->device_name().empty())
-    return fail(error(StatusCode::kUnimplemented,
-                      "disaggregation_mode {} runs on CPUs: start with --device cpu",
-                      d.disaggregation_mode));
   const transfer::KvShape shape{.model = name_scope.model_fingerprint,
                                 .layout = name_scope.kv_layout,
                                 .computer = computing_name(config, *copier),
@@ -93,15 +113,17 @@ Result<std::unique_ptr<Disaggregation>> start_disaggregation(const EngineConfig&
                                                          .vocab_size = info.vocab_size},
                                         *copier, clock, tiers);
   const std::chrono::duration<double> timeout(d.disaggregation_timeout);
+  PageStaging* const staging = start_staging(config, *copier);
   const PrefillSideConfig prefill{
       .server = {.host = d.disaggregation_host.empty() ? "127.0.0.1" : d.disaggregation_host,
                  .port = d.disaggregation_bootstrap_port,
                  .token = d.disaggregation_token,
                  .shape = shape,
+                 .staging = staging != nullptr ? staging->handle() : StagingHandle{},
                  .room_timeout = std::chrono::duration_cast<Duration>(timeout)},
       .name_scope = name_scope,
-      .bytes_max =
-          int64_t{config.cache.max_total_tokens / config.cache.page_size} * copier->page_bytes()};
+      .bytes_max = bytes_of_pages(config, *copier),
+      .staging = staging};
   ESP_ASSIGN_OR_RETURN(auto side, PrefillSide::start(prefill, *copier, clock));
   return side;
 }

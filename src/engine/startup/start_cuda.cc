@@ -20,6 +20,8 @@ namespace {
 
 // Of an 80 GB GPU 5 GB: 60 adapters of rank 16 of an 8 B model.
 constexpr int64_t kAdapterShare = 16;
+// Of an H200 4 GB of pages on their way to decode servers: 32,000 tokens of an 8 B model.
+constexpr int64_t kStagingShare = 32;
 
 double gib(int64_t bytes) { return static_cast<double>(bytes) / (1 << 30); }
 
@@ -89,6 +91,7 @@ Status fill_memory(AnyExecutor& executor, const EngineConfig& config, const Engi
                                    sizes.speculation.speculative_num_steps, sizes.cache.page_size);
     left.available_bytes -= int64_t{pages} * sizes.cache.page_size * local.kv_bytes_per_token(type);
   }
+  left.available_bytes -= config.disaggregation.disaggregation_staging_bytes;
   EngineConfig user = config;
   user.sampling.random_seed = sizes.sampling.random_seed;
   user.schedule.max_running_requests = sizes.schedule.max_running_requests;
@@ -107,8 +110,17 @@ EngineConfig with_adapter_bytes(EngineConfig config, const SystemInfo& system) {
   return config;
 }
 
+// The same for pages that a prefill server sends.
+EngineConfig with_staging_bytes(EngineConfig config, const SystemInfo& system) {
+  DisaggregationSettings& d = config.disaggregation;
+  if (d.disaggregation_mode == "prefill" && d.disaggregation_transfer_backend == "auto" &&
+      d.disaggregation_staging_bytes == 0)
+    d.disaggregation_staging_bytes = system.available_bytes / kStagingShare;
+  return config;
+}
+
 Result<StartedExecutor> start_one(const EngineConfig& user, const SystemInfo& system) {
-  const EngineConfig config = with_adapter_bytes(user, system);
+  const EngineConfig config = with_staging_bytes(with_adapter_bytes(user, system), system);
   ModelLoadOptions options = model_load_options(config);
   StartedExecutor out{.expert_counts = make_expert_counts(config)};
   options.expert_counts = out.expert_counts.get();

@@ -88,6 +88,7 @@ Status CudaContext::run_op(const CudaPlan::BoundOp& bound) {
   if (num_rows(result) == 0) return Status();
   ESP_RETURN_IF_ERROR(bound.run(*this, op));
   if (op.kind != OpKind::kSelectRows) buffers_.wrote(result);
+  if (step_.on_append != nullptr && appends(op)) return (*step_.on_append)(op.layer);
   return Status();
 }
 

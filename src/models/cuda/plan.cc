@@ -7,11 +7,12 @@
 #include "models/program/lower.h"
 
 namespace espalier {
-namespace {
 
 bool appends(const program::Op& op) {
   return op.kind == program::OpKind::kKvAppend || op.kind == program::OpKind::kQkRopeAppend;
 }
+
+namespace {
 
 bool keeps_states(const program::Program& program, const program::Op& op) {
   return !op.outputs.empty() && program.buffer(op.outputs[0]).name == program::kKeptStates;

@@ -24,6 +24,9 @@ using CudaOp = Status (*)(CudaContext& context, const program::Op& op);
 // Null: the GPU does not run this kind.
 CudaOp cuda_op(program::OpKind kind);
 
+// Whether it writes new keys and values to the pages.
+bool appends(const program::Op& op);
+
 // The largest step, in rows of each kind.
 struct DecoderLimits {
   int32_t max_tokens = 0;

@@ -2,8 +2,10 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <span>
 
+#include "base/status.h"
 #include "kernels/attention/cuda.h"
 #include "kernels/attention/latent_prefill.h"
 #include "kernels/embedding/op.h"
@@ -80,6 +82,9 @@ struct CudaStep {
   // of.
   bool keeps_states = false;
   const void* states = nullptr;  // of a draft head's step: [entries.num_tokens, width of the input]
+  // Called by forward() when the append of a layer's keys and values has been enqueued; never in a
+  // graph. Null: not.
+  const std::function<Status(int32_t layer)>* on_append = nullptr;
 };
 
 }  // namespace espalier

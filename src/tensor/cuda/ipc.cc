@@ -57,6 +57,31 @@ SharedMemory::~SharedMemory() {
     static_cast<void>(cudaGetLastError());
 }
 
+Result<std::string> share_memory(const DeviceBuffer& buffer) {
+  cudaIpcMemHandle_t handle;
+  const cudaError_t code = cudaIpcGetMemHandle(&handle, buffer.data());
+  if (code != cudaSuccess) {
+    static_cast<void>(cudaGetLastError());
+    return fail(error(StatusCode::kUnavailable,
+                      "this system shares no device memory with other processes ({})",
+                      cudaGetErrorString(code)));
+  }
+  return std::string(reinterpret_cast<const char*>(&handle), sizeof(handle));
+}
+
+Status copy_rows_on_devices(const PitchedRows& rows, const Stream& stream) {
+  const auto width = static_cast<size_t>(rows.row_bytes);
+  if (rows.num_rows == 1)
+    return to_status(
+        cudaMemcpyAsync(rows.to, rows.from, width, cudaMemcpyDeviceToDevice, stream.get()),
+        "copy a row between devices");
+  return to_status(
+      cudaMemcpy2DAsync(rows.to, static_cast<size_t>(rows.to_pitch), rows.from,
+                        static_cast<size_t>(rows.from_pitch), width,
+                        static_cast<size_t>(rows.num_rows), cudaMemcpyDeviceToDevice, stream.get()),
+      "copy rows between devices");
+}
+
 Status copy_on_device(std::byte* to, const std::byte* from, int64_t from_pitch, int64_t row_bytes,
                       int64_t num_rows, const Stream& stream) {
   const auto width = static_cast<size_t>(row_bytes), rows = static_cast<size_t>(num_rows);

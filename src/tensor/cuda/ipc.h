@@ -3,10 +3,12 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <string>
 #include <string_view>
 #include <utility>
 
 #include "base/status.h"
+#include "tensor/cuda/memory.h"
 #include "tensor/cuda/stream.h"
 
 namespace espalier::cuda {
@@ -37,6 +39,22 @@ class SharedMemory {
   std::byte* data_ = nullptr;
   int64_t size_bytes_ = 0;
 };
+
+// The handle by which other processes of this computer open the buffer's memory, on any GPU that
+// reaches it. The buffer outlives their mappings, or their reads are undefined.
+Result<std::string> share_memory(const DeviceBuffer& buffer);
+
+// Rows of row_bytes from one pitch to another, on one device or between two; in the stream's order.
+// Pitches are at most pitch_max(), and not read with one row.
+struct PitchedRows {
+  std::byte* to = nullptr;
+  int64_t to_pitch = 0;
+  const std::byte* from = nullptr;
+  int64_t from_pitch = 0;
+  int64_t row_bytes = 0;
+  int64_t num_rows = 0;
+};
+Status copy_rows_on_devices(const PitchedRows& rows, const Stream& stream);
 
 // Rows of row_bytes, from_pitch apart, one behind the other to `to`; in the stream's order.
 Status copy_on_device(std::byte* to, const std::byte* from, int64_t from_pitch, int64_t row_bytes,

@@ -237,6 +237,7 @@ void CudaExecutor::launch(const ForwardBatch& batch) {
   p.batch = &batch;
   if (adapters_) adapters_->begin_step();
   p.status = lost_.ok() ? enqueue(p) : lost_;
+  if (staging() != nullptr) p.status = staging()->end_step(p.status, stream_);
   if (!p.status.ok()) p.status = lose_device(p.status);
 }
 
@@ -246,6 +247,7 @@ Status CudaExecutor::enqueue(Place& p) {
   p.graph_use = GraphUse::kNone;
   ESP_CHECK(kv_ != nullptr, "allocate_kv comes before the first step");
   ESP_RETURN_IF_ERROR(cuda::use_device(model_->device()));
+  if (staging() != nullptr) ESP_RETURN_IF_ERROR(staging()->precede(stream_));
   ESP_RETURN_IF_ERROR(p.started.record(stream_));
   if (samples_) {
     for (const SlotInit& init : p.batch->slot_inits)
@@ -303,6 +305,10 @@ Status CudaExecutor::run_any(Place& p) {
   if (p.packed.cascade) ++num_cascades_;
   CudaStep step = packer_->step(p.packed, slots_->tokens());
   step.spans = p.spans;
+  const std::function<Status(int32_t)> stage = [this](int32_t layer) {
+    return staging()->on_append(layer, stream_);
+  };
+  if (staging() != nullptr && staging()->awaits_step()) step.on_append = &stage;
   ESP_RETURN_IF_ERROR(model_->forward(step, kv_->view(), stream_));
   ESP_RETURN_IF_ERROR(enqueue_input_logprobs(p));
   if (p.num_samples == 0) return Status();
@@ -482,7 +488,8 @@ Status CudaExecutor::copy_pages(std::span<const PageId> from, std::span<const Pa
 PageCopier* CudaExecutor::page_copier() {
   if (page_copier_ != nullptr) return page_copier_.get();
   const Status device = cuda::use_device(model_->device());
-  auto copier = device.ok() ? CudaPageCopier::create(kv_->view()) : fail(device);
+  auto copier = device.ok() ? CudaPageCopier::create(kv_->view(), /*stages_steps=*/!chains_)
+                            : fail(device);
   if (copier) {
     page_copier_ = *std::move(copier);
   } else if (copier.error().code() != StatusCode::kUnimplemented) {

@@ -17,12 +17,16 @@ cuda::DeviceRows rows_of(const PlaneRun& run, PageId page) {
 
 }  // namespace
 
-Result<std::unique_ptr<CudaPageCopier>> CudaPageCopier::create(const KvView& view) {
+Result<std::unique_ptr<CudaPageCopier>> CudaPageCopier::create(const KvView& view,
+                                                               bool stages_steps) {
   std::unique_ptr<CudaPageCopier> copier(new CudaPageCopier);
+  copier->stages_steps_ = stages_steps;
   copier->device_ = cuda::current_device();
   ESP_ASSIGN_OR_RETURN(const int64_t pitch_max, cuda::pitch_max());
   ESP_ASSIGN_OR_RETURN(copier->runs_, plane_runs(view, pitch_max));
   for (const PlaneRun& run : copier->runs_) copier->page_bytes_ += run.bytes();
+  for (const KvView::Layer& layer : view.layers)
+    copier->planes_of_layers_.push_back(layer.v != layer.k ? 2 : 1);
   ESP_ASSIGN_OR_RETURN(copier->device_name_, cuda::device_name(copier->device_));
   ESP_ASSIGN_OR_RETURN(copier->reads_, cuda::Stream::create());
   ESP_ASSIGN_OR_RETURN(copier->writes_, cuda::Stream::create());
@@ -102,6 +106,18 @@ Status CudaPageCopier::pin(std::span<std::byte> range) {
 
 void CudaPageCopier::unpin(std::span<std::byte> range) {
   if (cuda::use_device(device_).ok()) cuda::unpin_memory(range.data());
+}
+
+Result<PageStaging*> CudaPageCopier::start_staging(int64_t bytes) {
+  ESP_RETURN_IF_ERROR(cuda::use_device(device_));
+  ESP_ASSIGN_OR_RETURN(staging_, CudaPageStaging::create(
+                                     runs_, planes_of_layers_, stages_steps_, bytes));
+  return staging_.get();
+}
+
+Result<std::unique_ptr<MappedStaging>> CudaPageCopier::map_staging(const StagingHandle& handle) {
+  ESP_RETURN_IF_ERROR(cuda::use_device(device_));
+  return map_cuda_staging(runs_, handle);
 }
 
 Status CudaPageCopier::follow(const cuda::Stream& stream) {
