@@ -366,8 +366,9 @@ class TiersBench {
       std::thread copies([&] {
         for (size_t at = 0; !ends && copied.ok(); at = (at + 8) % pages.size(), num_pages += 8) {
           copied = c.whole ? copy_whole(pool, host, at * 2 << 20, 16 << 20)
-                           : copy_all(*copier, {pages.begin() + static_cast<std::ptrdiff_t>(at),
-                                                pages.begin() + static_cast<std::ptrdiff_t>(at + 8)},
+                           : copy_all(*copier,
+                                      {pages.begin() + static_cast<std::ptrdiff_t>(at),
+                                       pages.begin() + static_cast<std::ptrdiff_t>(at + 8)},
                                       host, c.loads, 4);
           if (c.pause.count() > 0) std::this_thread::sleep_for(c.pause);
         }

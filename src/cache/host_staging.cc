@@ -18,26 +18,26 @@
 namespace espalier {
 namespace {
 
-constexpr int64_t kBlockBytes = 1 << 20;
+constexpr int64_t kStagingBlockBytes = 1 << 20;
 
-struct FileDescriptor {
-  explicit FileDescriptor(int f) : fd(f) {}
-  FileDescriptor(const FileDescriptor&) = delete;
-  FileDescriptor& operator=(const FileDescriptor&) = delete;
-  ~FileDescriptor() {
+struct MemfdFile {
+  explicit MemfdFile(int f) : fd(f) {}
+  MemfdFile(const MemfdFile&) = delete;
+  MemfdFile& operator=(const MemfdFile&) = delete;
+  ~MemfdFile() {
     if (fd >= 0) close(fd);
   }
   const int fd;
 };
 
-class Mapping {
+class MemfdMapping {
  public:
-  Mapping() = default;
-  Mapping(void* data, int64_t bytes) : data_(static_cast<std::byte*>(data)), bytes_(bytes) {}
-  Mapping(Mapping&& other) noexcept
+  MemfdMapping() = default;
+  MemfdMapping(void* data, int64_t bytes) : data_(static_cast<std::byte*>(data)), bytes_(bytes) {}
+  MemfdMapping(MemfdMapping&& other) noexcept
       : data_(std::exchange(other.data_, nullptr)), bytes_(other.bytes_) {}
-  Mapping& operator=(Mapping&&) = delete;
-  ~Mapping() {
+  MemfdMapping& operator=(MemfdMapping&&) = delete;
+  ~MemfdMapping() {
     if (data_ != nullptr) munmap(data_, static_cast<size_t>(bytes_));
   }
   std::byte* data() const { return data_; }
@@ -48,24 +48,24 @@ class Mapping {
   int64_t bytes_ = 0;
 };
 
-Status system_error(const char* what) {
+Status memfd_error(const char* what) {
   return error(StatusCode::kUnavailable, "{}: {}", what, std::strerror(errno));
 }
 
-Result<Mapping> map(int fd, int64_t bytes, int protection) {
+Result<MemfdMapping> map_memfd(int fd, int64_t bytes, int protection) {
   void* const data = mmap(nullptr, static_cast<size_t>(bytes), protection, MAP_SHARED, fd, 0);
-  if (data == MAP_FAILED) return fail(system_error("staging memory cannot be mapped"));
-  return Mapping(data, bytes);
+  if (data == MAP_FAILED) return fail(memfd_error("staging memory cannot be mapped"));
+  return MemfdMapping(data, bytes);
 }
 
-enum class Direction : uint8_t { kToStaging, kToPages };
+enum class StagedDirection : uint8_t { kToStaging, kToPages };
 
-Status copy(const StagedRows& rows, std::byte* staging, Direction direction) {
+Status copy_staged(const StagedRows& rows, std::byte* staging, StagedDirection direction) {
   for (int64_t i = 0; i < rows.num_rows; ++i) {
     std::byte* const pages = rows.pages + i * rows.pages_pitch;
     std::byte* const staged = staging + rows.staged + i * rows.staged_pitch;
     const auto bytes = static_cast<size_t>(rows.row_bytes);
-    if (direction == Direction::kToStaging)
+    if (direction == StagedDirection::kToStaging)
       std::memcpy(staged, pages, bytes);
     else
       std::memcpy(pages, staged, bytes);
@@ -75,11 +75,11 @@ Status copy(const StagedRows& rows, std::byte* staging, Direction direction) {
 
 class HostStaging final : public PageStaging {
  public:
-  HostStaging(std::vector<PlaneRun> runs, int fd, Mapping memory)
+  HostStaging(std::vector<PlaneRun> runs, int fd, MemfdMapping memory)
       : runs_(std::move(runs)),
         file_(fd),
         memory_(std::move(memory)),
-        blocks_(memory_.bytes(), kBlockBytes, bytes_of_page(runs_)) {
+        blocks_(memory_.bytes(), kStagingBlockBytes, bytes_of_page(runs_)) {
     handle_.kind = "memfd";
     handle_.bytes = fmt::format("/proc/{}/fd/{}", getpid(), fd);
     std::random_device device;
@@ -89,11 +89,10 @@ class HostStaging final : public PageStaging {
 
   const StagingHandle& handle() const override { return handle_; }
   std::unique_ptr<StagedPages> stage(std::span<const PageId> pages) override {
-    auto staged =
-        std::make_unique<Pages>(*this, blocks_.take(static_cast<int32_t>(pages.size())));
+    auto staged = std::make_unique<Pages>(*this, blocks_.take(static_cast<int32_t>(pages.size())));
     if (staged->parts().empty()) return nullptr;
     const auto fill = [this](const StagedRows& rows) {
-      return copy(rows, memory_.data(), Direction::kToStaging);
+      return copy_staged(rows, memory_.data(), StagedDirection::kToStaging);
     };
     static_cast<void>(copy_parts(runs_, staged->parts(), {0, num_planes(runs_)}, pages, fill));
     return staged;
@@ -127,43 +126,43 @@ class HostStaging final : public PageStaging {
   };
 
   const std::vector<PlaneRun> runs_;
-  const FileDescriptor file_;
-  const Mapping memory_;
+  const MemfdFile file_;
+  const MemfdMapping memory_;
   StagingBlocks blocks_;
   StagingHandle handle_;
 };
 
 class MappedHostStaging final : public MappedStaging {
  public:
-  MappedHostStaging(std::vector<PlaneRun> runs, Mapping memory)
+  MappedHostStaging(std::vector<PlaneRun> runs, MemfdMapping memory)
       : runs_(std::move(runs)), page_bytes_(bytes_of_page(runs_)), memory_(std::move(memory)) {}
 
   Status take(std::span<const StagedPart> parts, PlaneRange planes,
               std::span<const PageId> pages) override {
     ESP_RETURN_IF_ERROR(check_parts(parts, pages.size(), page_bytes_, memory_.bytes()));
     return copy_parts(runs_, parts, planes, pages, [this](const StagedRows& rows) {
-      return copy(rows, memory_.data(), Direction::kToPages);
+      return copy_staged(rows, memory_.data(), StagedDirection::kToPages);
     });
   }
 
  private:
   const std::vector<PlaneRun> runs_;
   const int64_t page_bytes_;
-  const Mapping memory_;
+  const MemfdMapping memory_;
 };
 
 }  // namespace
 
 Result<std::unique_ptr<PageStaging>> make_host_staging(std::vector<PlaneRun> runs, int64_t bytes) {
   const int fd = memfd_create("espalier-staging", MFD_CLOEXEC | MFD_ALLOW_SEALING);
-  if (fd < 0) return fail(system_error("the system gives no staging memory"));
+  if (fd < 0) return fail(memfd_error("the system gives no staging memory"));
   // A reader's mapping must not lose its end.
   if (ftruncate(fd, bytes) != 0 || fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW) != 0) {
-    const Status status = system_error("the system gives no staging memory");
+    const Status status = memfd_error("the system gives no staging memory");
     close(fd);
     return fail(status);
   }
-  auto memory = map(fd, bytes, PROT_READ | PROT_WRITE);
+  auto memory = map_memfd(fd, bytes, PROT_READ | PROT_WRITE);
   if (!memory) {
     close(fd);
     return fail(memory.error());
@@ -178,14 +177,14 @@ Result<std::unique_ptr<MappedStaging>> map_host_staging(std::vector<PlaneRun> ru
   static const std::regex kPath("/proc/[0-9]{1,10}/fd/[0-9]{1,10}");
   if (handle.kind != "memfd" || !std::regex_match(handle.bytes, kPath))
     return fail(invalid_argument("a handle of staging memory names none"));
-  const FileDescriptor file(open(handle.bytes.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
-  if (file.fd < 0) return fail(system_error("staging memory of the other process cannot be opened"));
+  const MemfdFile file(open(handle.bytes.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
+  if (file.fd < 0) return fail(memfd_error("staging memory of the other process cannot be opened"));
   struct stat info {};
   const int seals = fcntl(file.fd, F_GET_SEALS);
   if (fstat(file.fd, &info) != 0 || !S_ISREG(info.st_mode) || seals < 0 ||
       (seals & F_SEAL_SHRINK) == 0 || info.st_size < kStagingHeadBytes)
     return fail(error(StatusCode::kUnavailable, "a handle of staging memory opens something else"));
-  ESP_ASSIGN_OR_RETURN(Mapping memory, map(file.fd, info.st_size, PROT_READ));
+  ESP_ASSIGN_OR_RETURN(MemfdMapping memory, map_memfd(file.fd, info.st_size, PROT_READ));
   if (std::memcmp(memory.data(), handle.nonce.data(), handle.nonce.size()) != 0)
     return fail(error(StatusCode::kUnavailable, "a handle of staging memory opens another one"));
   return std::make_unique<MappedHostStaging>(std::move(runs), std::move(memory));

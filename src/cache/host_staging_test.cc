@@ -97,8 +97,8 @@ TEST(HostStaging, WrongHandlesAreRefused) {
   StagingHandle other = handle;
   other.nonce[3] ^= 1;
   EXPECT_FALSE(to.copier->map_staging(other));
-  for (const char* name : {"", "/etc/passwd", "/proc/1/fd/../../self/maps", "/proc/self/fd/0",
-                           "/proc/4000000/fd/3"}) {
+  for (const char* name :
+       {"", "/etc/passwd", "/proc/1/fd/../../self/maps", "/proc/self/fd/0", "/proc/4000000/fd/3"}) {
     other = handle;
     other.bytes = name;
     EXPECT_FALSE(to.copier->map_staging(other)) << name;

@@ -9,8 +9,8 @@ namespace espalier {
 StagingBlocks::StagingBlocks(int64_t bytes, int64_t block_bytes_wanted, int64_t page_bytes)
     : block_pages_(static_cast<int32_t>(std::max<int64_t>(1, block_bytes_wanted / page_bytes))),
       block_bytes_(block_pages_ * page_bytes),
-      num_blocks_(static_cast<int32_t>(
-          std::max<int64_t>(0, bytes - kStagingHeadBytes) / block_bytes_)) {
+      num_blocks_(
+          static_cast<int32_t>(std::max<int64_t>(0, bytes - kStagingHeadBytes) / block_bytes_)) {
   for (int32_t i = num_blocks_; i-- > 0;) free_.push_back(kStagingHeadBytes + i * block_bytes_);
 }
 

@@ -41,8 +41,8 @@ int32_t num_planes(std::span<const PlaneRun> runs);
 
 int64_t bytes_of_page(std::span<const PlaneRun> runs);
 
-// kInvalidArgument unless the parts lie in a staging memory of `bytes`, whose pages have page_bytes,
-// and have as many pages as `num_pages`.
+// kInvalidArgument unless the parts lie in a staging memory of `bytes`, whose pages have
+// page_bytes, and have as many pages as `num_pages`.
 Status check_parts(std::span<const StagedPart> parts, size_t num_pages, int64_t page_bytes,
                    int64_t bytes);
 

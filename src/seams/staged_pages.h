@@ -1,6 +1,6 @@
-// Copies of computed pages in staging memory, which another process of the same host maps and reads:
-// how keys and values leave a prefill server without a network. The cache's own pages are free for
-// other prompts as soon as a copy of them has been begun.
+// Copies of computed pages in staging memory, which another process of the same host maps and
+// reads: how keys and values leave a prefill server without a network. The cache's own pages are
+// free for other prompts as soon as a copy of them has been begun.
 //
 // Staging memory is divided into blocks. In a block of n pages the planes lie one behind the other,
 // each as its n pages, so that neighbours in the cache and in a block move in one copy of rows:
@@ -27,7 +27,8 @@ namespace espalier {
 struct StagingHandle {
   std::string kind;   // "memfd": the host's memory, "cuda-ipc": a GPU's; empty: there is none
   std::string bytes;  // what the kind opens
-  // Lies at the start of the memory, so that whoever maps it can tell that it is this one.
+  // Lies at the start of the memory, so that the process that maps it can check that it is this
+  // one.
   std::array<uint8_t, 16> nonce{};
 };
 
@@ -74,8 +75,8 @@ class PageStaging {
   // thread.
   virtual std::unique_ptr<StagedPages> stage(std::span<const PageId> pages) = 0;
   // The same of pages that are complete when the next step has run: each layer is copied as soon as
-  // the step has computed it. Null also where this device does not do so. For the executor's thread,
-  // which launches the step next.
+  // the step has computed it. Null also where this device does not do so. For the executor's
+  // thread, which launches the step next.
   virtual std::unique_ptr<StagedPages> stage_next_step(std::span<const PageId> pages) {
     static_cast<void>(pages);
     return nullptr;

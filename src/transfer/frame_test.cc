@@ -80,7 +80,9 @@ TEST(Frame, MutatedPayloadsAreRefusedOrRead) {
   const int num_rounds = 10'000 * (scale == nullptr ? 1 : std::max(1, std::atoi(scale)));
   const TestPrompt prompt{.num_tokens = 9};
   const std::vector<std::string> payloads = {
-      encode(Challenge{}), encode(prompt.hello()), encode(Failure{StatusCode::kDataLoss, "text"}),
+      encode(Challenge{}),
+      encode(prompt.hello()),
+      encode(Failure{StatusCode::kDataLoss, "text"}),
       encode(prompt.first()),
       encode(InputLogprobs{1, std::vector<TokenLogprobs>(3, prompt.first().logprobs)}),
       encode(StagingHandle{.kind = "cuda-ipc", .bytes = std::string(64, 'x')}),

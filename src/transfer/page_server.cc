@@ -83,11 +83,9 @@ Status send_as_bytes(FrameStream& frames, const Room::Staged& item, uint64_t pag
       const auto count = std::min<size_t>(most, static_cast<size_t>(part.num_pages - at));
       bytes.resize(count * page_bytes);
       for (size_t i = 0; i < count; ++i)
-        ESP_RETURN_IF_ERROR(
-            pages.read(part, part.first + at++,
-                       std::span(bytes).subspan(i * page_bytes, page_bytes)));
-      ESP_RETURN_IF_ERROR(
-          frames.send(FrameType::kPages, encode_pages_header(first, bytes), bytes));
+        ESP_RETURN_IF_ERROR(pages.read(part, part.first + at++,
+                                       std::span(bytes).subspan(i * page_bytes, page_bytes)));
+      ESP_RETURN_IF_ERROR(frames.send(FrameType::kPages, encode_pages_header(first, bytes), bytes));
       first += static_cast<uint32_t>(count);
     }
   return {};

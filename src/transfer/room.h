@@ -71,8 +71,8 @@ class Room {
   void close();
 
   TimePoint ended_at() const;  // when the first token came; REQUIRES that it has
-  int64_t num_bytes() const;  // of pages and log-probabilities that wait
-  bool has_failed() const;    // it was ended without a first token
+  int64_t num_bytes() const;   // of pages and log-probabilities that wait
+  bool has_failed() const;     // it was ended without a first token
 
  private:
   void push(Item item);

@@ -108,9 +108,9 @@ TEST(Transfer, StagedPagesAreReadFromMappedMemory) {
           .key = {.room = num_cached}, .num_tokens = 39, .num_cached = num_cached};
       const auto room = *server.rooms.open(prompt.key, prompt.prompt(), prompt.num_pages());
       const auto stage = [&](uint32_t first, int32_t count) {
-        room->add_staged(first, std::make_unique<TestStagedPages>(
-                                    first, count, 640,
-                                    TestStagedPages::Options{.num_ranges = 2}, num_alive));
+        room->add_staged(
+            first, std::make_unique<TestStagedPages>(
+                       first, count, 640, TestStagedPages::Options{.num_ranges = 2}, num_alive));
       };
       stage(0, 7);
       room->add_pages(7, 8, test_fill(640));  // staging memory was full
@@ -140,9 +140,9 @@ TEST(Transfer, StagedPagesOfAFailedStepEndInAFailure) {
   std::atomic<int> num_alive = 0;
   const TestPrompt prompt{.num_tokens = 39};
   const auto room = *server.rooms.open(prompt.key, prompt.prompt(), prompt.num_pages());
-  room->add_staged(0, std::make_unique<TestStagedPages>(
-                          0, 9, 640, TestStagedPages::Options{.num_ranges = 3, .fails = true},
-                          num_alive));
+  room->add_staged(
+      0, std::make_unique<TestStagedPages>(
+             0, 9, 640, TestStagedPages::Options{.num_ranges = 3, .fails = true}, num_alive));
   StagedFetch fetch;
   const auto fetched = fetch.run(server, prompt);
   EXPECT_EQ(fetched.error().code(), StatusCode::kInternal);

@@ -101,8 +101,8 @@ class DecodeSide::Fetch {
     if (is_cancelled_ || !has(first, count)) return false;
     std::vector<PageCopier::Transfer> transfers(count);
     for (size_t i = 0; i < count; ++i)
-      transfers[i] = copier_.begin_write(pages_[first + i],
-                                         bytes.subspan(i * page_bytes_, page_bytes_));
+      transfers[i] =
+          copier_.begin_write(pages_[first + i], bytes.subspan(i * page_bytes_, page_bytes_));
     bool ok = true;
     for (const PageCopier::Transfer transfer : transfers) ok &= copier_.finish(transfer).ok();
     return ok;
@@ -193,16 +193,16 @@ void DecodeSide::start(const LoadRequest& request) {
   Expected expected = std::move(found->second);
   expected_.erase(found);
   expected.hello.num_cached = static_cast<uint32_t>(request.num_cached) / config_.shape.page_size;
-  auto fetch = std::make_shared<Fetch>(request.id,
-                                       transfer::PageFetchConfig{
-                                           .host = std::move(expected.host),
-                                           .port = expected.port,
-                                           .token = config_.token,
-                                           .connect_timeout = config_.connect_timeout,
-                                           .silence_max = config_.silence_max,
-                                       },
-                                       std::move(expected.hello), request, copier_, maps_,
-                                       clock_.now());
+  auto fetch =
+      std::make_shared<Fetch>(request.id,
+                              transfer::PageFetchConfig{
+                                  .host = std::move(expected.host),
+                                  .port = expected.port,
+                                  .token = config_.token,
+                                  .connect_timeout = config_.connect_timeout,
+                                  .silence_max = config_.silence_max,
+                              },
+                              std::move(expected.hello), request, copier_, maps_, clock_.now());
   Running& running = running_.emplace_back(Running{.fetch = std::move(fetch)});
   {
     const std::lock_guard lock(stats_mutex_);

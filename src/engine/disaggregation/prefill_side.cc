@@ -64,9 +64,10 @@ void PrefillSide::on_launch(const ForwardBatch& batch) {
         std::min(num_computed, static_cast<int32_t>(prompt.room->prompt().num_tokens)) / page_size;
     const int32_t first = first_wanted(prompt);
     if (first >= end) continue;
-    auto staged = config_.staging->stage_next_step(
-        std::span(batch.page_tables)
-            .subspan(static_cast<size_t>(entry.page_begin + first), static_cast<size_t>(end - first)));
+    auto staged =
+        config_.staging->stage_next_step(std::span(batch.page_tables)
+                                             .subspan(static_cast<size_t>(entry.page_begin + first),
+                                                      static_cast<size_t>(end - first)));
     if (staged != nullptr) add_staged(prompt, first, std::move(staged));
   }
 }

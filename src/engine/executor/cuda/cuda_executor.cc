@@ -26,6 +26,11 @@ constexpr int64_t kBytesPerGraph = 1 << 20;
 // What the driver and libraries take after start: kernels loaded at first use.
 constexpr int64_t kLaterBytes = int64_t{512} << 20;
 
+// Null: pages are not staged.
+CudaPageStaging* staging_of(const CudaPageCopier* copier) {
+  return copier != nullptr ? copier->staging() : nullptr;
+}
+
 // Rows of pictures, of the decoder's type, by the order of the step's tokens.
 void find_spans(const ForwardBatch& batch, DType type, std::vector<StepSpan>& out) {
   out.clear();
@@ -237,7 +242,8 @@ void CudaExecutor::launch(const ForwardBatch& batch) {
   p.batch = &batch;
   if (adapters_) adapters_->begin_step();
   p.status = lost_.ok() ? enqueue(p) : lost_;
-  if (staging() != nullptr) p.status = staging()->end_step(p.status, stream_);
+  if (CudaPageStaging* const staging = staging_of(page_copier_.get()))
+    p.status = staging->end_step(p.status, stream_);
   if (!p.status.ok()) p.status = lose_device(p.status);
 }
 
@@ -247,7 +253,8 @@ Status CudaExecutor::enqueue(Place& p) {
   p.graph_use = GraphUse::kNone;
   ESP_CHECK(kv_ != nullptr, "allocate_kv comes before the first step");
   ESP_RETURN_IF_ERROR(cuda::use_device(model_->device()));
-  if (staging() != nullptr) ESP_RETURN_IF_ERROR(staging()->precede(stream_));
+  if (CudaPageStaging* const staging = staging_of(page_copier_.get()))
+    ESP_RETURN_IF_ERROR(staging->precede(stream_));
   ESP_RETURN_IF_ERROR(p.started.record(stream_));
   if (samples_) {
     for (const SlotInit& init : p.batch->slot_inits)
@@ -305,10 +312,11 @@ Status CudaExecutor::run_any(Place& p) {
   if (p.packed.cascade) ++num_cascades_;
   CudaStep step = packer_->step(p.packed, slots_->tokens());
   step.spans = p.spans;
-  const std::function<Status(int32_t)> stage = [this](int32_t layer) {
-    return staging()->on_append(layer, stream_);
+  CudaPageStaging* const staging = staging_of(page_copier_.get());
+  const std::function<Status(int32_t)> stage = [&](int32_t layer) {
+    return staging->on_append(layer, stream_);
   };
-  if (staging() != nullptr && staging()->awaits_step()) step.on_append = &stage;
+  if (staging != nullptr && staging->awaits_step()) step.on_append = &stage;
   ESP_RETURN_IF_ERROR(model_->forward(step, kv_->view(), stream_));
   ESP_RETURN_IF_ERROR(enqueue_input_logprobs(p));
   if (p.num_samples == 0) return Status();
@@ -488,8 +496,8 @@ Status CudaExecutor::copy_pages(std::span<const PageId> from, std::span<const Pa
 PageCopier* CudaExecutor::page_copier() {
   if (page_copier_ != nullptr) return page_copier_.get();
   const Status device = cuda::use_device(model_->device());
-  auto copier = device.ok() ? CudaPageCopier::create(kv_->view(), /*stages_steps=*/!chains_)
-                            : fail(device);
+  auto copier =
+      device.ok() ? CudaPageCopier::create(kv_->view(), /*stages_steps=*/!chains_) : fail(device);
   if (copier) {
     page_copier_ = *std::move(copier);
   } else if (copier.error().code() != StatusCode::kUnimplemented) {

@@ -141,10 +141,6 @@ class CudaExecutor final : public Executor {
   CudaExecutor(std::unique_ptr<CudaDecoder> model, const CudaExecutorConfig& config);
   Status allocate(std::unique_ptr<CudaDraftHead> head);
   Place& place(uint64_t step) { return places_[step % kPlaces]; }
-  // Null: pages are not staged.
-  CudaPageStaging* staging() const {
-    return page_copier_ != nullptr ? page_copier_->staging() : nullptr;
-  }
 
   Status enqueue(Place& place);
   Status run_decode(Place& place);

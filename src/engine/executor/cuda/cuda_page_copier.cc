@@ -110,8 +110,8 @@ void CudaPageCopier::unpin(std::span<std::byte> range) {
 
 Result<PageStaging*> CudaPageCopier::start_staging(int64_t bytes) {
   ESP_RETURN_IF_ERROR(cuda::use_device(device_));
-  ESP_ASSIGN_OR_RETURN(staging_, CudaPageStaging::create(
-                                     runs_, planes_of_layers_, stages_steps_, bytes));
+  ESP_ASSIGN_OR_RETURN(staging_,
+                       CudaPageStaging::create(runs_, planes_of_layers_, stages_steps_, bytes));
   return staging_.get();
 }
 

@@ -9,9 +9,9 @@
 namespace espalier {
 namespace {
 
-constexpr int64_t kBlockBytes = int64_t{32} << 20;
+constexpr int64_t kStagingBlockBytes = int64_t{32} << 20;
 // Groups of layers of one step. The last group's copy runs beside the last layers' GEMMs.
-constexpr size_t kGroups = 8;
+constexpr size_t kStagedGroups = 8;
 
 Status copy_nonce(StagingHandle& handle, const cuda::DeviceBuffer& memory,
                   const cuda::Stream& stream) {
@@ -60,7 +60,8 @@ Result<std::unique_ptr<CudaPageStaging>> CudaPageStaging::create(
   staging->device_ = cuda::current_device();
   staging->runs_ = std::move(runs);
   staging->all_planes_ = {0, num_planes(staging->runs_)};
-  const size_t num_layers = planes_of_layers.size(), num_groups = std::min(kGroups, num_layers);
+  const size_t num_layers = planes_of_layers.size(),
+               num_groups = std::min(kStagedGroups, num_layers);
   int32_t plane = 0;
   for (size_t group = 0, layer = 0; group < num_groups; ++group) {
     const int32_t begin = plane;
@@ -72,8 +73,9 @@ Result<std::unique_ptr<CudaPageStaging>> CudaPageStaging::create(
   ESP_ASSIGN_OR_RETURN(staging->memory_,
                        cuda::DeviceBuffer::allocate(bytes, "pages on their way to decode servers"));
   staging->blocks_ =
-      std::make_unique<StagingBlocks>(bytes, kBlockBytes, bytes_of_page(staging->runs_));
-  ESP_ASSIGN_OR_RETURN(staging->copies_, cuda::Stream::create());
+      std::make_unique<StagingBlocks>(bytes, kStagingBlockBytes, bytes_of_page(staging->runs_));
+  // Where copies on one device take multiprocessors, they come before the next GEMM's blocks.
+  ESP_ASSIGN_OR_RETURN(staging->copies_, cuda::Stream::create(/*urgent=*/true));
   ESP_ASSIGN_OR_RETURN(staging->reads_, cuda::Stream::create());
   ESP_ASSIGN_OR_RETURN(staging->appended_, cuda::Event::create());
   ESP_ASSIGN_OR_RETURN(staging->last_, cuda::Event::create());
@@ -216,16 +218,15 @@ class MappedCudaStaging final : public MappedStaging {
               std::span<const PageId> pages) override {
     ESP_RETURN_IF_ERROR(check_parts(parts, pages.size(), page_bytes_, memory_.size_bytes()));
     ESP_RETURN_IF_ERROR(cuda::use_device(device_));
-    const Status copied =
-        copy_parts(runs_, parts, planes, pages, [this](const StagedRows& rows) {
-          return cuda::copy_rows_on_devices({.to = rows.pages,
-                                             .to_pitch = rows.pages_pitch,
-                                             .from = memory_.data() + rows.staged,
-                                             .from_pitch = rows.staged_pitch,
-                                             .row_bytes = rows.row_bytes,
-                                             .num_rows = rows.num_rows},
-                                            stream_);
-        });
+    const Status copied = copy_parts(runs_, parts, planes, pages, [this](const StagedRows& rows) {
+      return cuda::copy_rows_on_devices({.to = rows.pages,
+                                         .to_pitch = rows.pages_pitch,
+                                         .from = memory_.data() + rows.staged,
+                                         .from_pitch = rows.staged_pitch,
+                                         .row_bytes = rows.row_bytes,
+                                         .num_rows = rows.num_rows},
+                                        stream_);
+    });
     const Status done = stream_.synchronize();
     return copied.ok() ? done : copied;
   }

@@ -1,5 +1,6 @@
-// The rate at which pages go to a Redis server and come back: what a tier of an engine does,
-// without one. bench/remote_tier starts the server and measures redis-benchmark beside it.
+// The rate at which pages go to a disk, a Redis server or a bucket of S3 and come back: what a tier
+// of an engine does, without one. bench/disk_tier, bench/remote_tier and bench/s3_tier measure what
+// the disk and the servers give to other programs beside it.
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
@@ -11,8 +12,11 @@
 
 #include "base/clock.h"
 #include "base/rng.h"
+#include "tiers/disk_format.h"
+#include "tiers/disk_page_store.h"
 #include "tiers/redis_session.h"
 #include "tiers/remote_page_store.h"
+#include "tiers/s3_session.h"
 
 namespace espalier {
 namespace {
@@ -52,31 +56,69 @@ class Reader final : public PageSink {
 };
 
 struct Settings {
+  std::string kind = "redis";
   int port = 6379;
+  std::string folder, endpoint, bucket;
   int64_t page_bytes = 1 << 20;
   int64_t num_pages = 512;
   int rounds = 5;
   int32_t connections = 2;
 };
 
-std::unique_ptr<RemotePageStore> open_store(const Settings& settings, const std::string& scope) {
-  RedisServer server;
-  server.port = settings.port;
+[[noreturn]] void give_up(const std::string& message) {
+  fmt::print(stderr, "{}\n", message);
+  std::exit(1);
+}
+
+std::unique_ptr<PageStore> open_remote(const Settings& settings, const std::string& scope) {
+  RedisServer redis;
+  redis.port = settings.port;
+  S3Server s3;
+  s3.endpoint = settings.endpoint;
+  s3.bucket = settings.bucket;
+  s3.num_connections = settings.connections;
   auto store = RemotePageStore::open(
-      {.kind = "redis",
+      {.kind = settings.kind,
        .scope = scope,
        .page_bytes = settings.page_bytes,
-       .num_connections = settings.connections,
+       .num_connections = settings.kind == "s3" ? 2 : settings.connections,
        .write_buffer_bytes = (settings.num_pages + 1) * (settings.page_bytes + 64),
        .transfer_timeout = std::chrono::seconds(60)},
       [&]() -> Result<std::unique_ptr<RemoteSession>> {
-        return RedisSession::create(server, digest_of_scope(scope));
+        if (settings.kind == "redis") return RedisSession::create(redis, digest_of_scope(scope));
+        ESP_ASSIGN_OR_RETURN(const S3Server server, s3.resolved());
+        return S3Session::create(server, digest_of_scope(scope),
+                                 static_cast<size_t>(settings.page_bytes + kSlotHeaderBytes),
+                                 static_cast<size_t>(settings.connections) / 2);
       });
-  if (!store || !(*store)->problem().empty()) {
-    fmt::print(stderr, "{}\n", store ? (*store)->problem() : store.error().to_string());
-    std::exit(1);
-  }
+  if (!store) give_up(store.error().to_string());
+  if (!(*store)->problem().empty()) give_up((*store)->problem());
   return std::move(*store);
+}
+
+std::unique_ptr<PageStore> open_store(const Settings& settings, const std::string& scope) {
+  if (settings.kind != "file") return open_remote(settings, scope);
+  const int64_t slot_bytes = settings.page_bytes + (64 << 10);
+  auto store = DiskPageStore::open({.folder = settings.folder,
+                                    .scope = scope,
+                                    .page_bytes = settings.page_bytes,
+                                    .size_bytes = 2 * settings.num_pages * slot_bytes});
+  if (!store) give_up(store.error().to_string());
+  return std::move(*store);
+}
+
+// A store without room in its buffers refuses pages, and has it again when it is flushed.
+void put_all(PageStore& store, std::span<const PageName> names,
+             const std::vector<std::byte>& page) {
+  while (!names.empty()) {
+    const size_t taken = store.put(names, [&](size_t, std::span<std::byte> to) {
+      std::copy(page.begin(), page.end(), to.begin());
+      return true;
+    });
+    if (taken < names.size()) store.flush();
+    names = names.subspan(taken);
+  }
+  store.flush();
 }
 
 void print_rate(const char* what, const Settings& settings, std::vector<double> seconds) {
@@ -100,11 +142,7 @@ int run(const Settings& settings) {
     const std::string scope = fmt::format("round {}", round);
     const auto writer = open_store(settings, scope);
     TimePoint start = clock.now();
-    writer->put(names, [&](size_t, std::span<std::byte> to) {
-      std::copy(page.begin(), page.end(), to.begin());
-      return true;
-    });
-    writer->flush();
+    put_all(*writer, names, page);
     writes.push_back(to_seconds(clock.now() - start));
     const auto store = open_store(settings, scope);
     const auto reader = std::make_shared<Reader>(names.size(), page);
@@ -130,8 +168,12 @@ int run(const Settings& settings) {
 
 int main(int argc, char** argv) {
   espalier::Settings settings;
-  CLI::App app{"The rate of a Redis server as a tier"};
-  app.add_option("--port", settings.port, "of the server on 127.0.0.1");
+  CLI::App app{"The rate of a disk, a Redis server or a bucket of S3 as a tier"};
+  app.add_option("--kind", settings.kind, "redis, s3 or file");
+  app.add_option("--port", settings.port, "of the Redis server on 127.0.0.1");
+  app.add_option("--folder", settings.folder, "of the file tier");
+  app.add_option("--endpoint", settings.endpoint, "of the store of S3's objects");
+  app.add_option("--bucket", settings.bucket);
   app.add_option("--page-bytes", settings.page_bytes);
   app.add_option("--pages", settings.num_pages);
   app.add_option("--rounds", settings.rounds);
