@@ -9,6 +9,7 @@
 #include <set>
 #include <utility>
 
+#include "router/cache_handover.h"
 #include "router/error_bodies.h"
 
 namespace espalier::router {
@@ -111,18 +112,41 @@ void add_worker(const AdminContext& context, HttpRequest&& request, ResponsePtr 
   });
 }
 
-// The handler of a change to the worker that a request names, by its id or by its url.
+// Whether a request's body says "hand_over": true.
+bool hands_over(const HttpRequest& request) {
+  boost::system::error_code failed;
+  const json::value body = json::parse(request.body, failed);
+  const json::value* const flag =
+      !failed && body.is_object() ? body.as_object().if_contains("hand_over") : nullptr;
+  return flag != nullptr && flag->is_bool() && flag->as_bool();
+}
+
+json::object describe(const HandedOver& handed) {
+  json::array peers;
+  for (const HandedOver::Peer& peer : handed.peers) {
+    json::object entry{{"url", peer.url}, {"num_pages", peer.num_pages}};
+    if (!peer.failure.empty()) entry["error"] = peer.failure;
+    peers.emplace_back(std::move(entry));
+  }
+  return {{"file", handed.file},
+          {"num_pages", handed.num_pages},
+          {"num_bytes", handed.num_bytes},
+          {"workers", std::move(peers)}};
+}
+
+// The normal url of the worker that a request names, by its id or by its url.
+Result<std::string> named_url(const AdminContext& context, const HttpRequest& request) {
+  const std::string_view id = request.param("id");
+  if (id.empty()) return url_of(request);
+  ESP_ASSIGN_OR_RETURN(WorkerInfo worker, find_worker(context.dispatcher, id));
+  return std::move(worker.url);
+}
+
+// The handler of a change to the worker that a request names.
 net::Handler change_worker(const AdminContext& context, std::string_view done,
                            std::function<Status(const AdminContext&, const std::string&)> change) {
   return [context, done, change = std::move(change)](HttpRequest&& request, ResponsePtr response) {
-    Result<std::string> url = "";
-    if (const std::string_view id = request.param("id"); !id.empty()) {
-      const auto worker = find_worker(context.dispatcher, id);
-      if (!worker) return response->send(failure(worker.error()));
-      url = worker->url;
-    } else {
-      url = url_of(request);
-    }
+    const Result<std::string> url = named_url(context, request);
     if (!url) return response->send(failure(url.error()));
     if (const Status changed = change(context, *url); !changed.ok())
       return response->send(failure(changed));
@@ -134,11 +158,27 @@ net::Handler change_worker(const AdminContext& context, std::string_view done,
 Status remove_worker(const AdminContext& context, const std::string& url) {
   return context.sources.remove(url);
 }
-Status drain_worker(const AdminContext& context, const std::string& url) {
-  return context.dispatcher.drain_worker(url, false);
-}
 Status resume_worker(const AdminContext& context, const std::string& url) {
   return context.dispatcher.resume_worker(url);
+}
+
+// With hand_over the answer comes when the others have the worker's cache. The worker drains in any
+// case, also where that fails.
+void drain_worker(const AdminContext& context, HttpRequest&& request, ResponsePtr response) {
+  const Result<std::string> url = named_url(context, request);
+  if (!url) return response->send(failure(url.error()));
+  if (const Status drained = context.dispatcher.drain_worker(*url, false); !drained.ok())
+    return response->send(failure(drained));
+  json::object answer{{"status", "draining"}, {"url", *url}};
+  if (!hands_over(request) || context.handover == nullptr)
+    return response->send(HttpResponse::json(200, json::serialize(answer)));
+  context.handover->start(*url, [answer = std::move(answer), response = std::move(response)](
+                                    const Result<HandedOver>& handed) mutable {
+    if (!handed)
+      return response->send(failure(handed.error().with_context("the worker drains, but")));
+    answer["handed_over"] = describe(*handed);
+    response->send(HttpResponse::json(200, json::serialize(answer)));
+  });
 }
 
 json::object describe_model(const std::string& id) {
@@ -194,7 +234,7 @@ Status add_admin_routes(net::Router& router, const AdminContext& context,
     };
   };
   const auto remove = change_worker(context, "removed", remove_worker);
-  const auto drain = change_worker(context, "draining", drain_worker);
+  const auto drain = handler(drain_worker);
   const auto resume = change_worker(context, "resumed", resume_worker);
   const net::Handler alive = [](HttpRequest&&, ResponsePtr response) {
     response->send(HttpResponse::json(200, R"({"status":"ok"})"));

@@ -5,6 +5,7 @@
 
 #include "net/http.h"
 #include "net/router.h"
+#include "router/cache_handover.h"
 #include "router/dispatcher.h"
 #include "router/ext_proc.h"
 #include "router/kv_feed.h"
@@ -22,6 +23,7 @@ struct AdminContext {
   const KvFeed* kv_feed = nullptr;    // null: no events of caches are read
   const Tenants* tenants = nullptr;   // null: keys have no names
   const ExtProc* ext_proc = nullptr;  // null: Envoy does not ask for workers
+  CacheHandover* handover = nullptr;  // null: caches of draining workers stay with them
 };
 
 // `admin`: admits administrators alone; `client`: everyone with a key.

@@ -89,8 +89,9 @@ struct RouterServer::Impl {
   std::unique_ptr<Proxy> proxy;
   std::unique_ptr<WorkerSources> sources;
   std::unique_ptr<HealthChecker> health;
-  std::unique_ptr<KvFeed> kv_feed;          // null without --kv-events
-  std::unique_ptr<ExtProc> ext_proc;        // null without --ext-proc
+  std::unique_ptr<KvFeed> kv_feed;    // null without --kv-events
+  std::unique_ptr<ExtProc> ext_proc;  // null without --ext-proc
+  std::unique_ptr<CacheHandover> handover;
   std::unique_ptr<net::HttpServer> server;  // last: it is stopped first
 
   Status add_routes(net::Router& router);
@@ -131,10 +132,10 @@ Status RouterServer::Impl::add_routes(net::Router& router) {
   const std::string& admin_key =
       config.admin_api_key.empty() ? config.api_key : config.admin_api_key;
   const Tenants* const keys = tenants.get();
-  ESP_RETURN_IF_ERROR(
-      add_admin_routes(router, {*dispatcher, *sources, *proxy, kv_feed.get(), keys, ext_proc.get()},
-                       admission({admin_key}, keys, true, ErrorStyle::kOpenAi),
-                       admission(client_keys(), keys, false, ErrorStyle::kOpenAi)));
+  ESP_RETURN_IF_ERROR(add_admin_routes(
+      router, {*dispatcher, *sources, *proxy, kv_feed.get(), keys, ext_proc.get(), handover.get()},
+      admission({admin_key}, keys, true, ErrorStyle::kOpenAi),
+      admission(client_keys(), keys, false, ErrorStyle::kOpenAi)));
   for (const PassedRoute& route : passed_routes()) {
     const net::Admission admit = admission(client_keys(), keys, false, route.errors);
     ESP_RETURN_IF_ERROR(router.add(
@@ -176,6 +177,9 @@ Result<std::unique_ptr<RouterServer>> RouterServer::start(RouterConfig config) {
     impl->kv_feed = std::move(*feed);
   }
   ESP_ASSIGN_OR_RETURN(impl->sources, WorkerSources::start(c.sources, *impl->dispatcher));
+  impl->handover = std::make_unique<CacheHandover>(
+      CacheHandoverConfig{.api_key = c.proxy.worker_api_key, .ca_file = c.worker_tls.ca},
+      *impl->dispatcher);
   net::HttpServerConfig http = server_config(c);
   ESP_RETURN_IF_ERROR(impl->start_ext_proc(http.bodies));
   net::Router router;

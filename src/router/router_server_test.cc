@@ -86,6 +86,42 @@ TEST_F(RouterServerTest, WorkersAreListedAddedAndRemoved) {
   EXPECT_TRUE(post("/workers", R"({"url":"http://no-such-host.invalid:1"})").starts_with("503"));
 }
 
+TEST_F(RouterServerTest, ADrainedWorkerHandsItsCacheOver) {
+  const auto answer_of = [](std::string_view body) {
+    return fmt::format("HTTP/1.1 200 OK\r\nContent-Length: {}\r\nConnection: close\r\n\r\n{}",
+                       body.size(), body);
+  };
+  TestWorker from(answer_of(R"({"num_pages":7,"num_bytes":700})"), [] { return Fate{}; });
+  std::atomic<bool> refuses = false;
+  TestWorker to(answer_of(R"({"num_pages":5})"),
+                [&] { return Fate{refuses ? Fate::Kind::kRefuse : Fate::Kind::kAnswer}; });
+  RouterConfig config;
+  config.sources.urls = {from.url(), to.url()};
+  config.proxy.worker_api_key = "worker";
+  start(config);
+  ASSERT_TRUE(has_healthy(2));
+  const std::string body = fmt::format(R"({{"url":"{}","hand_over":true}})", from.url());
+  const std::string answer = post("/drain", body);
+  EXPECT_TRUE(answer.starts_with("200")) << answer;
+  EXPECT_NE(answer.find(R"("num_pages":7,"num_bytes":700)"), std::string::npos) << answer;
+  EXPECT_NE(answer.find(fmt::format(R"({{"url":"{}","num_pages":5}})", to.url())),
+            std::string::npos)
+      << answer;
+  EXPECT_TRUE(from.last_request().starts_with("POST /cache/export"));
+  EXPECT_TRUE(to.last_request().starts_with("POST /cache/import"));
+  EXPECT_NE(to.last_request().find("Authorization: Bearer worker"), std::string::npos);
+  const auto file = [](const std::string& request) {
+    return request.substr(request.find(R"({"file")"));
+  };
+  EXPECT_EQ(file(from.last_request()), file(to.last_request()));
+  refuses = true;  // the other worker's failure is stated, and the worker drains all the same
+  EXPECT_NE(post("/drain", body).find("answers 503"), std::string::npos);
+  EXPECT_NE(get("/workers").find(R"("state":"draining")"), std::string::npos);
+  EXPECT_TRUE(post("/drain", fmt::format(R"({{"url":"{}","hand_over":true}})", to.url()))
+                  .starts_with("404"))
+      << "nobody is left to take it";
+}
+
 TEST_F(RouterServerTest, ModelsAndMetrics) {
   RouterConfig config;
   config.sources.urls = {one_.url(), two_.url()};
