@@ -275,7 +275,7 @@ TEST_F(DisaggregationFaults, SettingsThatContradictAreNamed) {
   EXPECT_THAT(message([](auto& c) { c.disaggregation.disaggregation_mode = "both"; }),
               HasSubstr("prefill, decode or null"));
   EXPECT_THAT(message([](auto& c) { c.disaggregation.disaggregation_transfer_backend = "nixl"; }),
-              HasSubstr("must be tcp"));
+              HasSubstr("must be auto or tcp"));
   EXPECT_THAT(message([](auto& c) { c.compute.dp_size = 2; }), HasSubstr("dp_size 2"));
   EXPECT_EQ(message([](auto&) {}), "");
 }
