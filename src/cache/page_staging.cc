@@ -83,6 +83,7 @@ std::vector<StagedRows> staged_rows(std::span<const PlaneRun> runs, const Staged
                                 (part.first + static_cast<int64_t>(first)) * run.page_bytes,
                       .staged_pitch = pitch,
                       .row_bytes = static_cast<int64_t>(last - first) * run.page_bytes,
+                      .page_bytes = run.page_bytes,
                       .num_rows = end - begin});
     }
     before += run.bytes();

@@ -52,8 +52,9 @@ struct StagedRows {
   int64_t pages_pitch = 0;     // bytes from one row to the next
   int64_t staged = 0;          // bytes from the start of the staging memory
   int64_t staged_pitch = 0;
-  int64_t row_bytes = 0;
-  int64_t num_rows = 0;  // planes
+  int64_t row_bytes = 0;   // of some pages that are neighbours
+  int64_t page_bytes = 0;  // of one of them
+  int64_t num_rows = 0;    // planes
 };
 
 // The fewest copies that move `planes` of the pages: neighbours in the cache go together, as do

@@ -4,6 +4,7 @@
 #include <random>
 #include <utility>
 
+#include "kernels/page_copy/cuda.h"
 #include "tensor/cuda/device.h"
 
 namespace espalier {
@@ -12,6 +13,8 @@ namespace {
 constexpr int64_t kStagingBlockBytes = int64_t{32} << 20;
 // Groups of layers of one step. The last group's copy runs beside the last layers' GEMMs.
 constexpr size_t kStagedGroups = 8;
+// From where on a copy is worth a DMA unit's start, about 4 us.
+constexpr int64_t kDmaBytesMin = int64_t{4} << 20;
 
 Status copy_nonce(StagingHandle& handle, const cuda::DeviceBuffer& memory,
                   const cuda::Stream& stream) {
@@ -218,20 +221,51 @@ class MappedCudaStaging final : public MappedStaging {
               std::span<const PageId> pages) override {
     ESP_RETURN_IF_ERROR(check_parts(parts, pages.size(), page_bytes_, memory_.size_bytes()));
     ESP_RETURN_IF_ERROR(cuda::use_device(device_));
-    const Status copied = copy_parts(runs_, parts, planes, pages, [this](const StagedRows& rows) {
-      return cuda::copy_rows_on_devices({.to = rows.pages,
-                                         .to_pitch = rows.pages_pitch,
-                                         .from = memory_.data() + rows.staged,
-                                         .from_pitch = rows.staged_pitch,
-                                         .row_bytes = rows.row_bytes,
-                                         .num_rows = rows.num_rows},
-                                        stream_);
-    });
+    const Status copied = enqueue(parts, planes, pages);
     const Status done = stream_.synchronize();
     return copied.ok() ? done : copied;
   }
 
  private:
+  // Neighbouring pages by the DMA units; scattered ones, of which each would be a copy of its own,
+  // by a kernel.
+  Status enqueue(std::span<const StagedPart> parts, PlaneRange planes,
+                 std::span<const PageId> pages) const {
+    std::vector<kernels::cuda::CopyRowsArgs::Rows> copies;
+    StagedRows first;
+    const auto flush = [&] {
+      const Status status = kernels::cuda::copy_rows({.copies = copies,
+                                                      .from_pitch = first.staged_pitch,
+                                                      .to_pitch = first.pages_pitch,
+                                                      .row_bytes = first.page_bytes,
+                                                      .num_rows = first.num_rows},
+                                                     {.stream = stream_.get()});
+      copies.clear();
+      return status;
+    };
+    const auto copy = [&](const StagedRows& rows) -> Status {
+      const std::byte* const from = memory_.data() + rows.staged;
+      if (rows.row_bytes * rows.num_rows >= kDmaBytesMin || rows.page_bytes % 16 != 0)
+        return cuda::copy_rows_on_devices({.to = rows.pages,
+                                           .to_pitch = rows.pages_pitch,
+                                           .from = from,
+                                           .from_pitch = rows.staged_pitch,
+                                           .row_bytes = rows.row_bytes,
+                                           .num_rows = rows.num_rows},
+                                          stream_);
+      const bool joins = rows.staged_pitch == first.staged_pitch &&
+                         rows.pages_pitch == first.pages_pitch &&
+                         rows.page_bytes == first.page_bytes && rows.num_rows == first.num_rows;
+      if (!copies.empty() && !joins) ESP_RETURN_IF_ERROR(flush());
+      if (copies.empty()) first = rows;
+      for (int64_t at = 0; at < rows.row_bytes; at += rows.page_bytes)
+        copies.push_back({from + at, rows.pages + at});
+      return {};
+    };
+    ESP_RETURN_IF_ERROR(copy_parts(runs_, parts, planes, pages, copy));
+    return copies.empty() ? Status() : flush();
+  }
+
   const int32_t device_;
   const std::vector<PlaneRun> runs_;
   const int64_t page_bytes_;
