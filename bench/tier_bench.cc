@@ -156,8 +156,9 @@ int run(const Settings& settings) {
     store->clear();
     store->flush();
   }
-  fmt::print("{} pages of {} bytes, {} connections\n", settings.num_pages, settings.page_bytes,
-             settings.connections);
+  fmt::print("{} pages of {} bytes", settings.num_pages, settings.page_bytes);
+  if (settings.kind != "file") fmt::print(", {} connections", settings.connections);
+  fmt::print("\n");
   print_rate("pages written", settings, writes);
   print_rate("pages read   ", settings, reads);
   return 0;
