@@ -5,7 +5,7 @@ import os
 import random
 import tempfile
 
-from harness import Server, run
+from harness import Server, run, wait_until
 from tiers_test import MODEL, OPTIONS, ask, prompts
 
 
@@ -132,12 +132,37 @@ def check_warm_prompts(folder):
     assert result.returncode == 2 and "line 2" in result.stderr, result
 
 
+class Route(Server):
+    COMMAND = "route"
+
+
+def check_handover(folder):
+    """A drained worker gives its cache to the other one, which answers its clients as before, with hits."""
+    with Server(*tier(folder)) as leaves, Server(*tier(folder)) as stays:
+        expected = [ask(leaves, tokens)[0] for tokens in prompts()]
+        urls = [f"http://127.0.0.1:{server.port}" for server in (leaves, stays)]
+        with Route("--worker", urls[0], "--worker", urls[1], "--health-check-interval-secs", "0.2") as router:
+            def healthy():
+                workers = json.loads(router.get("/workers")[2])["workers"]
+                return sum(w["is_healthy"] and bool(w["models"]) for w in workers) == 2
+
+            wait_until(healthy, "both workers are healthy")
+            answer = router.post("/drain", {"url": urls[0], "hand_over": True})
+            handed = answer["handed_over"]
+            assert handed["num_pages"] >= 6 * 36, answer
+            assert handed["workers"] == [{"url": urls[1], "num_pages": handed["num_pages"]}], answer
+            for tokens, ids in zip(prompts(), expected):
+                got, meta = ask(router, tokens)
+                assert got == ids and meta["cached_tokens"] >= len(tokens) // 4 * 4 - 4, meta
+
+
 def main():
     assert os.path.isdir(MODEL)
     with tempfile.TemporaryDirectory() as folder:
         check_import(folder, check_export(folder))
         check_refusals(folder)
         check_texts(folder)
+        check_handover(folder)
         check_warm_prompts(folder)
     print("ok")
 
