@@ -73,6 +73,9 @@ struct GenerateOptions {
   std::vector<std::string> stop;         // strings that end an answer and are not part of it
   std::string json_schema, regex, ebnf;  // what an answer must match; at most one of them
   bool ignore_eos = false;
+  // Beam search of so many beams instead of draws: the likeliest answer (docs/beam_search.md).
+  std::optional<int32_t> beam_width;
+  float length_penalty = 1;
 };
 
 // What is new of an answer.
@@ -245,6 +248,8 @@ class Engine {
     request.regex = given(options.regex);
     request.ebnf = given(options.ebnf);
     request.ignore_eos = options.ignore_eos ? 1 : 0;
+    request.beam_width = options.beam_width.value_or(0);
+    request.length_penalty = options.length_penalty;
   }
 
   std::unique_ptr<esp_engine, Free> handle_;

@@ -61,6 +61,10 @@ typedef struct esp_request {
   const char* ebnf;
   int ignore_eos; /* not 0: end-of-sequence tokens do not end an answer */
   int embed;      /* not 0: the text's vector instead of an answer */
+  /* Above 0: beam search of so many beams, at least num_samples, instead of draws: the num_samples
+   * best answers, each in one event (docs/beam_search.md). */
+  int32_t beam_width;
+  float length_penalty; /* of beam search; default 1 */
 } esp_request;
 ESP_API void esp_request_init(esp_request* request);
 
@@ -85,6 +89,7 @@ typedef struct esp_event {
   esp_status status;   /* with ESP_FINISH_ERROR and ESP_FINISH_ABORT: why */
   const char* message; /* the same in words, else "" */
   int32_t prompt_tokens, cached_tokens, completion_tokens; /* so far; cached: of the prompt's */
+  float beam_score; /* of an answer of beam search; else NaN */
 } esp_event;
 
 /* Loads the model and starts the engine's threads. `options` may be NULL: the model that ships. */

@@ -132,6 +132,10 @@ void read_sampling(const esp_request& r, espalier::SamplingParams& p) {
   text(r.regex, p.regex);
   text(r.ebnf, p.ebnf);
   p.ignore_eos = r.ignore_eos != 0;
+  if (r.beam_width == 0) return;
+  p.use_beam_search = true;
+  p.beam_width = r.beam_width;
+  p.length_penalty = r.length_penalty;
 }
 
 Result<GenerateRequest> read_request(const esp_request* given) {
@@ -198,6 +202,7 @@ void write_event(const TokenEvent& from, esp_event& event) {
   event.prompt_tokens = from.stats.prompt_tokens;
   event.cached_tokens = from.stats.cached_tokens;
   event.completion_tokens = from.stats.completion_tokens;
+  event.beam_score = from.beam ? from.beam->score : std::nanf("");
 }
 
 }  // namespace
@@ -214,6 +219,7 @@ void esp_request_init(esp_request* request) {
   request->temperature = request->top_p = request->min_p = std::nanf("");
   request->num_samples = 1;
   request->seed = -1;
+  request->length_penalty = 1;
 }
 
 esp_status esp_engine_open(const esp_engine_options* options, esp_engine** engine, char* error,

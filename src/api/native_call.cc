@@ -109,6 +109,7 @@ class NativeCall::Answers {
     std::move(event.input_logprobs.begin(), event.input_logprobs.end(),
               std::back_inserter(r.input_logprobs));
     r.stats = event.stats;
+    if (event.beam) r.beam = event.beam;
     if (event.finish) {
       r.finish = std::move(*event.finish);
       samples_[index].is_done = true;

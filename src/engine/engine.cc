@@ -39,6 +39,7 @@ class Gathering {
     r.embedding = std::move(event.embedding);
     r.entries_by_accepted = std::move(event.entries_by_accepted);
     r.next_logprobs = std::move(event.next_logprobs);
+    r.beam = event.beam;
     if (!event.finish) return;
     r.finish = std::move(*event.finish);
     if (failed_.ok()) failed_ = r.finish.status;

@@ -141,6 +141,7 @@ struct GenerateResult {
   std::vector<TokenLogprobs> input_logprobs, output_logprobs;
   std::optional<TokenLogprobs> next_logprobs;  // as TokenEvent's, as is:
   std::vector<int32_t> entries_by_accepted;
+  std::optional<BeamScore> beam;
   RequestStats stats;
 };
 

@@ -7,6 +7,7 @@
 #include "base/log.h"
 #include "base/memory_reserve.h"
 #include "base/rng.h"
+#include "engine/beams/beam_params.h"
 #include "engine/requests/embedding.h"
 #include "engine/requests/hidden_states.h"
 #include "engine/sampling/logit_library.h"
@@ -219,10 +220,11 @@ Result<std::string> EngineImpl::submit(GenerateRequest request, EventSink sink) 
     return fail(
         error(StatusCode::kResourceExhausted, "the system gives no more memory: try again later"));
   ESP_ASSIGN_OR_RETURN(auto live, prepare(request, std::move(sink)));
-  ESP_ASSIGN_OR_RETURN(const auto admission, registry_.admit({.rid = live->rid,
-                                                              .num_samples = request.sampling.n,
-                                                              .priority = live->priority,
-                                                              .share = share_of(config_, *live)}));
+  ESP_ASSIGN_OR_RETURN(const auto admission,
+                       registry_.admit({.rid = live->rid,
+                                        .num_samples = num_sequences_of(request.sampling),
+                                        .priority = live->priority,
+                                        .share = share_of(config_, *live)}));
   live->id = admission.id;
   for (const RequestId evicted : admission.evicted) {
     loop_->push(EvictMessage{evicted, registry_.queue_eviction_error()});
@@ -355,6 +357,32 @@ Status resolve_insides(const GenerateRequest& request, const ModelInfo& info,
   return {};
 }
 
+Status prepare_samples(const GenerateRequest& request, const Tokenizer* tokenizer,
+                       LiveRequest& live) {
+  live.samples.reserve(static_cast<size_t>(request.sampling.n));
+  ESP_ASSIGN_OR_RETURN(OutputProcessor first, OutputProcessor::create(tokenizer, request.sampling,
+                                                                      live.sampling.stop_ids));
+  for (int32_t i = 1; i < request.sampling.n; ++i)
+    live.samples.push_back({.request = &live, .output = first.sibling()});
+  live.samples.push_back({.request = &live, .output = std::move(first)});
+  return {};
+}
+
+// Where a search is requested: what it keeps, and a state for each beam's sequences.
+Status prepare_beams(const GenerateRequest& request, int32_t vocab_size, LiveRequest& live) {
+  ESP_ASSIGN_OR_RETURN(const std::optional<BeamOptions> options,
+                       resolve_beams(request, live.sampling, vocab_size));
+  if (!options) return {};
+  const SamplingParams& p = request.sampling;
+  live.beams = std::make_unique<BeamState>(
+      BeamState{.options = *options, .has_stops = !p.stop.empty() || !p.stop_regex.empty()});
+  live.beam_samples.reserve(static_cast<size_t>(options->num_beams));
+  for (int32_t i = 0; i < options->num_beams; ++i)
+    live.beam_samples.push_back(
+        {.request = &live, .output = live.samples[0].output.sibling(), .beam = i});
+  return {};
+}
+
 // Whether an engine with this compiler (null: none) takes grammars.
 Status check_grammars(const GrammarCompiler* compiler, const Engine::Parts& parts) {
   if (compiler != nullptr) return {};
@@ -394,13 +422,8 @@ Result<std::unique_ptr<LiveRequest>> EngineImpl::prepare(GenerateRequest& reques
   live->complete_within_budget = request.sampling.complete_within_budget;
   if (live->complete_within_budget)
     ESP_RETURN_IF_ERROR(check_budget(request, live->awaits_grammar));
-  live->samples.reserve(static_cast<size_t>(request.sampling.n));
-  ESP_ASSIGN_OR_RETURN(
-      OutputProcessor first,
-      OutputProcessor::create(parts_.tokenizer.get(), request.sampling, live->sampling.stop_ids));
-  for (int32_t i = 1; i < request.sampling.n; ++i)
-    live->samples.push_back({.request = live.get(), .output = first.sibling()});
-  live->samples.push_back({.request = live.get(), .output = std::move(first)});
+  ESP_RETURN_IF_ERROR(prepare_samples(request, parts_.tokenizer.get(), *live));
+  ESP_RETURN_IF_ERROR(prepare_beams(request, sampling_context_.vocab_size, *live));
   live->rid = request.rid.empty() ? rids_.next() : std::move(request.rid);
   live->seed = request.sampling.sampling_seed.value_or(mix64(config_.sampling.random_seed) +
                                                        mix64(num_seeds_++));
@@ -412,10 +435,11 @@ Result<std::unique_ptr<LiveRequest>> EngineImpl::prepare(GenerateRequest& reques
   // Forced tokens are canonical, which may be more tokens than a budget leaves.
   live->jump_forward = request.sampling.jump_forward && !config_.grammar.disable_jump_forward &&
                        !live->complete_within_budget && !request.return_hidden_states &&
+                       live->beams == nullptr &&
                        !(live->sampling.spec.computes_forced_logprobs() && may_stop);
   live->draft_tokens =
       live->jump_forward && request.sampling.draft_tokens && !config_.grammar.disable_draft_tokens;
-  live->speculates = request.sampling.draft_tokens;
+  live->speculates = request.sampling.draft_tokens && live->beams == nullptr;
   live->token_healing = request.sampling.token_healing;
   live->logprob_start_len = request.logprob_start_len;
   live->embed = request.embed;

@@ -64,6 +64,7 @@ EngineLoop::EngineLoop(const EngineConfig& config, const ModelInfo& info, Execut
                .disaggregation = cache.disaggregation.get()}),
       scheduler_(scheduler_config(config, executor), *cache.cache, clock_, events_, &proposer_,
                  loader_of(cache)),
+      beams_({.requests = requests_, .scheduler = scheduler_, .events = events_}),
       max_sequence_tokens_(std::min(config.model.context_length, scheduler_.max_sequence_tokens())),
       stats_(scheduler_, *cache.cache, events_, registry, clock_),
       handler_({.requests = requests_,
@@ -74,6 +75,7 @@ EngineLoop::EngineLoop(const EngineConfig& config, const ModelInfo& info, Execut
                 .proposer = proposer_.grammars(),
                 .proposals = proposer_,
                 .events = events_,
+                .beams = beams_,
                 .stats = stats_,
                 .watch = watch_,
                 .tiers = cache.tiers.get(),
@@ -182,7 +184,8 @@ void EngineLoop::wait_and_commit(ForwardBatch& batch) {
   watch_.enter(LoopPhase::kCommit);
   stats_.add_forward(result.forward_seconds);
   events_.begin_step();
-  scheduler_.commit(batch, result);
+  scheduler_.commit(batch, result, [this] { beams_.advance(); });
+  beams_.advance();               // those that were aborted
   batch.embedding_spans.clear();  // an idle engine keeps no pictures of its last step
 }
 

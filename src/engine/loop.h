@@ -8,6 +8,7 @@
 
 #include "base/clock.h"
 #include "cache/prefix_cache.h"
+#include "engine/beams/beam_runner.h"
 #include "engine/constrained/grammar_proposer.h"
 #include "engine/constrained/step_masks.h"
 #include "engine/engine.h"
@@ -78,6 +79,7 @@ class EngineLoop {
   RequestProposer proposer_;
   EventEmitter events_;
   Scheduler scheduler_;
+  BeamRunner beams_;
   const int32_t max_sequence_tokens_;
   StatsPublisher stats_;
   InboxHandler handler_;

@@ -63,6 +63,9 @@ struct GenOptions {
   ChoicesMethod choices_method = ChoicesMethod::kTokenLengthNormalized;
   std::string regex, json_schema, ebnf;  // at most one; "" is none
   std::optional<uint64_t> seed;
+  std::optional<bool> use_beam_search;  // the n likeliest answers instead of draws
+  std::optional<int32_t> beam_width;    // absent: n
+  std::optional<float> length_penalty;
 
   // What is absent here taken from `defaults`.
   GenOptions with_defaults(const GenOptions& defaults) const;

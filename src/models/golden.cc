@@ -138,6 +138,24 @@ std::vector<TokenId> read_answer_without_repeats(const std::string& name, int32_
   return ids(open_inside("no_repeat_ngram"), fmt::format("{}.{}", name, size));
 }
 
+std::vector<BeamSearchCase> read_beam_searches(const std::string& name) {
+  const auto file = SafetensorsFile::open("tests/golden/beams/" + name + ".safetensors");
+  ESP_CHECK(file.has_value(), "{}", file.error().message());
+  std::vector<BeamSearchCase> cases;
+  for (int i = 0; find(*file, fmt::format("prompt_{}", i)) != nullptr; ++i) {
+    BeamSearchCase& one = cases.emplace_back();
+    one.prompt = ids(*file, fmt::format("prompt_{}", i));
+    one.stops = ids(*file, fmt::format("stops_{}", i));
+    one.options = floats(*file, fmt::format("options_{}", i));
+    one.scores = floats(*file, fmt::format("scores_{}", i));
+    const std::vector<TokenId> tokens = ids(*file, fmt::format("tokens_{}", i));
+    const auto longest = static_cast<std::ptrdiff_t>(tokens.size() / one.scores.size());
+    for (auto row = tokens.begin(); row != tokens.end(); row += longest)
+      std::erase(one.answers.emplace_back(row, row + longest), -1);
+  }
+  return cases;
+}
+
 PooledGolden read_pooled(const std::filesystem::path& folder) {
   PooledGolden golden{folder, {}};
   const auto file = SafetensorsFile::open(folder / "reference.safetensors");

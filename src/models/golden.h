@@ -68,6 +68,15 @@ std::vector<BannedNgrams> read_banned_ngrams();
 // The greedy answer of the same prompt with no_repeat_ngram_size `size`, 2 or 3.
 std::vector<TokenId> read_answer_without_repeats(const std::string& name, int32_t size);
 
+// tests/golden/beams, of some of the models: beam searches and what transformers finds.
+struct BeamSearchCase {
+  std::vector<TokenId> prompt, stops;
+  std::vector<float> options;                 // as tools/goldens/make_beam_goldens.py lists them
+  std::vector<std::vector<TokenId>> answers;  // the best first
+  std::vector<float> scores;
+};
+std::vector<BeamSearchCase> read_beam_searches(const std::string& name);
+
 // Pages in a shuffled order, and a view of them.
 class KvMemory {
  public:

@@ -83,6 +83,11 @@ class LogitHook {
                             std::span<float> logits) = 0;
 };
 
+// When a beam search ends that has as many hypotheses as beams: when the best beam, if it ended
+// now, would displace none of them (kNo), at once (kYes), or when no beam can displace one
+// (kNever).
+enum class EarlyStopping : uint8_t { kNo, kYes, kNever };
+
 // The sampling part of a parsed request, as a user's program states it; an absent field means the
 // model's generation default where it has one, else the default of SamplingValues.
 struct SamplingParams {
@@ -133,6 +138,13 @@ struct SamplingParams {
   // Masks leave enough of max_new_tokens for the grammar to end (grammar::Matcher's
   // fill_mask_within()).
   bool complete_within_budget = false;
+
+  // Beam search instead of draws (engine/beams/beam_params.h): `n` answers of beam_width beams,
+  // which best_of names too; absent: n.
+  bool use_beam_search = false;
+  std::optional<int32_t> beam_width, best_of;
+  std::optional<float> length_penalty;  // absent: 1
+  std::optional<EarlyStopping> early_stopping;
 };
 
 // Of which logits the log-probabilities of output tokens are. Those of prompt tokens are always of

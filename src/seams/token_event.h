@@ -57,6 +57,12 @@ constexpr std::string_view token_origin_name(TokenOrigin origin) {
   return kNames[static_cast<size_t>(origin)];
 }
 
+// How a beam search ranks an answer.
+struct BeamScore {
+  float score = 0;               // cumulative_logprob / tokens ^ length_penalty
+  float cumulative_logprob = 0;  // the sum over the answer's tokens
+};
+
 struct TokenEvent {
   int32_t index = 0;  // which of the request's n samples, 0-based
   // New text: complete characters only. Text that may be the start of a stop string is withheld
@@ -80,6 +86,7 @@ struct TokenEvent {
   // In the terminal event, where draft tokens were verified: entries by how many they accepted
   // (AcceptedLengths).
   std::vector<int32_t> entries_by_accepted;
+  std::optional<BeamScore> beam;  // in the one event of an answer of a beam search
   std::optional<FinishReason> finish;
   RequestStats stats;
 };

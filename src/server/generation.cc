@@ -247,6 +247,7 @@ void Generation::on_event(size_t item_index, TokenEvent&& event) {
   std::move(event.input_logprobs.begin(), event.input_logprobs.end(),
             std::back_inserter(sample.input_logprobs));
   if (event.next_logprobs) sample.next_logprobs = std::move(event.next_logprobs);
+  if (event.beam) sample.beam = event.beam;
   if (!event.embedding.empty()) sample.embedding = std::move(event.embedding);
   sample.entries_by_accepted = std::move(event.entries_by_accepted);
   sample.stats = event.stats;

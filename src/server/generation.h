@@ -51,6 +51,7 @@ struct Sample {
   std::vector<float> embedding;                // of a request with `embed`
   std::vector<float> hidden_states;            // as TokenEvent's, without what a stream has sent
   std::vector<int32_t> entries_by_accepted;    // as TokenEvent's
+  std::optional<BeamScore> beam;               // the same
   std::optional<FinishReason> finish;
   RequestStats stats;
 

@@ -139,6 +139,16 @@ Status read_value(const Json& value, std::string_view where, bool& out) {
   return {};
 }
 
+Status read_value(const Json& value, std::string_view where, EarlyStopping& out) {
+  if (value.is_string() && value.get_string() == "never") {
+    out = EarlyStopping::kNever;
+    return {};
+  }
+  if (!value.is_bool()) return mismatch(where, "true, false or \"never\"", value);
+  out = value.get_bool() ? EarlyStopping::kYes : EarlyStopping::kNo;
+  return {};
+}
+
 // A whole number may be written as 3.0, as some JSON libraries do; 3.5 is refused and never
 // rounded.
 Status read_value(const Json& value, std::string_view where, int32_t& out) {

@@ -63,6 +63,7 @@ Status read_value(const Json& value, std::string_view where, int32_t& out);
 Status read_value(const Json& value, std::string_view where, uint64_t& out);  // negative: wraps
 Status read_value(const Json& value, std::string_view where, float& out);
 Status read_value(const Json& value, std::string_view where, std::string& out);
+Status read_value(const Json& value, std::string_view where, EarlyStopping& out);
 Status read_value(const Json& value, std::string_view where, std::vector<std::string>& out);
 Status read_value(const Json& value, std::string_view where, std::vector<TokenId>& out);
 Status read_value(const Json& value, std::string_view where, std::map<TokenId, float>& out);
@@ -116,6 +117,10 @@ struct SchemaOf<float> {
 template <>
 struct SchemaOf<std::string> {
   static std::string get() { return R"({"type":"string"})"; }
+};
+template <>
+struct SchemaOf<EarlyStopping> {
+  static std::string get() { return R"({"enum":[true,false,"never"]})"; }
 };
 template <>
 struct SchemaOf<std::vector<std::string>> {

@@ -93,6 +93,9 @@ class NativeGeneration final : public Generation {
     if (sample.item->request.return_hidden_states)
       write_hidden_states(w.key("hidden_states"), sample.hidden_states, sample.hidden_rows_sent,
                           hidden_shape(context(), sample), sample.item->hidden_format);
+    if (sample.beam)
+      w.member("beam_score", sample.beam->score)
+          .member("cumulative_logprob", sample.beam->cumulative_logprob);
     if (sample.finish) {
       w.member("e2e_latency", to_seconds(s.finished - s.arrived));
       if (context().config.answers.enable_metrics) write_timings(w, s);

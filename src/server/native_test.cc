@@ -87,6 +87,29 @@ TEST_F(NativeTest, EveryFieldReachesTheEngine) {
   EXPECT_EQ(s.regex, "[ab]");
 }
 
+TEST_F(NativeTest, BeamSearchHasScores) {
+  start();
+  const Answer answer = post("/generate", R"({"text":"Hi","sampling_params":{"n":2,
+    "use_beam_search":true,"best_of":3,"beam_width":3,"length_penalty":0.5,
+    "early_stopping":"never","max_new_tokens":2}})");
+  EXPECT_EQ(answer.status, 200);
+  EXPECT_THAT(answer.body, HasSubstr(R"("beam_score":-0.5,"cumulative_logprob":-4,)"));
+  EXPECT_THAT(answer.body, HasSubstr(R"("beam_score":-1.5,"cumulative_logprob":-4,)"));
+  const SamplingParams s = engine_.submitted().at(0).sampling;
+  EXPECT_TRUE(s.use_beam_search);
+  EXPECT_EQ(s.best_of, 3);
+  EXPECT_EQ(s.beam_width, 3);
+  EXPECT_EQ(s.length_penalty, 0.5f);
+  EXPECT_EQ(s.early_stopping, EarlyStopping::kNever);
+  post("/generate", R"({"text":"Hi","sampling_params":{"early_stopping":true}})");
+  EXPECT_EQ(engine_.submitted().at(1).sampling.early_stopping, EarlyStopping::kYes);
+  const Answer refused =
+      post("/generate", R"({"text":"Hi","sampling_params":{"early_stopping":1}})");
+  EXPECT_EQ(refused.status, 400);
+  EXPECT_THAT(refused.body, HasSubstr(R"(must be true, false or \"never\")"));
+  EXPECT_THAT(post("/generate", R"({"text":"Hi"})").body, testing::Not(HasSubstr("beam_score")));
+}
+
 TEST_F(NativeTest, IdsOfOnePromptAreAFlatList) {
   start();
   const Answer nested = post("/generate", R"({"text":"Hi","token_ids_logprob":[[0]]})");

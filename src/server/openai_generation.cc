@@ -89,6 +89,13 @@ class OpenAiGeneration : public Generation {
     w.end_object();
   }
 
+  // Of an answer that beam search has found, once it has ended.
+  static void write_beam_score(JsonWriter& w, const Sample& sample) {
+    if (!sample.beam) return;
+    w.member("beam_score", sample.beam->score)
+        .member("cumulative_logprob", sample.beam->cumulative_logprob);
+  }
+
   const std::string& id() const { return id_; }
   const std::string& model() const { return model_; }
 
@@ -170,6 +177,7 @@ class CompletionGeneration final : public OpenAiGeneration {
       w.null();
     }
     write_finish(w, sample.finish);
+    write_beam_score(w, sample);
     w.end_object();
   }
 
@@ -422,6 +430,7 @@ class ChatGeneration final : public OpenAiGeneration {
   void write_end(JsonWriter& w, const Sample& sample) {
     const bool waits = reads_calls_ && !answer_of(sample).calls().empty() && sample.finish &&
                        sample.finish->type == FinishReason::Type::kStop;
+    write_beam_score(w, sample);
     if (!waits) return write_finish(w, sample.finish);
     w.member("finish_reason", "tool_calls").key("matched_stop");
     write_matched(w, *sample.finish);

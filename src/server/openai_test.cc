@@ -151,6 +151,26 @@ TEST_F(OpenAiTest, CompletionDefaults) {
 }
 
 // A small vocabulary with StarCoder's tokens for fill in the middle.
+TEST_F(OpenAiTest, BeamSearchHasScores) {
+  start();
+  const Answer completion = post(
+      "/v1/completions",
+      R"({"prompt":"Hi","n":2,"use_beam_search":true,"beam_width":4,"length_penalty":2,"early_stopping":true,"max_tokens":2})");
+  EXPECT_EQ(completion.status, 200);
+  EXPECT_THAT(completion.body, HasSubstr(R"("beam_score":-1.5,"cumulative_logprob":-4})"));
+  const SamplingParams s = engine_.submitted().at(0).sampling;
+  EXPECT_TRUE(s.use_beam_search);
+  EXPECT_EQ(s.beam_width, 4);
+  EXPECT_EQ(s.length_penalty, 2.0f);
+  EXPECT_EQ(s.early_stopping, EarlyStopping::kYes);
+  const std::string chat =
+      R"({"messages":[{"role":"user","content":"Hi"}],"use_beam_search":true,"stream":)";
+  EXPECT_THAT(post("/v1/chat/completions", chat + "false}").body,
+              HasSubstr(R"("beam_score":-0.5,"cumulative_logprob":-4)"));
+  EXPECT_THAT(post("/v1/chat/completions", chat + "true}").body,
+              HasSubstr(R"("beam_score":-0.5,"cumulative_logprob":-4)"));
+}
+
 TEST_F(OpenAiTest, SuffixMakesAPromptOfFillInTheMiddle) {
   StoredVocabulary stored;
   stored.model = "gpt2";

@@ -147,6 +147,8 @@ bool ScriptedEngine::run_sample(const GenerateRequest& request, int32_t index,
     event.index = index;
     event.finish = std::move(reason);
     event.stats = stats;
+    if (request.sampling.use_beam_search)
+      event.beam = {.score = -0.5f - static_cast<float>(index), .cumulative_logprob = -4};
     sink(std::move(event));
     return true;
   };

@@ -20,7 +20,8 @@ namespace espalier::server {
 
 // Answers every prompt with `reply`, a byte a token and an event, and then end-of-sequence; length,
 // stop strings, n and log-probabilities are honoured. Half of each prompt counts as cached. The
-// log-probability of token t is -(t + 0.5) / 16; its best list is t, t + 1, ... each 1 less.
+// log-probability of token t is -(t + 0.5) / 16; its best list is t, t + 1, ... each 1 less. With
+// use_beam_search sample i's score is -i - 0.5.
 class ScriptedEngine final : public Engine {
  public:
   ScriptedEngine();

@@ -89,6 +89,30 @@ class Insides(unittest.TestCase):
             self.assertEqual(next_token, len(PROMPT) + ANSWER - 1)
             self.assertEqual(gathered, floats(whole["meta_info"]["hidden_states"]))
 
+    def test_beam_search(self):
+        with serve() as server:
+            search = {"use_beam_search": True, "n": 2, "best_of": 4, "length_penalty": 0.5}
+            best, second = self.ask(server, sampling=search)
+            for answer in (best, second):
+                meta = answer["meta_info"]
+                self.assertEqual(len(answer["output_ids"]), ANSWER)
+                self.assertAlmostEqual(meta["beam_score"], meta["cumulative_logprob"] / ANSWER ** 0.5, places=4)
+            self.assertGreater(best["meta_info"]["beam_score"], second["meta_info"]["beam_score"])
+            self.assertNotEqual(best["output_ids"], second["output_ids"])
+            greedy = self.ask(server, return_logprob=True)["meta_info"]["output_token_logprobs"]
+            self.assertGreaterEqual(best["meta_info"]["cumulative_logprob"] + 1e-4, sum(row[0] for row in greedy))
+            status, _, text = server.request("POST", "/generate", body(sampling=search, stream=True))
+            self.assertEqual(status, 200)
+            events = [json.loads(line[6:]) for line in text.split("\n\n") if line.startswith("data: {")]
+            self.assertEqual([event["output_ids"] for event in events], [best["output_ids"], second["output_ids"]])
+            status, _, text = server.request("POST", "/v1/completions", {
+                "model": "m", "prompt": PROMPT, "max_tokens": ANSWER, "ignore_eos": True, "n": 2,
+                "use_beam_search": True, "beam_width": 4, "length_penalty": 0.5})
+            self.assertEqual(status, 200, text)
+            scores = [choice["beam_score"] for choice in json.loads(text)["choices"]]
+            self.assertEqual(scores, [answer["meta_info"]["beam_score"] for answer in (best, second)])
+            self.assertIn("use_beam_search", json.dumps(self.ask(server, 400, sampling={"length_penalty": 1})))
+
     def test_what_cannot_be_is_refused_by_name(self):
         with serve("--enable-return-hidden-states") as server:
             for fields, why in ((dict(hidden_states_layers=[9]), "[0, 3]"),

@@ -8,6 +8,34 @@
 #include "engine/constrained/token_healing.h"
 
 namespace espalier {
+namespace {
+
+// A grammar after which nothing but the end can follow ends its sample.
+std::optional<FinishReason> end_of_grammar(grammar::Matcher& matcher,
+                                           const std::vector<TokenId>& stops, TokenId token) {
+  if (!matcher.must_end()) return std::nullopt;
+  FinishReason reason{.type = FinishReason::Type::kStop};
+  if (matcher.ended())
+    reason.matched = token;
+  else if (!stops.empty())
+    reason.matched = stops.front();
+  return reason;
+}
+
+}  // namespace
+
+// Where the text may end, a stop token ends it as end-of-sequence does.
+std::optional<FinishReason> advance_matcher(grammar::Matcher& matcher,
+                                            const std::vector<TokenId>& stops, TokenId token) {
+  if (matcher.accept_token(token)) return end_of_grammar(matcher, stops, token);
+  if (matcher.can_end() && std::binary_search(stops.begin(), stops.end(), token))
+    return FinishReason{.type = FinishReason::Type::kStop, .matched = token};
+  return FinishReason{
+      .type = FinishReason::Type::kError,
+      .status = matcher.exhausted()
+                    ? exhausted_grammar()
+                    : error(StatusCode::kInternal, "token {} is not of the grammar", token)};
+}
 
 Status exhausted_grammar() {
   return invalid_argument(
@@ -22,10 +50,11 @@ GrammarProposer::GrammarProposer(const EngineConfig& config, const RequestTable&
 
 void GrammarProposer::start(LiveRequest& request,
                             const std::shared_ptr<grammar::CompiledGrammar>& grammar) {
-  for (SampleState& sample : request.samples) {
-    sample.matcher.emplace(grammar);
-    sample.has_grammar = true;
-  }
+  for (std::vector<SampleState>* samples : {&request.samples, &request.beam_samples})
+    for (SampleState& sample : *samples) {
+      sample.matcher.emplace(grammar);
+      sample.has_grammar = true;
+    }
   if (request.jump_forward && history_ == nullptr)
     history_ = std::make_unique<DraftHistory>(masks_.jump_forward());
   if (request.draft_tokens)
@@ -66,36 +95,8 @@ void GrammarProposer::remember(SampleState& sample, TokenId token, bool forced) 
 std::optional<FinishReason> GrammarProposer::advance(SampleState& sample, TokenId token,
                                                      bool forced) {
   remember(sample, token, forced);
-  return sample.heals ? advance_healing(sample, token) : advance_grammar(sample, token);
-}
-
-// Where the text may end, a stop token ends it as end-of-sequence does.
-std::optional<FinishReason> GrammarProposer::advance_grammar(SampleState& sample, TokenId token) {
-  grammar::Matcher& matcher = *sample.matcher;
-  const auto& stops = sample.request->sampling.stop_ids;
-  if (!matcher.accept_token(token)) {
-    if (matcher.can_end() && std::binary_search(stops.begin(), stops.end(), token))
-      return FinishReason{.type = FinishReason::Type::kStop, .matched = token};
-    return FinishReason{
-        .type = FinishReason::Type::kError,
-        .status = matcher.exhausted()
-                      ? exhausted_grammar()
-                      : error(StatusCode::kInternal, "token {} is not of the grammar", token)};
-  }
-  return end_of_grammar(sample, token);
-}
-
-// A grammar after which nothing but the end can follow ends its sample.
-std::optional<FinishReason> GrammarProposer::end_of_grammar(SampleState& sample, TokenId token) {
-  grammar::Matcher& matcher = *sample.matcher;
-  if (!matcher.must_end()) return std::nullopt;
-  const auto& stops = sample.request->sampling.stop_ids;
-  FinishReason reason{.type = FinishReason::Type::kStop};
-  if (matcher.ended())
-    reason.matched = token;
-  else if (!stops.empty())
-    reason.matched = stops.front();
-  return reason;
+  if (sample.heals) return advance_healing(sample, token);
+  return advance_matcher(*sample.matcher, sample.request->sampling.stop_ids, token);
 }
 
 // Bytes of the token beyond the text to heal are output, and the grammar's first ones.
@@ -111,7 +112,7 @@ std::optional<FinishReason> GrammarProposer::advance_healing(SampleState& sample
                         .status = error(StatusCode::kInternal,
                                         "token {} does not continue the prompt's end", token)};
   if (!sample.matcher || rest.empty()) return std::nullopt;
-  return end_of_grammar(sample, token);
+  return end_of_grammar(*sample.matcher, sample.request->sampling.stop_ids, token);
 }
 
 void GrammarProposer::propose_forced(SequenceId id, std::vector<TokenId>& forced) {

@@ -21,6 +21,12 @@ namespace espalier {
 // What a request gets that fails because its grammar has no state left for its text.
 Status exhausted_grammar();
 
+// Advances a grammar by an output token, whose request has these stop ids, sorted. Returns why the
+// output ends with it, if it does; kError: the token is not of the grammar, or that has no state
+// left.
+std::optional<FinishReason> advance_matcher(grammar::Matcher& matcher,
+                                            const std::vector<TokenId>& stops, TokenId token);
+
 class GrammarProposer final : public TokenProposer {
  public:
   GrammarProposer(const EngineConfig& config, const RequestTable& requests, StepMasks& masks);
@@ -42,9 +48,7 @@ class GrammarProposer final : public TokenProposer {
  private:
   bool uses_history(const SampleState& sample) const;
   void remember(SampleState& sample, TokenId token, bool forced);
-  std::optional<FinishReason> advance_grammar(SampleState& sample, TokenId token);
   std::optional<FinishReason> advance_healing(SampleState& sample, TokenId token);
-  static std::optional<FinishReason> end_of_grammar(SampleState& sample, TokenId token);
 
   const bool overlap_;
   const RequestTable& requests_;

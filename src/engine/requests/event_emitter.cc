@@ -77,7 +77,11 @@ void EventEmitter::on_token_soon(SequenceId id) const {
 }
 
 void EventEmitter::on_next_logprobs(SequenceId id, TokenLogprobs&& logprobs) {
-  parts_.requests.sample(id).event.next_logprobs = std::move(logprobs);
+  SampleState& sample = parts_.requests.sample(id);
+  if (sample.beam >= 0)
+    sample.request->beams->search->take(sample.beam, std::move(logprobs));
+  else
+    sample.event.next_logprobs = std::move(logprobs);
 }
 
 void EventEmitter::on_prefilled(SequenceId id, const PrefillProgress& progress) {
@@ -108,8 +112,50 @@ void EventEmitter::on_verified(SequenceId id, std::span<const int32_t> entries_b
 
 void EventEmitter::on_finish(SequenceId id, FinishReason reason, const RequestStats& stats) {
   if (parts_.disaggregation != nullptr) parts_.disaggregation->on_finish(id, reason);
-  finish(parts_.requests.sample(id), std::move(reason), stats);
+  SampleState& sample = parts_.requests.sample(id);
+  if (sample.beam >= 0)
+    end_beam_step(sample, std::move(reason), stats);
+  else
+    finish(sample, std::move(reason), stats);
   parts_.requests.remove_sequence(id);
+}
+
+// A step that ends by itself has given its distribution.
+void EventEmitter::end_beam_step(SampleState& sample, FinishReason&& reason,
+                                 const RequestStats& stats) {
+  BeamState& state = *sample.request->beams;
+  sample.sequence = 0;
+  RequestStats& total = state.stats;
+  if (total.scheduled == TimePoint{}) {
+    total.scheduled = stats.scheduled;
+    total.cached_tokens = stats.cached_tokens;
+    total.cached_tokens_host = stats.cached_tokens_host;
+    total.cached_tokens_storage = stats.cached_tokens_storage;
+  }
+  total.num_retractions += stats.num_retractions;
+  total.finished = stats.finished;
+  if (reason.type != FinishReason::Type::kLength && !state.ended) state.ended = std::move(reason);
+  if (--state.num_running == 0) ended_beams_.push_back(sample.request->id);
+}
+
+void EventEmitter::finish_beam(SampleState& sample, const BeamSearch::Hypothesis& found,
+                               RequestStats stats) {
+  const LiveRequest& request = *sample.request;
+  const auto num_tokens = found.beam.tokens.size();
+  int64_t work_left = StopMatcher::kWorkPerStep;
+  for (const TokenId token : found.beam.tokens)
+    sample.event.text += sample.output.push(token, work_left).text;
+  sample.event.ids = found.beam.tokens;
+  sample.event.beam = {.score = found.score, .cumulative_logprob = found.beam.logprob};
+  if (sample.return_origins) sample.event.origins.assign(num_tokens, TokenOrigin::kSampled);
+  sample.event.logprobs = found.beam.logprobs;
+  sample.event.input_logprobs = request.beam_samples[0].event.input_logprobs;
+  const auto num_top = static_cast<size_t>(request.beams->options.top_logprobs_num);
+  for (TokenLogprobs& one : sample.event.input_logprobs)
+    if (one.top.size() > num_top) one.top.resize(num_top);
+  stats.completion_tokens = sample.num_tokens = static_cast<int32_t>(num_tokens);
+  new_tokens_ += std::ssize(found.beam.tokens);
+  finish(sample, found.finish, stats);
 }
 
 void EventEmitter::count(const SampleState& sample, FinishReason& reason) {
@@ -187,6 +233,8 @@ void EventEmitter::emit(SampleState& sample) {
 
 // The rid is released before its caller gets the last event, and so may use it again at once.
 void EventEmitter::emit_last(LiveRequest& request, TokenEvent& event) {
+  for (size_t i = request.samples.size(); i < request.beam_samples.size(); ++i)
+    parts_.registry.release_sample(request.rid);
   parts_.registry.release_rid(request.rid);
   const std::unique_ptr<LiveRequest> last = parts_.requests.extract(request.id);
   deliver(*last, event);

@@ -46,6 +46,11 @@ class EventEmitter final : public SequenceObserver {
   void finish(SampleState& sample, FinishReason reason, const RequestStats& stats);
   void finish_unscheduled(LiveRequest& request, FinishReason::Type type, const Status& why);
 
+  // Ends a sample with what a beam search has found.
+  void finish_beam(SampleState& sample, const BeamSearch::Hypothesis& found, RequestStats stats);
+  // Requests with beam search whose sequences have all ended since the last call.
+  std::vector<RequestId> take_ended_beams() { return std::exchange(ended_beams_, {}); }
+
   // Before a step is committed: its tokens share one budget for stop expressions.
   void begin_step() { stop_work_left_ = StopMatcher::kWorkPerStep; }
   // Passes all pending events to their sinks.
@@ -80,10 +85,11 @@ class EventEmitter final : public SequenceObserver {
   void deliver(LiveRequest& request, TokenEvent& event);
   void emit_last(LiveRequest& request, TokenEvent& event);
   void count(const SampleState& sample, FinishReason& reason);
+  void end_beam_step(SampleState& sample, FinishReason&& reason, const RequestStats& stats);
 
   const Parts parts_;
   std::vector<SampleState*> pending_;
-  std::vector<RequestId> out_of_memory_;
+  std::vector<RequestId> out_of_memory_, ended_beams_;
   FinishCounts counts_;
   int64_t new_tokens_ = 0;
   int64_t stop_work_left_ = StopMatcher::kWorkPerStep;

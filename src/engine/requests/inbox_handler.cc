@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "base/clock.h"
+#include "engine/beams/beam_params.h"
 #include "engine/sampling/params.h"
 
 namespace espalier {
@@ -154,6 +155,7 @@ Status InboxHandler::start(LiveRequest& request) {
       resolve_max_new_tokens(request.sampling, prompt_tokens, parts_.length_limit);
   if (!max_new_tokens) return max_new_tokens.error();
   ESP_RETURN_IF_ERROR(check_budget(request, *max_new_tokens));
+  if (request.beams != nullptr) return start_search(request, *max_new_tokens);
   for (int32_t i = 0; i < static_cast<int32_t>(request.samples.size()); ++i)
     if (const Status status = add_sequence(request, i, *max_new_tokens); !status.ok())
       parts_.events.finish(request.samples[static_cast<size_t>(i)],
@@ -233,30 +235,44 @@ Status InboxHandler::add_sequence(LiveRequest& request, int32_t index, int32_t m
     parts_.requests.remove_sequence(std::exchange(sample.sequence, 0));
     return handoff.error();
   }
-  const Status status = parts_.scheduler.add(
-      {.id = id,
-       .prompt_ids = request.prompt_ids,
-       .sampling = std::move(spec),
-       .max_new_tokens = max_new_tokens,
-       .stop_ids = request.sampling.stop_ids,
-       .has_grammar = constrained,
-       .takes_proposals = constrained || sample.speculates,
-       .has_spans = request.spans != nullptr,
-       .logprob_start_len = request.return_logprob ? request.logprob_start_len : -1,
-       .pooled = pooled_tokens(request),
-       .handoff = *handoff,
-       .adapter = request.adapter.id(),
-       .cache_namespace = request.cache_namespace,
-       .tenant = request.tenant,
-       .share_weight = request.tenant_weight,
-       .priority = request.priority,
-       .arrived = request.arrived,
-       .spans = request.spans});
+  SequenceSpec sequence = sequence_of(request);
+  sequence.id = id;
+  sequence.sampling = std::move(spec);
+  sequence.max_new_tokens = max_new_tokens;
+  sequence.has_grammar = constrained;
+  sequence.takes_proposals = constrained || sample.speculates;
+  sequence.handoff = *handoff;
+  const Status status = parts_.scheduler.add(std::move(sequence));
   if (status.ok()) return status;
   if (request.bootstrap)
     parts_.disaggregation->on_finish(id, {.type = FinishReason::Type::kError, .status = status});
   parts_.requests.remove_sequence(std::exchange(sample.sequence, 0));
   return status;
+}
+
+// What all sequences of the request have in common.
+SequenceSpec InboxHandler::sequence_of(const LiveRequest& request) const {
+  return {.prompt_ids = request.prompt_ids,
+          .stop_ids = request.sampling.stop_ids,
+          .has_spans = request.spans != nullptr,
+          .logprob_start_len = request.return_logprob ? request.logprob_start_len : -1,
+          .pooled = pooled_tokens(request),
+          .adapter = request.adapter.id(),
+          .cache_namespace = request.cache_namespace,
+          .tenant = request.tenant,
+          .share_weight = request.tenant_weight,
+          .priority = request.priority,
+          .arrived = request.arrived,
+          .spans = request.spans};
+}
+
+Status InboxHandler::start_search(LiveRequest& request, int32_t max_new_tokens) {
+  SequenceSpec first = sequence_of(request);
+  first.sampling = std::make_shared<const SamplingSpec>(
+      beam_sampling(request.sampling.spec, request.beams->options));
+  first.is_search_step = true;
+  first.has_grammar = request.samples[0].has_grammar;
+  return parts_.beams.start(request, std::move(first), max_new_tokens);
 }
 
 Result<Handoff> InboxHandler::begin_handoff(const LiveRequest& request, int32_t index,
@@ -272,6 +288,7 @@ Result<Handoff> InboxHandler::begin_handoff(const LiveRequest& request, int32_t 
 
 void InboxHandler::end(LiveRequest& request, FinishReason::Type type, const Status& why) {
   if (request.is_waiting()) return parts_.events.finish_unscheduled(request, type, why);
+  if (request.beams != nullptr) return parts_.beams.abort(request, {.type = type, .status = why});
   for (SampleState& sample : request.samples)
     if (!sample.finished) parts_.scheduler.abort(sample.sequence, {.type = type, .status = why});
 }

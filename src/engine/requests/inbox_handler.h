@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "cache/prefix_cache.h"
+#include "engine/beams/beam_runner.h"
 #include "engine/disaggregation/disaggregation.h"
 #include "engine/executor/executor.h"
 #include "engine/requests/event_emitter.h"
@@ -34,6 +35,7 @@ class InboxHandler {
     GrammarProposer& proposer;
     RequestProposer& proposals;
     EventEmitter& events;
+    BeamRunner& beams;
     StatsPublisher& stats;
     LoopWatch& watch;
     const KvTiers* tiers = nullptr;            // null: none
@@ -83,6 +85,8 @@ class InboxHandler {
   static Status check_budget(const LiveRequest& request, int32_t max_new_tokens);
   PooledTokens pooled_tokens(const LiveRequest& request) const;
   Status add_sequence(LiveRequest& request, int32_t index, int32_t max_new_tokens);
+  SequenceSpec sequence_of(const LiveRequest& request) const;
+  Status start_search(LiveRequest& request, int32_t max_new_tokens);
   Result<Handoff> begin_handoff(const LiveRequest& request, int32_t index, SequenceId id) const;
   void end(LiveRequest& request, FinishReason::Type type, const Status& why);
   void abort(LiveRequest& request, const Status& why) {

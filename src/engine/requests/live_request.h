@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "engine/beams/beam_state.h"
 #include "engine/images/place_images.h"
 #include "engine/requests/adapters.h"
 #include "engine/requests/registry.h"
@@ -49,6 +50,7 @@ struct SampleState {
   std::vector<TokenId> recent;                   // with a grammar: the last output tokens
   std::vector<TokenId> choices;                  // the few continuations behind `choices_at` tokens
   int32_t choices_at = -1;                       // -1: not computed yet
+  int32_t beam = -1;    // of a step of a beam search: whose; -1: it is none
   int32_t budget = 0;   // output tokens within which the grammar ends; 0: it may not end
   std::string healing;  // text with which its output must still begin
 
@@ -63,9 +65,11 @@ struct SampleState {
 
 // Made by the thread that submits, then owned by the loop.
 struct LiveRequest {
-  EventSink sink;                    // with what each event reads, in one line of the cache
-  std::vector<SampleState> samples;  // never resized once the loop has it
-  size_t num_unfinished = 0;         // samples whose last event is not out
+  EventSink sink;                         // with what each event reads, in one line of the cache
+  std::vector<SampleState> samples;       // never resized once the loop has it
+  size_t num_unfinished = 0;              // samples whose last event is not out
+  std::unique_ptr<BeamState> beams;       // with beam search
+  std::vector<SampleState> beam_samples;  // [beams], of its steps' sequences; never resized
   RequestId id = 0;
   int32_t weight_epoch = 0;  // of the weights that it runs with
   std::string rid;

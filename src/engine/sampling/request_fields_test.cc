@@ -40,6 +40,7 @@ std::string type_of(const std::optional<float>&) { return "number"; }
 std::string type_of(const std::optional<int32_t>&) { return "integer"; }
 std::string type_of(const std::optional<uint64_t>&) { return "integer"; }
 std::string type_of(const std::optional<std::string>&) { return "string"; }
+std::string type_of(const std::optional<EarlyStopping>&) { return "boolean or \"never\""; }
 std::string type_of(int32_t) { return "integer"; }
 std::string type_of(bool) { return "boolean"; }
 std::string type_of(const std::vector<std::string>&) { return "string or list of strings"; }

@@ -220,7 +220,7 @@ void BatchBuilder::add_slot_init(ForwardBatch& batch, Sequence& sequence) {
   if (!sequence.kv.needs_slot_init) return;
   SlotInit init{.slot = sequence.kv.slot, .sampling = sequence.spec.sampling};
   if (init.sampling->reads_history()) {
-    const auto output = sequence.tokens.begin() + sequence.prompt_len;
+    const auto output = sequence.tokens.begin() + sequence.prompt_len - sequence.spec.num_generated;
     init.prompt_ids.assign(sequence.tokens.begin(), output);
     if (sequence.spec.has_spans)  // keys are no tokens, and no rule applies to them
       std::erase_if(init.prompt_ids, [](TokenId id) { return id >= kFirstSpanKey; });
@@ -257,7 +257,7 @@ void BatchBuilder::add_entry(ForwardBatch& batch, Sequence& sequence, int32_t nu
   entry.sample =
       end >= sequence.num_tokens() && (generates || sequence.spec.sampling->wants_next_logprobs());
   entry.has_mask = entry.sample && sequence.spec.has_grammar;
-  entry.output_index = sequence.num_samples_launched;
+  entry.output_index = sequence.spec.num_generated + sequence.num_samples_launched;
   for (int32_t i = begin; i < end; ++i) {
     batch.token_ids.push_back(i < sequence.num_tokens() ? sequence.tokens[static_cast<size_t>(i)]
                                                         : kTokenFromSlot);

@@ -96,6 +96,10 @@ void Committer::take_prefill_only(Sequence& sequence, const BatchEntry& entry,
     parts_.observer.on_pooled(sequence.spec.id, std::vector<float>(result.pooled));
   if (entry.sample)
     parts_.observer.on_next_logprobs(sequence.spec.id, TokenLogprobs(result.logprobs));
+  if (sequence.spec.is_search_step) {
+    parts_.queue.charge(sequence, kServiceOfOutput);
+    ++counts_.generated_tokens;
+  }
   finish(sequence, {.type = FinishReason::Type::kLength});
 }
 

@@ -98,7 +98,7 @@ Status Scheduler::add(SequenceSpec spec) {
   if (sequence.spec.handoff == Handoff::kGive)
     sequence.spec.max_new_tokens = sequence.num_outputs() + 1;
   queue_->add(sequence);
-  if (loader_ != nullptr)
+  if (loader_ != nullptr && sequence.spec.num_generated == 0)
     loader_->prefetch({.id = id,
                        .cache_namespace = sequence.spec.cache_namespace,
                        .tokens = sequence.first_tokens(sequence.match_limit()),
@@ -196,7 +196,8 @@ void Scheduler::admit(ForwardBatch& batch) {
     Sequence* const sequence = queue_->next();
     if (sequence == nullptr || (!running_->has_free_slot() && !may_preempt())) break;
     // Sequences that go first in any case wait for no prefix.
-    const bool goes_first = sequence->was_retracted() || queue_->is_overdue(*sequence);
+    const bool goes_first = sequence->was_retracted() || sequence->spec.num_generated > 0 ||
+                            queue_->is_overdue(*sequence);
     if (const int32_t prefix = goes_first ? 0 : inflight_->prefix_to_wait_for(*sequence)) {
       queue_->defer(*sequence, prefix);
       ++num_deferred;
@@ -237,7 +238,7 @@ bool Scheduler::try_admit(Sequence& sequence) {
   const int32_t most = sequence.prompt_len + sequence.spec.max_new_tokens;
   sequence.tokens.reserve(static_cast<size_t>(most));
   inflight_->add(sequence);
-  if (sequence.stats.num_retractions > 0) return true;
+  if (sequence.stats.num_retractions > 0 || sequence.spec.num_generated > 0) return true;
   // Tokens that its grammar has forced by now may be cached behind the prompt.
   const int32_t num_cached = std::min(sequence.num_computed, sequence.prompt_len);
   queue_->charge(sequence, sequence.prompt_len - num_cached);
@@ -361,9 +362,12 @@ void Scheduler::retract(Sequence& sequence) {
   if (may_retire(sequence)) retire(sequence);
 }
 
-void Scheduler::commit(const ForwardBatch& batch, const StepResult& result) {
+void Scheduler::commit(const ForwardBatch& batch, const StepResult& result,
+                       const std::function<void()>& continue_searches) {
   steps_.commit(batch.step);
-  for (Sequence* sequence : committer_->commit(batch, result)) retire(*sequence);
+  const std::span<Sequence* const> departing = committer_->commit(batch, result);
+  if (continue_searches) continue_searches();
+  for (Sequence* sequence : departing) retire(*sequence);
   builder_->observe_step_time(batch, result, clock_.now());
   budget_->reclaim();
 }

@@ -14,6 +14,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <span>
@@ -79,11 +80,17 @@ struct SequenceSpec {
   SequenceId id = 0;
   std::vector<TokenId> prompt_ids;  // at least one
   std::shared_ptr<const SamplingSpec> sampling;
-  int32_t max_new_tokens = 0;      // prompt + max_new_tokens <= context; 0: prefill only
-  std::vector<TokenId> stop_ids;   // sorted; end-of-sequence ids included unless ignored
-  bool has_grammar = false;        // its sampled entries have a mask
-  bool takes_proposals = false;    // the TokenProposer proposes its forced and draft tokens
-  bool has_spans = false;          // `spans` is there
+  int32_t max_new_tokens = 0;     // prompt + max_new_tokens <= context; 0: prefill only
+  std::vector<TokenId> stop_ids;  // sorted; end-of-sequence ids included unless ignored
+  bool has_grammar = false;       // its sampled entries have a mask
+  bool takes_proposals = false;   // the TokenProposer proposes its forced and draft tokens
+  bool has_spans = false;         // `spans` is there
+  // One step of a search over outputs (engine/beams/): max_new_tokens is 0, its sampling
+  // wants_next_logprobs(), and the last num_generated of prompt_ids are output so far. Where there
+  // are any it goes on from sequences that have just ended, and waits in front of all that have not
+  // begun.
+  bool is_search_step = false;
+  int32_t num_generated = 0;
   int32_t logprob_start_len = -1;  // prompt positions from here get log-probabilities; -1: none
   PooledTokens pooled = PooledTokens::kNone;  // else max_new_tokens is 0
   Handoff handoff = Handoff::kNone;           // else max_new_tokens is at least 1
@@ -272,8 +279,11 @@ class Scheduler {
   bool next(ForwardBatch& batch);
 
   // Takes the results of the oldest uncommitted batch: tokens, ends, insertion into the tree,
-  // release of pages and slots. Reports events to the observer.
-  void commit(const ForwardBatch& batch, const StepResult& result);
+  // release of pages and slots. Reports events to the observer. `continue_searches` is called when
+  // all results are taken, before the sequences that have ended leave: what it adds in their place
+  // finds their share of the service.
+  void commit(const ForwardBatch& batch, const StepResult& result,
+              const std::function<void()>& continue_searches = {});
 
   bool idle() const;        // nothing waits, runs or is uncommitted
   bool is_loading() const;  // sequences wait for the loader

@@ -107,6 +107,7 @@ void WaitQueue::add(Sequence& sequence) {
     share.service_per_token = 1 / share.weight;
   }
   sequence.queue.share = &share;
+  if (sequence.spec.num_generated > 0) return push_retracted(sequence);
   sequence.queue.overdue_at = share.num_arrived++ + config_.bypass_bound;
   const TierFunction tier = kPolicies[static_cast<size_t>(config_.policy)].tier;
   sequence.queue.own_rank = {tier(sequence.spec), num_pushed_++};
@@ -138,7 +139,8 @@ void WaitQueue::requeue(Sequence& sequence) {
   sequence.state.move_to(SequenceState::kWaiting);
   sequence.num_computed = sequence.num_launched = 0;
   sequence.queue.match_version = sequence.queue.bound_version = QueueEntry::kNeverMatched;
-  if (std::exchange(sequence.preemption.pending, false)) {
+  const bool was_preempted = std::exchange(sequence.preemption.pending, false);
+  if (was_preempted && sequence.spec.num_generated == 0) {
     push_preempted(sequence);
   } else {
     push_retracted(sequence);

@@ -102,10 +102,12 @@ void LoopWatch::record_sample(const SampleState& sample, const RequestStats& sta
     ++p.num_dropped;
     return;
   }
-  p.samples.push_back({.rid = sample.request->rid,
-                       .index = static_cast<int32_t>(&sample - sample.request->samples.data()),
-                       .stats = stats,
-                       .has_ended = has_ended});
+  p.samples.push_back(
+      {.rid = sample.request->rid,
+       .index = sample.beam >= 0 ? sample.beam
+                                 : static_cast<int32_t>(&sample - sample.request->samples.data()),
+       .stats = stats,
+       .has_ended = has_ended});
 }
 
 // A turn that has not ended, and a step that has no result yet, are left out.

@@ -100,6 +100,9 @@ MetaInfo meta_of(const GenerateResult& r, const std::vector<TokenId>& input_ids,
   if (!r.output_logprobs.empty()) append("output", r.output_logprobs, r.output_ids);
   if (r.next_logprobs) append("output", {*r.next_logprobs}, {});
   if (!input_ids.empty()) append("input", r.input_logprobs, input_ids);
+  if (r.beam)
+    meta.json += fmt::format(R"(,"beam_score":{},"cumulative_logprob":{})", r.beam->score,
+                             r.beam->cumulative_logprob);
   meta.json += "}";
   return meta;
 }

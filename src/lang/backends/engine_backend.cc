@@ -70,6 +70,7 @@ bool gather(Gathered& gathered, const std::string& rid, TokenEvent&& event) {
   r.rid = rid;
   r.stats = event.stats;
   r.next_logprobs = std::move(event.next_logprobs);
+  r.beam = event.beam;
   r.finish = std::move(*event.finish);
   if (gathered.failed.ok()) gathered.failed = r.finish.status;
   return --gathered.num_open == 0;
