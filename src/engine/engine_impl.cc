@@ -122,8 +122,7 @@ Status why_memory_stays(const EngineConfig& c, const Engine::Parts& parts) {
                  "(--enable-hierarchical-cache, --disaggregation-mode), and their memory is not "
                  "released: release weights alone, or start without");
   if (parts.info.images) return why_weights_stay(parts.info);
-  return error(StatusCode::kUnimplemented,
-               "memory of this device is not released: that is done with --device cpu alone");
+  return error(StatusCode::kUnimplemented, "the memory of this engine is not released");
 }
 
 ReleasableMemory* releasable_kv(const EngineConfig& c, Executor& executor) {

@@ -3,7 +3,6 @@
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <malloc.h>
-#include <sys/mman.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -155,12 +154,8 @@ class HostModelWeights final : public ModelWeights,
   }
   Status prepare_random(uint64_t seed) override {
     ESP_ASSIGN_OR_RETURN(const Checkpoint checkpoint, open(loaded_));
-    const int fd = ::memfd_create("random-tensors", MFD_CLOEXEC);
-    if (fd < 0) return error(StatusCode::kResourceExhausted, "there is no memory for a file");
-    Status status = write_random_tensors(checkpoint, seed, fd);
-    if (status.ok()) status = prepare_some(fmt::format("/proc/self/fd/{}", fd));
-    ::close(fd);
-    return status;
+    return with_random_tensors(
+        checkpoint, seed, [this](const std::filesystem::path& file) { return prepare_some(file); });
   }
 
   // From the files again.

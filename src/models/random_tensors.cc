@@ -1,6 +1,7 @@
 #include "models/random_tensors.h"
 
 #include <fmt/format.h>
+#include <sys/mman.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -89,6 +90,16 @@ Status write_random_tensors(const Checkpoint& like, uint64_t seed, int fd) {
       ESP_RETURN_IF_ERROR(write_all(fd, block));
     }
   return Status();
+}
+
+Status with_random_tensors(const Checkpoint& like, uint64_t seed,
+                           const std::function<Status(const std::filesystem::path&)>& use) {
+  const int fd = ::memfd_create("random-tensors", MFD_CLOEXEC);
+  if (fd < 0) return error(StatusCode::kResourceExhausted, "there is no memory for a file");
+  Status status = write_random_tensors(like, seed, fd);
+  if (status.ok()) status = use(fmt::format("/proc/self/fd/{}", fd));
+  ::close(fd);
+  return status;
 }
 
 }  // namespace espalier

@@ -197,9 +197,10 @@ Status WeightControl::set_version(std::string name, bool abort_requests) {
 Result<CheckableWeights*> WeightControl::checkable_weights() const {
   if (parts_.weights == nullptr) return fail(parts_.unsupported);
   if (auto* const checkable = dynamic_cast<CheckableWeights*>(parts_.weights)) return checkable;
-  return fail(error(StatusCode::kUnimplemented,
-                    "tensors are compared with --device cpu alone; POST /get_weights_by_name reads "
-                    "values of one"));
+  return fail(
+      error(StatusCode::kUnimplemented,
+            "tensors of this engine are not compared; POST /get_weights_by_name reads values "
+            "of one"));
 }
 
 Result<std::vector<TensorDigest>> WeightControl::digests() {

@@ -4,18 +4,27 @@
 #include <utility>
 
 #include "base/check.h"
+#include "models/checkable_weights.h"
+#include "models/cuda/tensor_digests.h"
 #include "models/cuda/weights.h"
 #include "models/model_plan.h"
+#include "models/random_tensors.h"
+#include "models/releasable_memory.h"
 #include "tensor/cuda/device.h"
 
 namespace espalier {
 namespace {
 
-class CudaModelWeights final : public ModelWeights {
+class CudaModelWeights final : public ModelWeights,
+                               public ReleasableMemory,
+                               public CheckableWeights {
  public:
   CudaModelWeights(std::vector<const CudaDecoder*> decoders, const ModelLoadOptions& options,
                    JsonObject config)
-      : decoders_(std::move(decoders)), options_(options), config_(std::move(config)) {}
+      : decoders_(std::move(decoders)),
+        options_(options),
+        config_(std::move(config)),
+        loaded_(options) {}
 
   Status prepare(const std::filesystem::path& path) override {
     ESP_ASSIGN_OR_RETURN(const ModelLoadOptions options,
@@ -46,10 +55,56 @@ class CudaModelWeights final : public ModelWeights {
     ESP_RETURN_IF_ERROR(each([&](size_t i) { return updates[i].start(); }));
     ESP_RETURN_IF_ERROR(each([&](size_t i) { return updates[i].finish(); }));
     is_whole_ = true;
+    loaded_ = std::exchange(prepared_, {});
     return Status();
   }
 
   void drop() override { updates_.clear(); }
+
+  // Weights of files are read from them again. Those that came by name or from another process are
+  // nowhere else, so the host keeps them meanwhile.
+  Result<int64_t> release_memory() override {
+    if (loaded_) {
+      ESP_RETURN_IF_ERROR(prepare_from(*loaded_, nullptr));  // they can be read again
+      drop();
+    } else {
+      ESP_RETURN_IF_ERROR(each([&](size_t i) { return keep_copy(memory(i)); }));
+    }
+    int64_t bytes = 0;
+    ESP_RETURN_IF_ERROR(each([&](size_t i) {
+      bytes += memory(i).size_bytes();
+      return memory(i).release();
+    }));
+    return bytes;
+  }
+
+  Status restore_memory() override {
+    Status status = each([&](size_t i) -> Status {
+      ESP_RETURN_IF_ERROR(memory(i).restore());
+      return fill(memory(i));
+    });
+    if (status.ok()) status = copies_.empty() ? read_again() : write_copies();
+    if (status.ok()) return status;
+    is_whole_ = true;
+    ESP_RETURN_IF_ERROR(
+        each([&](size_t i) { return memory(i).is_released() ? Status() : memory(i).release(); }));
+    return status;
+  }
+
+  Result<std::vector<TensorDigest>> digests() override {
+    if (decoders_.size() > 1)
+      return fail(error(StatusCode::kUnimplemented,
+                        "tensors are divided among GPUs, and their digests are not taken: start "
+                        "with --tp-size 1"));
+    ESP_RETURN_IF_ERROR(cuda::use_device(decoders_.front()->device()));
+    return cuda_tensor_digests(decoders_.front()->placed_weights());
+  }
+
+  Status prepare_random(uint64_t seed) override {
+    ESP_ASSIGN_OR_RETURN(const Checkpoint checkpoint, Checkpoint::open(options_.path));
+    return with_random_tensors(
+        checkpoint, seed, [this](const std::filesystem::path& file) { return prepare_some(file); });
+  }
 
   bool is_whole() const override { return is_whole_; }
 
@@ -63,7 +118,45 @@ class CudaModelWeights final : public ModelWeights {
       return Status();
     }));
     updates_ = std::move(updates);
+    prepared_ = some ? std::nullopt : std::optional(options);
     return Status();
+  }
+
+  cuda::ReleasableBuffer& memory(size_t i) const {
+    return decoders_[i]->placed_weights().weights.memory();
+  }
+
+  // Zeros, which the loader expects.
+  static Status fill(const cuda::ReleasableBuffer& memory) {
+    ESP_ASSIGN_OR_RETURN(const cuda::Stream stream, cuda::Stream::create());
+    ESP_RETURN_IF_ERROR(cuda::fill_bytes(memory.data(), 0, memory.size_bytes(), stream));
+    return stream.synchronize();
+  }
+
+  Status read_again() {
+    ESP_RETURN_IF_ERROR(prepare_from(*loaded_, nullptr));
+    return commit();
+  }
+
+  Status keep_copy(const cuda::ReleasableBuffer& memory) {
+    ESP_ASSIGN_OR_RETURN(
+        auto copy, cuda::PinnedBuffer::allocate(memory.size_bytes(), "weights that are released"));
+    ESP_ASSIGN_OR_RETURN(const cuda::Stream stream, cuda::Stream::create());
+    ESP_RETURN_IF_ERROR(
+        cuda::copy_to_host(copy.data(), memory.data(), memory.size_bytes(), stream));
+    copies_.push_back(std::move(copy));
+    return stream.synchronize();
+  }
+
+  Status write_copies() {
+    const Status status = each([&](size_t i) -> Status {
+      ESP_ASSIGN_OR_RETURN(const cuda::Stream stream, cuda::Stream::create());
+      ESP_RETURN_IF_ERROR(cuda::copy_to_device(memory(i).data(), copies_[i].data(),
+                                               memory(i).size_bytes(), stream));
+      return stream.synchronize();
+    });
+    if (status.ok()) copies_.clear();
+    return status;
   }
 
   // With each decoder's device the current one.
@@ -79,6 +172,9 @@ class CudaModelWeights final : public ModelWeights {
   const ModelLoadOptions options_;
   const JsonObject config_;
   std::vector<CudaWeightUpdate> updates_;  // of each decoder; empty: none is prepared
+  // The files that all weights are of; none: some came by name or from another process.
+  std::optional<ModelLoadOptions> loaded_, prepared_;
+  std::vector<cuda::PinnedBuffer> copies_;  // of each decoder's released weights; empty: of none
   bool is_whole_ = true;
 };
 

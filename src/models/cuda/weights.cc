@@ -292,10 +292,10 @@ Status check_format(const DecoderSpec& spec, const WeightLayout& layout, const W
                dtype_name(type));
 }
 
-Result<cuda::DeviceBuffer> allocate_zeros(int64_t size_bytes, const cuda::Stream& stream) {
-  ESP_ASSIGN_OR_RETURN(cuda::DeviceBuffer block,
-                       cuda::DeviceBuffer::allocate(size_bytes, "the weights"));
-  ESP_RETURN_IF_ERROR(cuda::fill_bytes(block.data(), 0, block.size_bytes(), stream));
+Result<std::unique_ptr<cuda::ReleasableBuffer>> allocate_zeros(int64_t size_bytes,
+                                                               const cuda::Stream& stream) {
+  ESP_ASSIGN_OR_RETURN(auto block, cuda::ReleasableBuffer::allocate(size_bytes, "the weights"));
+  ESP_RETURN_IF_ERROR(cuda::fill_bytes(block->data(), 0, block->size_bytes(), stream));
   ESP_RETURN_IF_ERROR(stream.synchronize());
   return block;
 }
@@ -375,8 +375,8 @@ Result<PendingCudaWeights> load_cuda_weights(const DecoderSpec& spec, const Weig
   WeightPlacer measuring(type, loading.rounding, measured, measured_staging, nullptr);
   ESP_RETURN_IF_ERROR(ModelPlacer(spec, layout, measuring, out.weights).place_all());
   ESP_ASSIGN_OR_RETURN(const cuda::Stream stream, cuda::Stream::create());
-  ESP_ASSIGN_OR_RETURN(cuda::DeviceBuffer block, allocate_zeros(measured.used_bytes(), stream));
-  cuda::Arena arena(block.data());
+  ESP_ASSIGN_OR_RETURN(auto block, allocate_zeros(measured.used_bytes(), stream));
+  cuda::Arena arena(block->data());
   out.weights.set_block(std::move(block));
   // Given back when this returns.
   ESP_ASSIGN_OR_RETURN(const cuda::DeviceBuffer staged,
@@ -511,18 +511,22 @@ class TensorFinder final : public CudaTensorLoader {
 
 }  // namespace
 
-Result<std::vector<float>> read_cuda_weight(const PlacedWeights& placed, const std::string& name,
-                                            int64_t num_max) {
+Status visit_tensors(const PlacedWeights& placed, CudaTensorLoader& visitor) {
   const auto& [spec, layout, types, current] = placed;
   if (current.has_codes() && types.keep_blocks && !types.e4m3 && !types.int4 && !types.mxfp4)
-    return fail(error(StatusCode::kUnimplemented,
-                      "the checkpoint stores codes, whose tensors are not read back"));
-  TensorFinder finder(name);
+    return error(StatusCode::kUnimplemented,
+                 "the checkpoint stores codes, whose tensors are not read back");
   cuda::Arena arena(current.block()), staging;
   CudaWeights again(types.type, spec.layers.size());
-  WeightPlacer placer(types.type, {.types = types}, arena, staging, &finder);
-  ESP_RETURN_IF_ERROR(ModelPlacer(spec, layout, placer, again).place_all());
-  return finder.read(num_max, current.block(), current.size_bytes());
+  WeightPlacer placer(types.type, {.types = types}, arena, staging, &visitor);
+  return ModelPlacer(spec, layout, placer, again).place_all();
+}
+
+Result<std::vector<float>> read_cuda_weight(const PlacedWeights& placed, const std::string& name,
+                                            int64_t num_max) {
+  TensorFinder finder(name);
+  ESP_RETURN_IF_ERROR(visit_tensors(placed, finder));
+  return finder.read(num_max, placed.weights.block(), placed.weights.size_bytes());
 }
 
 Status CudaWeightUpdate::start() {

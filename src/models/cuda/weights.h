@@ -17,6 +17,7 @@
 #include "models/model.h"
 #include "models/weight_id.h"
 #include "tensor/cuda/memory.h"
+#include "tensor/cuda/releasable_buffer.h"
 #include "tensor/dtype.h"
 
 namespace espalier {
@@ -37,10 +38,12 @@ class CudaWeights {
   bool has_codes() const { return has_codes_; }
   const float* floats(WeightId id) const { return static_cast<const float*>(at(id).data); }
 
-  int64_t size_bytes() const { return block_.size_bytes(); }
-  void set_block(cuda::DeviceBuffer block) { block_ = std::move(block); }
+  int64_t size_bytes() const { return block_ == nullptr ? 0 : block_->size_bytes(); }
+  void set_block(std::unique_ptr<cuda::ReleasableBuffer> block) { block_ = std::move(block); }
   // Where all data lies; weights that replace these are written there (CudaWeightUpdate).
-  std::byte* block() const { return block_.data(); }
+  std::byte* block() const { return block_ == nullptr ? nullptr : block_->data(); }
+  // The same memory, which may be released while no step runs. REQUIRES: set_block().
+  cuda::ReleasableBuffer& memory() const { return *block_; }
   // Whether all weights have the same shapes and formats at the same places.
   bool places_as(const CudaWeights& other) const;
   // When all are placed.
@@ -51,7 +54,7 @@ class CudaWeights {
 
   DType type_ = DType::kBFloat16;
   bool has_codes_ = false;
-  cuda::DeviceBuffer block_;
+  std::unique_ptr<cuda::ReleasableBuffer> block_;
   std::vector<CudaWeight> table_;  // [1 + layers, kinds]
 };
 
@@ -72,6 +75,10 @@ struct PlacedWeights {
   WeightTypes types;
   const CudaWeights& weights;
 };
+
+// Puts all tensors into `visitor`, with where the weights have them. What the GPU converts has a
+// place beside the weights' block, of an arena without memory.
+Status visit_tensors(const PlacedWeights& current, CudaTensorLoader& visitor);
 
 // The first elements of a tensor, at most so many, from where `current` has them. As ModelWeights'.
 Result<std::vector<float>> read_cuda_weight(const PlacedWeights& current, const std::string& name,

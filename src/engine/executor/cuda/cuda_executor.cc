@@ -93,6 +93,23 @@ Result<std::unique_ptr<CudaExecutor>> CudaExecutor::create(std::unique_ptr<CudaD
   return executor;
 }
 
+namespace {
+
+// An estimate. kinds: of steps of one size, which have graphs of their own.
+int64_t graph_bytes(const CudaExecutorConfig& config, const StepLimits& limits, bool has_head,
+                    int64_t num_layers, int64_t kinds) {
+  if (!config.graphs) return 0;
+  int64_t num_sizes = num_graph_sizes(config.max_slots);
+  // A head's graphs are small, and as many.
+  if (has_head) num_sizes += num_graph_sizes(config.max_slots);
+  // With draft tokens twice: with few fresh positions and with any number of them.
+  if (config.max_draft_samples > 0) num_sizes += 2 * num_graph_sizes(limits.max_entries);
+  return (num_sizes * (config.cascade ? 2 : 1) * kinds + 1) *
+         (kBytesPerGraph + num_layers * kBytesPerGraphLayer);
+}
+
+}  // namespace
+
 Status CudaExecutor::allocate(std::unique_ptr<CudaDraftHead> head) {
   model_->set_pdl(config_.allow_pdl);
   model_->set_megakernel(config_.megakernel);
@@ -150,15 +167,8 @@ Status CudaExecutor::allocate(std::unique_ptr<CudaDraftHead> head) {
   memory_.adapters = adapters_ ? adapters_->size_bytes() : 0;
   memory_.scratch = model_->scratch_bytes() + (chains_ ? chains_->device_bytes() : 0);
   memory_.steps = packer_->device_bytes() + slots_->device_bytes() + block_.size_bytes();
-  int64_t num_sizes = num_graph_sizes(config_.max_slots);
-  // A head's graphs are small, and as many.
-  if (chains_) num_sizes += num_graph_sizes(config_.max_slots);
-  // With draft tokens twice: with few fresh positions and with any number of them.
-  if (config_.max_draft_samples > 0) num_sizes += 2 * num_graph_sizes(limits_.max_entries);
-  memory_.graphs = config_.graphs
-                       ? (num_sizes * (config_.cascade ? 2 : 1) * (adapters_ ? 2 : 1) + 1) *
-                             (kBytesPerGraph + model_->info().num_layers * kBytesPerGraphLayer)
-                       : 0;
+  memory_.graphs = graph_bytes(config_, limits_, chains_ != nullptr, model_->info().num_layers,
+                               adapters_ ? 2 : 1);
   return Status();
 }
 
@@ -193,8 +203,9 @@ Status CudaExecutor::allocate_kv(const KvPoolConfig& cache) {
         CudaDraftChains::num_pages(config_.max_slots, config_.chain_max, config_.page_size);
   }
   const auto allocate = [&](int64_t bytes) -> Result<std::unique_ptr<KvPlanes>> {
-    ESP_ASSIGN_OR_RETURN(auto planes, allocate_device_planes(bytes));
+    ESP_ASSIGN_OR_RETURN(auto planes, DevicePlanes::allocate(bytes));
     ESP_RETURN_IF_ERROR(cuda::fill_bytes(planes->data(), 0, bytes, stream_));
+    planes_ = planes.get();
     return planes;
   };
   ESP_ASSIGN_OR_RETURN(KvPool kv, KvPool::create(config, allocate));

@@ -16,6 +16,7 @@
 #include "cache/kv_pool.h"
 #include "engine/executor/cuda/cuda_draft_chains.h"
 #include "engine/executor/cuda/cuda_page_copier.h"
+#include "engine/executor/cuda/device_planes.h"
 #include "engine/executor/cuda/draft_rows.h"
 #include "engine/executor/cuda/sampling_arrays.h"
 #include "engine/executor/cuda/slot_table.h"
@@ -63,7 +64,7 @@ struct CudaExecutorConfig {
   std::function<void(const Status&)> on_device_lost;
 };
 
-class CudaExecutor final : public Executor {
+class CudaExecutor final : public Executor, public ReleasablePlanes {
  public:
   // Takes all device memory but the KV pool's.
   // head: beside a model that keeps states for it; null: none.
@@ -84,7 +85,6 @@ class CudaExecutor final : public Executor {
   // Of the model's weights, which may be loading meanwhile.
   Status finish_loading() { return model_->finish_loading(); }
   MemoryPlan memory_plan() const override { return memory_; }
-  const KvView& kv() const { return kv_->view(); }  // after allocate_kv
 
   void launch(const ForwardBatch& batch) override;
   void provide_masks(uint64_t step, const MaskView& masks) override;

@@ -208,6 +208,35 @@ PageCopier* CudaRanks::page_copier() {
   return page_copier_.get();
 }
 
+// A rank that keeps its memory would be found by the next call, so what was released is restored.
+Result<int64_t> CudaRanks::release_memory() {
+  int64_t bytes = 0;
+  for (size_t i = 0; i < executors_.size(); ++i) {
+    const Result<int64_t> released = executors_[i]->release_memory();
+    if (released) {
+      bytes += *released;
+      continue;
+    }
+    while (i > 0) ESP_RETURN_IF_ERROR(executors_[--i]->restore_memory());
+    return fail(released.error());
+  }
+  return bytes;
+}
+
+Status CudaRanks::restore_memory() {
+  for (size_t i = 0; i < executors_.size(); ++i) {
+    const Status status = executors_[i]->restore_memory();
+    if (status.ok()) continue;
+    while (i > 0) {
+      ESP_ASSIGN_OR_RETURN(const int64_t bytes,
+                           executors_[--i]->release_memory());
+      static_cast<void>(bytes);
+    }
+    return status;
+  }
+  return Status();
+}
+
 Status CudaRanks::lose(const Status& status) {
   if (!lost_.ok()) return lost_;
   lost_ = status;

@@ -25,7 +25,7 @@
 
 namespace espalier {
 
-class CudaRanks final : public Executor {
+class CudaRanks final : public Executor, public ReleasableMemory {
  public:
   // Begins to load each rank's part of the model to its device. devices: of each rank, by index;
   // they need not be open. kInvalidArgument for devices that are not there or a model that so many
@@ -63,6 +63,9 @@ class CudaRanks final : public Executor {
   int32_t draft_samples_max() const override { return executors_.front()->draft_samples_max(); }
   Status copy_pages(std::span<const PageId> from, std::span<const PageId> to) override;
   PageCopier* page_copier() override;
+  // Of all ranks, or of none.
+  Result<int64_t> release_memory() override;
+  Status restore_memory() override;
 
  private:
   explicit CudaRanks(const std::vector<int32_t>& devices);
