@@ -96,8 +96,8 @@ class Plan {
     const int64_t tokens = std::min<int64_t>(tile_tokens_, entry.num_query_tokens - token);
     const int64_t first = entry.prefix_len + token;
     const int64_t end = first + tokens;
-    const int64_t seen =
-        args_.sliding_window > 0 ? std::max<int64_t>(0, first - args_.sliding_window + 1) : 0;
+    const int64_t window = args_.window_of(static_cast<size_t>(index));
+    const int64_t seen = window > 0 ? std::max<int64_t>(0, first - window + 1) : 0;
     WorkItem whole = {index,
                       kv_head,
                       kv_heads,
@@ -158,9 +158,9 @@ Workspace make_workspace(CpuBackend& backend, const AttentionArgs& args, const P
   const size_t work_item_bytes = align(static_cast<size_t>(work_items) * sizeof(WorkItem));
   const size_t split_bytes = align(static_cast<size_t>(splits) * sizeof(Split));
   const size_t state_bytes = align(static_cast<size_t>(states) * sizeof(float));
-  const size_t thread_bytes = align(
-      static_cast<size_t>(backend.table().attention_scratch(plan.max_rows(), head_dim)) *
-      sizeof(float));
+  const size_t thread_bytes =
+      align(static_cast<size_t>(backend.table().attention_scratch(plan.max_rows(), head_dim)) *
+            sizeof(float));
   std::byte* at = backend.scratch(work_item_bytes + split_bytes + state_bytes +
                                   static_cast<size_t>(backend.pool().num_threads()) * thread_bytes);
   Workspace space;
@@ -202,7 +202,7 @@ AttentionTile tile_of(const AttentionArgs& args, const Plan& plan, const Workspa
       .token_stride = kv.token_stride,
       .head_stride = kv.head_stride,
       .scale = args.scale,
-      .sliding_window = args.sliding_window,
+      .sliding_window = args.window_of(static_cast<size_t>(item.entry)),
       .softcap = args.softcap,
       .sinks = args.sinks == nullptr ? nullptr : args.sinks + item.kv_head * plan.group(),
       .state = item.state < 0 ? nullptr : space.states + item.state,

@@ -139,14 +139,11 @@ Result<size_t> attention_workspace_bytes(const AttentionShape& shape, int32_t ma
   return mla_shape(shape, traits) ? std::max(bytes, mla_workspace_bytes(traits)) : bytes;
 }
 
-Status attention(const AttentionArgs& args, const LaunchOptions& launch) {
-  ESP_RETURN_IF_ERROR(check(args));
-  if (args.entries.num_entries == 0 || args.entries.num_tokens == 0) return {};
-  ESP_ASSIGN_OR_RETURN(const DeviceTraits traits, device_traits());
-  if (mla_shape(args.shape, traits) && args.kv.k == args.kv.v && args.softcap == 0 &&
-      args.sinks == nullptr && args.workspace_bytes >= mla_workspace_bytes(traits))
-    return attention_mla(args, traits, launch);
-  if (!tensor_core_shape(args.shape, traits)) return attention_generic(args, launch);
+namespace {
+
+// By tensor cores. REQUIRES: tensor_core_shape().
+Status attention_fast(const AttentionArgs& args, const DeviceTraits& traits,
+                      const LaunchOptions& launch) {
   const int blocks = decode_blocks(args.shape, traits);
   const PlanView plan = plan_view(args.shape, args.entries.num_entries, traits, args.workspace);
   if (args.workspace_bytes < plan.bytes)
@@ -165,6 +162,20 @@ Status attention(const AttentionArgs& args, const LaunchOptions& launch) {
   if (plan.entry_segments != nullptr && args.entries.shared.segments != nullptr)
     ESP_RETURN_IF_ERROR(attention_cascade(args, plan, launch));
   return attention_decode(args, plan, blocks, launch);
+}
+
+}  // namespace
+
+Status attention(const AttentionArgs& args, const LaunchOptions& launch) {
+  ESP_RETURN_IF_ERROR(check(args));
+  if (args.entries.num_entries == 0 || args.entries.num_tokens == 0) return {};
+  ESP_ASSIGN_OR_RETURN(const DeviceTraits traits, device_traits());
+  if (mla_shape(args.shape, traits) && args.kv.k == args.kv.v && args.softcap == 0 &&
+      args.sinks == nullptr && args.workspace_bytes >= mla_workspace_bytes(traits))
+    return attention_mla(args, traits, launch);
+  if (!tensor_core_shape(args.shape, traits)) return attention_generic(args, launch);
+  ESP_RETURN_IF_ERROR(attention_fast(args, traits, launch));
+  return args.last_seen != nullptr ? attention_ahead(args, launch) : Status();
 }
 
 }  // namespace espalier::kernels::cuda

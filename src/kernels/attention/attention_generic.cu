@@ -21,9 +21,11 @@ __device__ __forceinline__ float kv_float(KV value) {
     return to_float(value);
 }
 
-// KV: of keys and values. PER_LANE: elements of a head that each lane holds.
+// KV: of keys and values. PER_LANE: elements of a head that each lane holds. ahead: of tokens that
+// see positions behind their own alone.
 template <typename T, typename KV, int PER_LANE>
-__global__ void __launch_bounds__(kGenericWarps * 32) attention_generic_kernel(AttentionArgs args) {
+__global__ void __launch_bounds__(kGenericWarps * 32)
+    attention_generic_kernel(AttentionArgs args, bool ahead) {
   __shared__ float outs[kGenericWarps][32 * PER_LANE];
   __shared__ float largest[kGenericWarps], sums[kGenericWarps];
   release_next();
@@ -32,9 +34,12 @@ __global__ void __launch_bounds__(kGenericWarps * 32) attention_generic_kernel(A
   const int token = static_cast<int>(blockIdx.x), head = static_cast<int>(blockIdx.y);
   if (token >= entries.query_begin[entries.num_entries]) return;
   const int entry = bucket_of(entries.query_begin, entries.num_entries, token);
-  const int last = entries.prefix_len[entry] + token - entries.query_begin[entry];
+  const int own = entries.prefix_len[entry] + token - entries.query_begin[entry];
+  const int seen = args.last_seen != nullptr ? args.last_seen[token] : -1;
+  if (ahead && seen < 0) return;
+  const int last = seen < 0 ? own : seen;
   const int window = args.shape.sliding_window;
-  const int first = window > 0 ? max(0, last - window + 1) : 0;
+  const int first = window > 0 ? max(0, own - window + 1) : 0;
   const int32_t* pages = entries.page_tables + entries.page_begin[entry];
   const int kv_head = head / (args.shape.num_heads / args.shape.num_kv_heads);
   const int dim = args.shape.head_dim;
@@ -79,9 +84,7 @@ __global__ void __launch_bounds__(kGenericWarps * 32) attention_generic_kernel(A
   }
 }
 
-}  // namespace
-
-Status attention_generic(const AttentionArgs& args, const LaunchOptions& launch) {
+Status launch_generic(const AttentionArgs& args, bool ahead, const LaunchOptions& launch) {
   const dim3 grid(static_cast<unsigned>(args.entries.num_tokens),
                   static_cast<unsigned>(args.shape.num_heads));
   constexpr int kUsual = 256 / 32, kMost = kMaxHeadDim / 32;
@@ -94,7 +97,17 @@ Status attention_generic(const AttentionArgs& args, const LaunchOptions& launch)
   else if (args.shape.type == DType::kBFloat16)
     kernel = usual ? attention_generic_kernel<bf16, bf16, kUsual>
                    : attention_generic_kernel<bf16, bf16, kMost>;
-  return launch_kernel("attention", kernel, grid, kGenericWarps * 32, 0, launch, args);
+  return launch_kernel("attention", kernel, grid, kGenericWarps * 32, 0, launch, args, ahead);
+}
+
+}  // namespace
+
+Status attention_generic(const AttentionArgs& args, const LaunchOptions& launch) {
+  return launch_generic(args, false, launch);
+}
+
+Status attention_ahead(const AttentionArgs& args, const LaunchOptions& launch) {
+  return launch_generic(args, true, {.stream = launch.stream});  // behind kernels that overlap
 }
 
 }  // namespace espalier::kernels::cuda

@@ -141,5 +141,7 @@ Status attention_cascade(const AttentionArgs& args, const PlanView& plan,
 Status attention_deterministic(const AttentionArgs& args, const PlanView& plan,
                                int32_t multiprocessors, const LaunchOptions& launch);
 Status attention_generic(const AttentionArgs& args, const LaunchOptions& launch);
+// Of tokens with a last_seen alone. REQUIRES: args.last_seen.
+Status attention_ahead(const AttentionArgs& args, const LaunchOptions& launch);
 
 }  // namespace espalier::kernels::cuda

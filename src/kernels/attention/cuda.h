@@ -138,6 +138,9 @@ struct AttentionArgs {
   // [num_heads] float32: attention sinks, a logit of each head that takes part in the sum of the
   // softmax and has no value; null: none.
   const float* sinks = nullptr;
+  // Of tokens that see positions behind their own the last one, else -1: [num_tokens]. Such tokens
+  // are few (rows of pictures) and computed apart, without tensor cores. Null: there are none.
+  const int32_t* last_seen = nullptr;
   // Of latents (keys that are values): entries of more query tokens are left out, for
   // attention_expanded(); 0: none is.
   int32_t latent_tokens_max = 0;

@@ -37,10 +37,16 @@ struct AttentionArgs {
 
   float scale = 1.0f;          // of the scores, mostly 1 / sqrt(head_dim)
   int32_t sliding_window = 0;  // a query at p sees positions (p - sliding_window, p]; 0: all
-  float softcap = 0.0f;        // scores become softcap * tanh(score / softcap); 0: none
+  // Of each entry its own in place of that, [entries]; empty: all entries have that one.
+  std::span<const int32_t> windows;
+  float softcap = 0.0f;  // scores become softcap * tanh(score / softcap); 0: none
   // [heads] float32 or null: attention sinks (gpt-oss), a score of each head that takes its share
   // of every softmax and has no value. It is neither scaled nor capped.
   const float* sinks = nullptr;
+
+  int32_t window_of(size_t entry) const {
+    return windows.empty() ? sliding_window : windows[entry];
+  }
 };
 
 // out = softmax(scale * q k^T, causal) v for each entry by itself. REQUIRES: the new tokens' keys

@@ -52,11 +52,12 @@ void attend(const AttentionArgs& args, const BatchEntry& entry, int64_t kv_head,
 void attention(const AttentionArgs& args) {
   const KvView::Layer& kv = args.kv->layer(args.layer);
   const int64_t group = args.heads / kv.num_kv_heads;
-  for (const BatchEntry& entry : args.entries) {
+  for (size_t index = 0; index < args.entries.size(); ++index) {
+    const BatchEntry& entry = args.entries[index];
+    const int64_t window = args.window_of(index);
     for (int64_t i = 0; i < entry.num_query_tokens; ++i) {
       const int64_t last = entry.prefix_len + i;
-      const int64_t first =
-          args.sliding_window > 0 ? std::max<int64_t>(0, last - args.sliding_window + 1) : 0;
+      const int64_t first = window > 0 ? std::max<int64_t>(0, last - window + 1) : 0;
       for (int64_t head = 0; head < args.heads; ++head) {
         attend(args, entry, head / group, first, last,
                args.q + (entry.query_begin + i) * args.q_stride + head * kv.head_dim,

@@ -29,6 +29,52 @@ class ElementwiseTest : public test::EachIsa {
   std::unique_ptr<CpuBackend> backend_;
 };
 
+TEST_P(ElementwiseTest, ScaleColumns) {
+  for (const auto [rows, dim] : {std::array<int64_t, 2>{1, 5}, {700, 77}}) {
+    const int64_t stride = dim + 3;
+    std::vector<float> x = random_floats(rng_, rows * stride);
+    const std::vector<float> weight = random_floats(rng_, dim), before = x;
+    scale_columns(*backend_, {.x = x.data(),
+                              .x_stride = stride,
+                              .y = x.data(),
+                              .y_stride = stride,
+                              .rows = rows,
+                              .dim = dim,
+                              .weight = weight.data()});
+    for (int64_t i = 0; i < rows * stride; ++i) {
+      const float scale = i % stride < dim ? weight[static_cast<size_t>(i % stride)] : 1.0f;
+      ASSERT_EQ(x[static_cast<size_t>(i)], before[static_cast<size_t>(i)] * scale) << i;
+    }
+  }
+}
+
+TEST_P(ElementwiseTest, MeanParts) {
+  for (const auto [rows, parts, dim] : {std::array<int64_t, 3>{1, 1, 5}, {60, 16, 77}}) {
+    const int64_t stride = parts * dim + 3;
+    const std::vector<float> x = random_floats(rng_, rows * stride);
+    std::vector<float> y(static_cast<size_t>(rows * dim));
+    mean_parts(*backend_, {.x = x.data(),
+                           .x_stride = stride,
+                           .y = y.data(),
+                           .y_stride = dim,
+                           .rows = rows,
+                           .parts = parts,
+                           .dim = dim});
+    for (int64_t row = 0; row < rows; ++row) {
+      for (int64_t i = 0; i < dim; ++i) {
+        double sum = 0, size = 0;
+        for (int64_t part = 0; part < parts; ++part) {
+          const double value = x[static_cast<size_t>(row * stride + part * dim + i)];
+          sum += value;
+          size += std::abs(value);
+        }
+        ASSERT_NEAR(y[static_cast<size_t>(row * dim + i)], sum / static_cast<double>(parts),
+                    2 * kUnit * size + kUnit);
+      }
+    }
+  }
+}
+
 TEST_P(ElementwiseTest, RmsNorm) {
   for (const auto [rows, groups, dim] :
        {std::array<int64_t, 3>{1, 1, 2048}, {3, 1, 77}, {50, 4, 64}, {40, 1, 1023}, {2, 3, 5}}) {

@@ -6,6 +6,7 @@
 #include "kernels/activation/gelu.h"
 #include "kernels/cuda/test_device.h"
 #include "kernels/embedding/cuda.h"
+#include "kernels/norm/cuda.h"
 #include "kernels/rope/cuda.h"
 
 namespace espalier::kernels {
@@ -179,6 +180,77 @@ class CudaEncoderKernels : public test::OnDevice {
     }
   }
 };
+
+// A layer scale in place, the mean of parts, and rows that are gathered from any row on.
+template <typename T>
+std::vector<T> of_floats(Rng& rng, int64_t count) {
+  return elements<T>(test::random_floats(rng, count, 1.0));
+}
+
+TEST_F(CudaEncoderKernels, ScalesMeansAndMergedRows) {
+  const auto check = [&]<typename T>(T, int32_t dim) {
+    const int32_t parts = 4, rows = 9;
+    const std::vector<T> x = of_floats<T>(rng_, int64_t{rows} * parts * dim);
+    const std::vector<T> weight = of_floats<T>(rng_, dim);
+    const DeviceArray<T> in(x), scale(weight), mean(static_cast<size_t>(rows * dim));
+    const Status averaged = cuda::mean_parts({.type = kType<T>,
+                                              .x = in.get(),
+                                              .x_stride = parts * dim,
+                                              .y = mean.get(),
+                                              .y_stride = dim,
+                                              .rows = rows,
+                                              .parts = parts,
+                                              .dim = dim},
+                                             {});
+    ASSERT_TRUE(averaged.ok()) << averaged.to_string();
+    const std::vector<T> means = mean.read();
+    for (int32_t i = 0; i < rows * dim; ++i) {
+      double sum = 0;
+      for (int32_t part = 0; part < parts; ++part)
+        sum += value(x[static_cast<size_t>((i / dim * parts + part) * dim + i % dim)]);
+      ASSERT_NEAR(value(means[static_cast<size_t>(i)]), sum / parts, kTolerance<T>) << i;
+    }
+    const std::vector<int32_t> first = {1, 5, 32, 0};
+    const DeviceArray<int32_t> ids(first);
+    const DeviceArray<T> merged(first.size() * static_cast<size_t>(parts * dim));
+    const Status gathered = cuda::gather_rows({.type = kType<T>,
+                                               .table = in.get(),
+                                               .num_rows = rows * parts - parts + 1,
+                                               .table_stride = dim,
+                                               .dim = parts * dim,
+                                               .ids = ids.get(),
+                                               .out = merged.get(),
+                                               .out_stride = parts * dim,
+                                               .tokens = static_cast<int32_t>(first.size())},
+                                              {});
+    ASSERT_TRUE(gathered.ok()) << gathered.to_string();
+    const std::vector<T> got = merged.read();
+    for (size_t i = 0; i < got.size(); ++i) {
+      const auto width = static_cast<size_t>(parts * dim);
+      const size_t from = static_cast<size_t>(first[i / width] * dim) + i % width;
+      ASSERT_EQ(value(got[i]), value(x[from])) << i;
+    }
+    const Status scaled = cuda::scale_columns({.type = kType<T>,
+                                               .x = in.get(),
+                                               .x_stride = dim,
+                                               .weight = scale.get(),
+                                               .y = in.get(),
+                                               .y_stride = dim,
+                                               .rows = rows * parts,
+                                               .dim = dim},
+                                              {});
+    ASSERT_TRUE(scaled.ok()) << scaled.to_string();
+    const std::vector<T> after = in.read();
+    for (size_t i = 0; i < after.size(); ++i) {
+      const double want = double{value(x[i])} * double{value(weight[i % static_cast<size_t>(dim)])};
+      ASSERT_NEAR(value(after[i]), want, kTolerance<T> * std::max(1.0, std::abs(want))) << i;
+    }
+  };
+  for (const int32_t dim : {8, 24, 1152}) {
+    check(float{}, dim);
+    check(BFloat16{}, dim);
+  }
+}
 
 TEST_F(CudaEncoderKernels, RopeByPlaces) {
   for (const int32_t dim : {12, 64, 80, 128})

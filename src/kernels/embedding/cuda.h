@@ -13,7 +13,8 @@ struct GatherArgs {
   DType type = DType::kBFloat16;  // of table and out: kBFloat16 or kFloat32
   const void* table = nullptr;    // [num_rows, dim]
   int32_t num_rows = 0;
-  int32_t first_id = 0;  // of the table's first row: a rank has a part of the vocabulary
+  int64_t table_stride = 0;  // elements from one row to the next, which may overlap; 0: dim
+  int32_t first_id = 0;      // of the table's first row: a rank has a part of the vocabulary
   int32_t dim = 0;
   const int32_t* ids = nullptr;  // [tokens]; -1: slot_tokens[token_slots[i]]
   // The slot of each token's entry, [tokens]; read where ids[i] is -1. Null: no id is -1.

@@ -12,7 +12,7 @@ namespace {
 
 // Word: the largest type that divides the rows.
 template <typename Word>
-__global__ void gather_kernel(GatherArgs args, int words, int64_t out_words) {
+__global__ void gather_kernel(GatherArgs args, int words, int64_t table_words, int64_t out_words) {
   release_next();
   wait_for_previous();
   const int64_t token = blockIdx.x;
@@ -24,7 +24,7 @@ __global__ void gather_kernel(GatherArgs args, int words, int64_t out_words) {
   id -= args.first_id;
   const bool known = id >= 0 && id < args.num_rows;
   const Word* from =
-      static_cast<const Word*>(args.table) + static_cast<int64_t>(known ? id : 0) * words;
+      static_cast<const Word*>(args.table) + static_cast<int64_t>(known ? id : 0) * table_words;
   Word* to = static_cast<Word*>(args.out) + token * out_words;
   for (int i = threadIdx.x; i < words; i += blockDim.x) to[i] = known ? from[i] : Word{};
 }
@@ -86,15 +86,16 @@ Status gather_rows(const GatherArgs& args, const LaunchOptions& launch) {
   if (args.tokens == 0) return {};
   const auto size = static_cast<int64_t>(dtype_size(args.type));
   const int64_t row_bytes = args.dim * size, out_bytes = args.out_stride * size;
+  const int64_t table_bytes = args.table_stride == 0 ? row_bytes : args.table_stride * size;
   const auto grid = dim3(static_cast<unsigned>(args.tokens));
   const auto start = [&](auto kernel, int64_t word_bytes) {
     const auto words = static_cast<int>(row_bytes / word_bytes);
     const auto threads = static_cast<unsigned>(std::min(512, (words + 31) / 32 * 32));
     return launch_kernel("gather_rows", kernel, grid, dim3(threads), 0, launch, args, words,
-                         out_bytes / word_bytes);
+                         table_bytes / word_bytes, out_bytes / word_bytes);
   };
-  const bool by_16 = row_bytes % 16 == 0 && out_bytes % 16 == 0 && aligned(args.table, 16) &&
-                     aligned(args.out, 16);
+  const bool by_16 = row_bytes % 16 == 0 && table_bytes % 16 == 0 && out_bytes % 16 == 0 &&
+                     aligned(args.table, 16) && aligned(args.out, 16);
   if (by_16) return start(gather_kernel<uint4>, 16);
   return start(gather_kernel<uint16_t>, 2);
 }

@@ -1,4 +1,5 @@
-// Norms of rows on the GPU: RMS norm, with the residual sum in front of it, and layer norm.
+// Norms of rows on the GPU: RMS norm, with the residual sum in front of it, and layer norm; a layer
+// scale, and the mean of a row's parts.
 // Thread-safe; pointers are borrowed device memory; requirements of streams as
 // kernels/cuda/stream.h.
 #pragma once
@@ -42,5 +43,33 @@ struct LayerNormArgs {
 
 // y = (x - mean(x)) / sqrt(variance(x) + epsilon) * weight + bias, in float32, rounded once.
 Status layer_norm(const LayerNormArgs& args, const LaunchOptions& launch);
+
+struct ScaleColumnsArgs {
+  DType type = DType::kBFloat16;  // of all: kBFloat16 or kFloat32
+  const void* x = nullptr;        // [rows, dim], rows x_stride apart
+  int64_t x_stride = 0;
+  const void* weight = nullptr;  // [dim]
+  void* y = nullptr;             // [rows, dim]; may be x
+  int64_t y_stride = 0;
+  int32_t rows = 0;  // 0 does nothing
+  int32_t dim = 0;
+};
+
+// y = x * weight, rounded once.
+Status scale_columns(const ScaleColumnsArgs& args, const LaunchOptions& launch);
+
+struct MeanPartsArgs {
+  DType type = DType::kBFloat16;  // of all: kBFloat16 or kFloat32
+  const void* x = nullptr;        // [rows, parts, dim], parts adjacent, rows x_stride apart
+  int64_t x_stride = 0;
+  void* y = nullptr;  // [rows, dim], not in x
+  int64_t y_stride = 0;
+  int32_t rows = 0;  // 0 does nothing
+  int32_t parts = 1;
+  int32_t dim = 0;
+};
+
+// y = the mean of a row's parts, summed in float32 from the first to the last, rounded once.
+Status mean_parts(const MeanPartsArgs& args, const LaunchOptions& launch);
 
 }  // namespace espalier::kernels::cuda

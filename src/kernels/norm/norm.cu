@@ -127,6 +127,31 @@ __global__ void __launch_bounds__(kNormThreads) layer_norm_kernel(LayerNormArgs 
 }
 
 template <typename T>
+__global__ void __launch_bounds__(kNormThreads) scale_columns_kernel(ScaleColumnsArgs args) {
+  release_next();
+  wait_for_previous();
+  const int64_t row = blockIdx.x;
+  const T* x = static_cast<const T*>(args.x) + row * args.x_stride;
+  T* y = static_cast<T*>(args.y) + row * args.y_stride;
+  for (int i = threadIdx.x; i < args.dim; i += blockDim.x)
+    y[i] = from_float<T>(to_float(x[i]) * to_float(static_cast<const T*>(args.weight)[i]));
+}
+
+template <typename T>
+__global__ void __launch_bounds__(kNormThreads) mean_parts_kernel(MeanPartsArgs args) {
+  release_next();
+  wait_for_previous();
+  const int64_t row = blockIdx.x;
+  const T* x = static_cast<const T*>(args.x) + row * args.x_stride;
+  T* y = static_cast<T*>(args.y) + row * args.y_stride;
+  for (int i = threadIdx.x; i < args.dim; i += blockDim.x) {
+    float sum = 0;
+    for (int part = 0; part < args.parts; ++part) sum += to_float(x[part * args.dim + i]);
+    y[i] = from_float<T>(sum / static_cast<float>(args.parts));
+  }
+}
+
+template <typename T>
 Status launch_rows(const RmsNormArgs& args, const LaunchOptions& launch) {
   const auto grid = dim3(static_cast<unsigned>(args.rows));
   const auto fits = [](const void* pointer, int64_t stride) {
@@ -177,6 +202,31 @@ Status layer_norm(const LayerNormArgs& args, const LaunchOptions& launch) {
   return launch_kernel(
       "layer_norm",
       args.type == DType::kBFloat16 ? layer_norm_kernel<bf16> : layer_norm_kernel<float>,
+      dim3(static_cast<unsigned>(args.rows)), kNormThreads, 0, launch, args);
+}
+
+Status scale_columns(const ScaleColumnsArgs& args, const LaunchOptions& launch) {
+  if (args.dim < 1 || args.rows < 0)
+    return invalid_argument("scale_columns: {} rows of {}", args.rows, args.dim);
+  if (args.type == DType::kFloat16)
+    return error(StatusCode::kUnimplemented, "scale_columns: F16 is not supported");
+  if (args.rows == 0) return {};
+  return launch_kernel(
+      "scale_columns",
+      args.type == DType::kBFloat16 ? scale_columns_kernel<bf16> : scale_columns_kernel<float>,
+      dim3(static_cast<unsigned>(args.rows)), kNormThreads, 0, launch, args);
+}
+
+Status mean_parts(const MeanPartsArgs& args, const LaunchOptions& launch) {
+  if (args.dim < 1 || args.rows < 0 || args.parts < 1)
+    return invalid_argument("mean_parts: {} rows of {} parts of {}", args.rows, args.parts,
+                            args.dim);
+  if (args.type == DType::kFloat16)
+    return error(StatusCode::kUnimplemented, "mean_parts: F16 is not supported");
+  if (args.rows == 0) return {};
+  return launch_kernel(
+      "mean_parts",
+      args.type == DType::kBFloat16 ? mean_parts_kernel<bf16> : mean_parts_kernel<float>,
       dim3(static_cast<unsigned>(args.rows)), kNormThreads, 0, launch, args);
 }
 

@@ -1,4 +1,5 @@
-// RMS norm (Zhang and Sennrich 2019), as Llama and Qwen use it, and layer norm, on the CPU. Each
+// RMS norm (Zhang and Sennrich 2019), as Llama and Qwen use it, layer norm, and what encoders of
+// pictures have in their place: a layer scale, the mean of a square's patches. On the CPU; each
 // call runs in parallel on the back end's pool; arguments are borrowed for the call.
 #pragma once
 
@@ -41,6 +42,33 @@ struct LayerNormArgs {
 
 // y = (x - mean(x)) / sqrt(variance(x) + epsilon) * weight + bias, for each row by itself.
 void layer_norm(CpuBackend& backend, const LayerNormArgs& args);
+
+// Layer scale (Touvron et al. 2021).
+struct ScaleColumnsArgs {
+  const float* x = nullptr;  // [rows, dim], rows x_stride elements apart
+  int64_t x_stride = 0;
+  float* y = nullptr;  // the same shape; y == x (with equal strides) works in place
+  int64_t y_stride = 0;
+  int64_t rows = 0;
+  int64_t dim = 0;
+  const float* weight = nullptr;  // [dim]
+};
+
+// y = x * weight, element by element.
+void scale_columns(CpuBackend& backend, const ScaleColumnsArgs& args);
+
+struct MeanPartsArgs {
+  const float* x = nullptr;  // [rows, parts, dim], parts adjacent, rows x_stride elements apart
+  int64_t x_stride = 0;
+  float* y = nullptr;  // [rows, dim], not in x
+  int64_t y_stride = 0;
+  int64_t rows = 0;
+  int64_t parts = 1;
+  int64_t dim = 0;
+};
+
+// y = the mean of a row's parts, summed from the first to the last.
+void mean_parts(CpuBackend& backend, const MeanPartsArgs& args);
 
 namespace reference {
 void rms_norm(const RmsNormArgs& args);
