@@ -42,8 +42,19 @@ LongSize within_area(const ImageProcessorSpec::Area& area, double width, double 
   return near;
 }
 
+// 0 where nothing is left of a side.
+LongSize fitted_within(const ImageProcessorSpec::Within& within, double width, double height) {
+  const double shrink = std::max({height / within.most.height, width / within.most.width, 1.0});
+  const auto side = [&](double of) {
+    const auto pixels = static_cast<int64_t>(std::floor(of / shrink));
+    return (pixels + within.multiple - 1) / within.multiple * within.multiple;
+  };
+  return {side(width), side(height)};
+}
+
 LongSize resized(const ImageProcessorSpec& spec, int32_t width, int32_t height) {
   if (spec.area) return within_area(*spec.area, width, height);
+  if (spec.within) return fitted_within(*spec.within, width, height);
   if (spec.size) return {spec.size->width, spec.size->height};
   if (spec.shortest_edge == 0) return {width, height};
   const int64_t edge = spec.shortest_edge;
@@ -60,7 +71,8 @@ Result<LongSize> resized_within_bounds(const ImageProcessorSpec& spec, const Siz
                          picture.width, picture.height, kNarrowestShape));
   }
   const LongSize size = resized(spec, picture.width, picture.height);
-  if (std::max(size.width, size.height) > kResizedSideMax) {
+  if (std::max(size.width, size.height) > kResizedSideMax ||
+      std::min(size.width, size.height) < 1) {
     return fail(invalid_argument(
         "a picture of {} x {} pixels would become {} x {}: send one that is less narrow",
         picture.width, picture.height, size.width, size.height));
@@ -92,6 +104,35 @@ Size ImageProcessorSpec::output_size(int32_t width, int32_t height) const {
   if (crop) return *crop;
   const LongSize after = resized(*this, width, height);
   return {static_cast<int32_t>(after.width), static_cast<int32_t>(after.height)};
+}
+
+ImageProcessorSpec ImageProcessorSpec::of_frames() const {
+  ESP_CHECK(video.has_value());
+  ImageProcessorSpec out = *this;
+  out.area = video->area;
+  return out;
+}
+
+std::vector<int32_t> sample_frames(const ImageProcessorSpec::Video& spec, int32_t total,
+                                   double frames_per_second) {
+  const int32_t multiple = spec.multiple;
+  int32_t count = std::min(total, spec.frames_max);
+  if (spec.num_frames > 0) {
+    count = static_cast<int32_t>(rounded_to(spec.num_frames, multiple));
+  } else if (frames_per_second > 0) {
+    const int32_t most = std::min(spec.frames_max, total) / multiple * multiple;
+    const double wanted = total / frames_per_second * spec.frames_per_second;
+    const double bounded =
+        std::min<double>({std::max<double>(wanted, spec.frames_min), static_cast<double>(most),
+                          static_cast<double>(total)});
+    count = static_cast<int32_t>(std::floor(bounded / multiple)) * multiple;
+  }
+  // A video of fewer frames is read whole; the last one stands for those that lack.
+  count = std::clamp(count, 1, total);
+  std::vector<int32_t> out(static_cast<size_t>(count));
+  const double step = static_cast<double>(total) / count;
+  for (int32_t i = 0; i < count; ++i) out[static_cast<size_t>(i)] = static_cast<int32_t>(i * step);
+  return out;
 }
 
 PixelValues normalize(const Image& image, const ImageProcessorSpec& spec) {

@@ -32,6 +32,13 @@ struct ImageProcessorSpec {
     int32_t multiple = 1;  // of pixels
   };
   std::optional<Area> area;
+  // Or a picture that is larger shrinks to fit into `most`, and then both sides grow to multiples
+  // of a number (Pixtral).
+  struct Within {
+    Size most;
+    int32_t multiple = 1;  // of pixels
+  };
+  std::optional<Within> within;
   Resample filter = Resample::kBicubic;
   std::optional<Size> crop;  // around the centre; a picture that is smaller gets a black margin
   float rescale = 1.0f / 255;
@@ -39,10 +46,33 @@ struct ImageProcessorSpec {
 
   // The picture is read whole, and in tiles of that size from a fitting one of these (tiles.h).
   std::vector<Size> resolutions;
+  // Or whole, and in as many tiles of `size` as make the shape that is nearest to its own
+  // (tiles.h).
+  struct TileCounts {
+    int32_t min = 1, max = 12;
+    friend bool operator==(const TileCounts&, const TileCounts&) = default;
+  };
+  std::optional<TileCounts> tile_counts;
+
+  // Of models that read videos: bounds of a frame's area, and which frames are read.
+  struct Video {
+    Area area;
+    double frames_per_second = 2;  // that are sampled, within the counts below
+    int32_t num_frames = 0;        // or a number of them, whatever their time; 0: by time
+    int32_t frames_min = 4, frames_max = 768;
+    int32_t multiple = 2;  // of the number of frames
+  };
+  std::optional<Video> video;
+  ImageProcessorSpec of_frames() const;  // the same with a frame's bounds. REQUIRES: video.
 
   // Of a picture after resize and crop.
   Size output_size(int32_t width, int32_t height) const;
 };
+
+// Indices of the frames that are read of `total`, of which a video has so many a second (0: that is
+// unknown, and all are read up to the most); rising. As transformers' processors sample them.
+std::vector<int32_t> sample_frames(const ImageProcessorSpec::Video& spec, int32_t total,
+                                   double frames_per_second);
 
 // [3, height, width] float32.
 struct PixelValues {
@@ -51,8 +81,8 @@ struct PixelValues {
 };
 
 // Fails with kInvalidArgument where the picture is so narrow that its longer side would pass
-// kResizedSideMax, or kNarrowestShape with an area: its cost must not exceed that of the pictures
-// that limits allow.
+// kResizedSideMax, or kNarrowestShape with an area, or that nothing would be left of its shorter
+// side: its cost must not exceed that of the pictures that limits allow.
 Result<PixelValues> process_image(const Image& image, const ImageProcessorSpec& spec);
 // The size of its result, without the work: fails as it does.
 Result<ImageProcessorSpec::Size> processed_size(const ImageProcessorSpec::Size& picture,

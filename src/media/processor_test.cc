@@ -8,6 +8,7 @@
 #include <sstream>
 
 #include "media/drawn.h"
+#include "media/tiles.h"
 
 namespace espalier {
 namespace {
@@ -101,6 +102,46 @@ TEST(Processor, SidesBecomeMultiplesWithinTheArea) {
   EXPECT_EQ(size(4000, 3000), (Size{1148, 840}));
   EXPECT_FALSE(process_image({.width = 201, .height = 1, .rgb = std::vector<uint8_t>(603)}, spec));
   EXPECT_TRUE(process_image({.width = 200, .height = 1, .rgb = std::vector<uint8_t>(600)}, spec));
+}
+
+// As transformers' get_optimal_tiled_canvas chooses among up to 12 tiles of 448 pixels a side.
+TEST(Tiles, TheNearestShapeIsChosen) {
+  using Size = ImageProcessorSpec::Size;
+  const auto of = [](int32_t width, int32_t height) {
+    return nearest_grid({.min = 1, .max = 12}, 448, width, height);
+  };
+  EXPECT_EQ(of(800, 600), (Size{4, 3}));
+  EXPECT_EQ(of(1000, 1000), (Size{3, 3}));
+  EXPECT_EQ(of(500, 500), (Size{1, 1}));
+  EXPECT_EQ(of(2000, 1), (Size{12, 1}));
+  EXPECT_EQ(of(1, 2000), (Size{1, 12}));
+}
+
+// Floors before it grows to whole squares, and leaves nothing of a side that is too thin.
+TEST(Processor, SidesFitWithinAnEdge) {
+  ImageProcessorSpec spec;
+  spec.within = ImageProcessorSpec::Within{.most = {1024, 1024}, .multiple = 16};
+  const auto size = [&](int32_t width, int32_t height) {
+    return processed_size({width, height}, spec).value();
+  };
+  EXPECT_EQ(size(1, 1), (ImageProcessorSpec::Size{16, 16}));
+  EXPECT_EQ(size(1024, 1024), (ImageProcessorSpec::Size{1024, 1024}));
+  EXPECT_EQ(size(2000, 1000), (ImageProcessorSpec::Size{1024, 512}));
+  EXPECT_EQ(size(1025, 513), (ImageProcessorSpec::Size{1024, 512}));
+  EXPECT_FALSE(processed_size({5000, 2}, spec));
+}
+
+// As Qwen2VLVideoProcessor.sample_frames.
+TEST(Processor, FramesAreSampledByTimeOrNumber) {
+  using testing::ElementsAre;
+  const ImageProcessorSpec::Video by_time{.frames_per_second = 2};
+  EXPECT_THAT(sample_frames(by_time, 90, 30), ElementsAre(0, 15, 30, 45, 60, 75));
+  EXPECT_THAT(sample_frames(by_time, 30, 30), ElementsAre(0, 7, 15, 22));  // four at least
+  EXPECT_THAT(sample_frames(by_time, 3, 30), ElementsAre(0, 1));           // whole pairs
+  EXPECT_THAT(sample_frames(by_time, 1, 30), ElementsAre(0));
+  EXPECT_THAT(sample_frames(by_time, 3, 0), ElementsAre(0, 1, 2));  // sampled already
+  EXPECT_EQ(sample_frames(by_time, 1000000, 1).size(), 768u);
+  EXPECT_THAT(sample_frames({.num_frames = 5}, 8, 30), ElementsAre(0, 2, 4, 6));
 }
 
 }  // namespace

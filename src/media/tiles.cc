@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 
 #include "base/check.h"
 
@@ -40,6 +41,48 @@ Size best_resolution(std::span<const Size> resolutions, int32_t width, int32_t h
     least_margin = margin;
   }
   return best;
+}
+
+Size nearest_grid(const ImageProcessorSpec::TileCounts& counts, int32_t side, int32_t width,
+                  int32_t height) {
+  std::vector<Size> grids;
+  for (int32_t columns = 1; columns <= counts.max; ++columns) {
+    for (int32_t rows = 1; columns * rows <= counts.max; ++rows) {
+      if (columns * rows >= counts.min) grids.push_back({columns, rows});
+    }
+  }
+  std::ranges::stable_sort(grids, {}, [](const Size& grid) { return grid.width * grid.height; });
+  const double shape = static_cast<double>(width) / height;
+  const double pixels = static_cast<double>(width) * height;
+  Size best{1, 1};
+  double least = std::numeric_limits<double>::infinity();
+  for (const Size& grid : grids) {
+    const double off = std::abs(shape - static_cast<double>(grid.width) / grid.height);
+    const double room = 0.5 * side * side * grid.width * grid.height;
+    if (off > least || (off == least && pixels <= room)) continue;
+    least = off;
+    best = grid;
+  }
+  return best;
+}
+
+Tiles stretch_tiles(const Image& image, const ImageProcessorSpec& spec, int32_t side,
+                    const Size& grid) {
+  Tiles out{.pixels = {}, .rows = grid.height, .columns = grid.width};
+  const Image all = resize(image, grid.width * side, grid.height * side, spec.filter);
+  for (int32_t i = 0; i < out.rows * out.columns; ++i) {
+    const int64_t left = int64_t{i} % out.columns * side, top = int64_t{i} / out.columns * side;
+    Image tile{.width = side, .height = side, .rgb = {}};
+    tile.rgb.reserve(static_cast<size_t>(side) * static_cast<size_t>(side) * 3);
+    for (int64_t y = top; y < top + side; ++y) {
+      const auto from = all.rgb.begin() + (y * all.width + left) * 3;
+      tile.rgb.insert(tile.rgb.end(), from, from + int64_t{side} * 3);
+    }
+    out.pixels.push_back(normalize(tile, spec));
+  }
+  if (out.pixels.size() > 1)
+    out.pixels.push_back(normalize(resize(image, side, side, spec.filter), spec));
+  return out;
 }
 
 Tiles cut_tiles(const Image& image, const ImageProcessorSpec& spec, int32_t side) {

@@ -1,6 +1,7 @@
-// Pictures that are read whole and in tiles (LLaVA-NeXT, Liu et al. 2024), as transformers'
-// processors cut them: fitted into the resolution that keeps most of it, between black margins, and
-// cut into tiles of the size that the encoder reads. Pure and thread-safe.
+// Pictures that are read whole and in tiles of the size that the encoder reads, as transformers'
+// processors cut them: fitted into the resolution that keeps most of it, between black margins
+// (LLaVA-NeXT, Liu et al. 2024), or stretched to the grid of tiles whose shape is nearest to its
+// own (InternVL, Chen et al. 2024). Pure and thread-safe.
 #pragma once
 
 #include <cstdint>
@@ -21,6 +22,15 @@ struct Tiles {
   std::vector<PixelValues> pixels;  // the whole picture, then the tiles row by row
   int32_t rows = 0, columns = 0;    // of tiles
 };
+
+// The grid of `counts` tiles, each `side` pixels wide and high, whose shape is nearest to that of a
+// picture of this size; of equally near ones the largest that the picture fills by half. In tiles.
+ImageProcessorSpec::Size nearest_grid(const ImageProcessorSpec::TileCounts& counts, int32_t side,
+                                      int32_t width, int32_t height);
+
+// Tiles row by row, and behind them, where there are several, the whole picture. grid: of tiles.
+Tiles stretch_tiles(const Image& image, const ImageProcessorSpec& spec, int32_t side,
+                    const ImageProcessorSpec::Size& grid);
 
 // REQUIRES: spec.resolutions are multiples of a tile, `side` pixels wide and high.
 Tiles cut_tiles(const Image& image, const ImageProcessorSpec& spec, int32_t side);
