@@ -192,7 +192,10 @@ Result<const CheckpointTensor*> Checkpoint::require(std::string_view name,
         nearest == tensors_.end() ? ""
                                   : fmt::format(" (the nearest name is '{}')", nearest->name)));
   }
-  if (!std::equal(shape.begin(), shape.end(), tensor->shape.begin(), tensor->shape.end())) {
+  // Dimensions of 1 in front change nothing: releases of one model differ in them.
+  std::span<const int64_t> stored = tensor->shape;
+  while (stored.size() > shape.size() && stored.front() == 1) stored = stored.subspan(1);
+  if (!std::ranges::equal(shape, stored)) {
     return fail(error(StatusCode::kInvalidArgument,
                       "{}: the tensor '{}' has shape {} and config.json asks for {}",
                       folder_.string(), name, shape_string(tensor->shape), shape_string(shape)));

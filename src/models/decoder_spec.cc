@@ -1,6 +1,7 @@
 #include "models/decoder_spec.h"
 
 #include <algorithm>
+#include <cmath>
 #include <functional>
 #include <utility>
 
@@ -12,6 +13,8 @@ constexpr int32_t kMaxHeadDim = 512;
 constexpr int32_t kMaxLatentDim = 1024;
 // Parts of a picture's row behind its embedding.
 constexpr int32_t kDeepstackMost = 8;
+// Numbers of the patches that become one row.
+constexpr int64_t kMergedMost = 1 << 26;
 
 Status validate_latent(const AttentionSpec& a, size_t index) {
   const LatentSpec& latent = *a.latent;
@@ -108,6 +111,10 @@ Status validate_sections(const RopeSpec& rope) {
   int64_t pairs = 0;
   for (const int32_t section : rope.sections) pairs += section;
   const bool negative = std::ranges::any_of(rope.sections, [](int32_t n) { return n < 0; });
+  if (rope.axial_in_turns && (!rope.axial || rope.sections.size() != 3 || rope.sections[0] != 0 ||
+                              rope.sections[1] != rope.sections[2])) {
+    return invalid_argument("frequencies that take turns are those of as many rows as columns");
+  }
   const bool adds_up = rope.sections.size() == 3 && !negative && 2 * pairs == rope.rotary_dim;
   if (adds_up && !rope.interleaved_sections) return Status();
   const auto fits = [&](int32_t section) { return 6 * int64_t{section} <= rope.rotary_dim; };
@@ -266,8 +273,18 @@ Status validate_patches(const DecoderSpec& spec) {
       spec.projector->merge != patches.merge * patches.merge) {
     return invalid_argument("an encoder has a position for each row, and a projector");
   }
-  if ((any_size || patches.merge > 1) && patches.class_token) {
+  if (any_size && patches.class_token) {
     return invalid_argument("a class token stands in front of patches of one number alone");
+  }
+  if (int64_t{spec.hidden_size} * patches.square() > kMergedMost) {
+    return invalid_argument("{} patches of {} numbers side by side make rows too wide",
+                            patches.square(), spec.hidden_size);
+  }
+  const auto side = static_cast<int32_t>(std::lround(std::sqrt(patches.num_patches)));
+  if (!any_size && patches.merge > 1 &&
+      (side * side != patches.num_patches || side % patches.merge != 0)) {
+    return invalid_argument("{} patches of a picture are not merged in squares of {} x {}",
+                            patches.num_patches, patches.merge, patches.merge);
   }
   ESP_RETURN_IF_ERROR(validate_deepstack(spec));
   for (const LayerSpec& layer : spec.layers) {
@@ -285,6 +302,12 @@ Status validate_images(const DecoderSpec& spec) {
   if (parts < 0 || parts > kDeepstackMost) {
     return invalid_argument("deepstack_visual_indexes names {} layers, and at most {} are read",
                             parts, kDeepstackMost);
+  }
+  if (spec.images->bidirectional && !spec.stage.whole()) {
+    return error(StatusCode::kUnimplemented,
+                 "{}: a picture's rows see each other, and stages of a pipeline cut pictures: use "
+                 "--pp-size 1",
+                 spec.architecture);
   }
   if (!spec.stage.samples || parts < layers) return Status();
   return error(
@@ -348,12 +371,12 @@ int64_t DecoderSpec::num_parameters() const {
   if (draft) count += draft_parameters(*this);
   if (pooling) count += head_parameters(pooling->head, hidden_size);
   if (projector) {
-    const int64_t merged = int64_t{projector->merge} * hidden_size;
-    count += head_parameters(projector->layers, merged);
+    const int64_t merged = int64_t{projector->merged_width()} * hidden_size;
+    count += head_parameters(projector->layers, merged) + norm_parameters(projector->norm, merged);
     for (const DeepstackSpec& deep : projector->deepstack)
       count += head_parameters(deep.layers, merged) + norm_parameters(deep.norm, merged);
   }
-  if (tiles) count += projector->layers.back().outputs;
+  if (tiles && !tiles->in_sequence) count += projector->layers.back().outputs;
   if (patches) count += patch_parameters(*patches, hidden_size);
   count += norm_parameters(final_norm, hidden_size) + int64_t{learned_positions} * hidden_size;
   for (const LayerSpec& layer : layers) count += layer_parameters(layer, hidden_size);

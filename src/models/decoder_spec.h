@@ -16,6 +16,7 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -63,14 +64,18 @@ struct RopeSpec {
   bool interleaved_sections = false;
   // Each section has frequencies of its own, theta ^ (-i / pairs): encoders of pictures.
   bool axial = false;
+  // Of height and width instead those of one list, taken in turns: theta ^ (-(2 i + 0 or 1) / all
+  // pairs), Pixtral's.
+  bool axial_in_turns = false;
 };
 
-// A norm with a weight. A layer without one has no norm in that place.
+// A norm with a weight, or a layer scale in a norm's place. A layer without one has nothing there.
 struct NormSpec {
   enum class Kind : uint8_t {
     kRms,            // x / rms(x) * weight
     kRmsOneCentred,  // x / rms(x) * (1 + weight), Gemma's
     kLayer,          // (x - mean) / deviation * weight + bias, GPT-2's
+    kScale,          // x * weight: the layer scale of encoders (Touvron et al. 2021)
   };
   float epsilon = 1e-6f;
   Kind kind = Kind::kRms;
@@ -186,6 +191,7 @@ struct WeightNames {
   std::string class_embedding;  // whole
   std::string embedding_norm;   // of PatchesSpec, or of DraftSpec
   std::string position_embedding;
+  bool whole_positions = false;  // position_embedding is whole
   std::string attention_output_norm;
   std::string mlp_output_norm;
   std::string sinks = "model.layers.{}.self_attn.sinks";  // whole
@@ -228,6 +234,9 @@ struct PoolingSpec {
     std::string name;  // of its tensors, before ".weight" and ".bias"
     int32_t outputs = 0;
     bool bias = false;
+    // Of projectors.
+    bool transposed = false;  // its tensor lies [in, out], and `name` is whole
+    bool linear = false;      // no activation stands behind it
   };
   Kind kind = Kind::kLast;
   bool normalize = false;           // to length 1
@@ -247,18 +256,34 @@ struct PatchesSpec {
   // Side of the square grid of learned positions that a picture is laid over, its corners on the
   // grid's: a patch has what bilinear interpolation makes of its place. 0: a row for each patch.
   int32_t position_side = 0;
+  bool lines = false;  // rows stand in prompts line by line (ImagesSpec::line_end)
+  // Videos are read too: `frames` of them are one grid. Rotary positions of a second between two
+  // grids; 0: a grid has one.
+  bool videos = false;
+  double positions_per_second = 0;
   bool bias = false;             // of the patch embedding
   bool class_token = false;      // a learned row in front of the patches; no result is made of it
   std::optional<NormSpec> norm;  // of the rows, positions added
 
   int32_t features() const { return channels * frames * patch_size * patch_size; }
   int32_t num_rows() const { return num_patches + (class_token ? 1 : 0); }
+  int32_t square() const { return merge * merge; }
 };
 
 // Of a decoder: how a picture stands in a prompt.
 struct ImagesSpec {
   TokenId placeholder = -1;
   int32_t num_rows = 0;  // that the encoder makes of a picture; 0: its size decides
+  // In a text, before it becomes tokens, `mark` stands for a picture and becomes `marked`, as
+  // transformers' processors replace it: a line of its own, tokens around the placeholder. Empty:
+  // the placeholder stands for itself.
+  std::string_view mark, marked;  // of static storage
+  // Rows of a picture stand in the prompt line by line, the first of these tokens behind each line
+  // and the second behind the last one (Pixtral); -1: they are one run.
+  TokenId line_end = -1, picture_end = -1;
+  TokenId video_placeholder = -1;  // of models that read videos
+  // A picture's rows see all rows of their picture, also those behind them (Gemma 3).
+  bool bidirectional = false;
   // Parts of a row behind its embedding, each hidden_size wide: the first is added to the result of
   // the first layer, the second to that of the second layer, and so on (DeepstackSpec).
   int32_t num_deep_parts = 0;
@@ -267,6 +292,10 @@ struct ImagesSpec {
 // Of an encoder that reads a picture whole and in tiles (LLaVA-NeXT, Liu et al. 2024): the rows of
 // its tiles form one grid, without what pads the picture, and a learned row ends each of its lines.
 struct TilesSpec {
+  // The tiles' rows, then the whole picture's, one run without learned rows; a picture of one tile
+  // is read once (InternVL, Chen et al. 2024). Else what follows.
+  bool in_sequence = false;
+  ImageProcessorSpec::TileCounts counts;              // of a picture, there
   std::vector<ImageProcessorSpec::Size> resolutions;  // that pictures are fitted into
   std::string line_end;                               // the learned row's tensor
   // Grids of more rows than so many tiles' are reduced to about that (LLaVA-OneVision); 0: none.
@@ -285,10 +314,22 @@ struct DeepstackSpec {
 
 // Carries an encoder's rows to the decoder's: matrices with an activation between two of them.
 struct ProjectorSpec {
+  // How rows that are merged become one.
+  enum class Merge : uint8_t {
+    kSideBySide,  // [row, feature]
+    kByFeature,   // [feature, row]: Pixtral's patch merger
+    kMean,        // Gemma 3's average pooling
+  };
   std::vector<PoolingSpec::HeadLayer> layers;
   kernels::Gelu gelu = kernels::Gelu::kErf;
-  int32_t merge = 1;                     // rows that are put side by side before the first matrix
+  int32_t merge = 1;  // rows that become one before the first matrix
+  Merge how = Merge::kSideBySide;
+  std::optional<NormSpec> norm;          // of the rows that were merged
+  std::string norm_name;                 // of its tensors, before ".weight" and ".bias"
   std::vector<DeepstackSpec> deepstack;  // by their layers, rising
+
+  // Rows of the first matrix's input, side by side.
+  int32_t merged_width() const { return how == Merge::kMean ? 1 : merge; }
 
   // Of a picture's row with all its parts.
   int32_t row_width() const {

@@ -42,6 +42,10 @@ class Loader {
     ESP_RETURN_IF_ERROR(load_head(layout.pooling_head, weights.pooling_head));
     ESP_RETURN_IF_ERROR(load_head(layout.projector, weights.projector));
     ESP_RETURN_IF_ERROR(load_deepstack_norms(layout, weights.deepstack_norms));
+    if (spec_.projector) {
+      ESP_RETURN_IF_ERROR(
+          read_.norm(spec_.projector->norm, layout.projector_norm, weights.projector_norm));
+    }
     for (size_t i = 0; i < layout.layers.size(); ++i) {
       ESP_RETURN_IF_ERROR(
           load_layer(static_cast<int32_t>(i), layout.layers[i], weights.layers.emplace_back()));
@@ -253,8 +257,8 @@ int64_t DecoderWeights::size_bytes() const {
          bytes_of(quantized_embedding) + bytes_of(head) + bytes_of(draft_input) +
          bytes_of_all(pooling_head) + bytes_of_all(projector) + bytes_of(patch_embedding) +
          bytes_of(patch_embedding_bias) + bytes_of(class_embedding) + bytes_of(line_end) +
-         bytes_of(embedding_norm) + bytes_of_all(deepstack_norms) + bytes_of(final_norm) +
-         bytes_of_all(layers);
+         bytes_of(embedding_norm) + bytes_of_all(deepstack_norms) + bytes_of(projector_norm) +
+         bytes_of(final_norm) + bytes_of_all(layers);
 }
 
 const PackedMatrix& DecoderWeights::matrix(WeightId id) const {
@@ -319,6 +323,8 @@ const NormWeights& DecoderWeights::norm(WeightId id) const {
       return embedding_norm;
     case WeightKind::kDeepstackNorm:
       return deepstack_norms[static_cast<size_t>(id.index)];
+    case WeightKind::kProjectorNorm:
+      return projector_norm;
     default:
       ESP_CHECK(false, "{} is no norm", weight_name(id.kind));
   }

@@ -100,6 +100,7 @@ struct DecoderWeights {
   std::vector<PoolingWeights> pooling_head;
   std::vector<PoolingWeights> projector;     // and behind it those of DeepstackSpecs
   std::vector<NormWeights> deepstack_norms;  // [merge * hidden]
+  NormWeights projector_norm;                // of ProjectorSpec
 
   int64_t size_bytes() const;
 

@@ -26,7 +26,13 @@ ModelInfo describe_model(const DecoderSpec& spec) {
   if (spec.images) {
     info.images = ImagesInfo{.placeholder = spec.images->placeholder,
                              .num_rows = spec.images->num_rows,
-                             .width = static_cast<int32_t>(spec.span_width())};
+                             .width = static_cast<int32_t>(spec.span_width()),
+                             .mark = spec.images->mark,
+                             .marked = spec.images->marked,
+                             .line_end = spec.images->line_end,
+                             .picture_end = spec.images->picture_end,
+                             .video_placeholder = spec.images->video_placeholder,
+                             .bidirectional = spec.images->bidirectional};
   }
   if (spec.pooling) {
     info.pooled = PooledInfo{.size = spec.pooled_size(),

@@ -32,9 +32,12 @@ struct PreparedImage {
   std::vector<float> patches;  // [tiles, patches of the grid in PatchOrder's order, features]
   int32_t num_tiles = 1;
   PatchGrid grid;            // of a tile
-  TileGrid tiles;            // of the tiles behind the first, which is the whole picture
+  TileGrid tiles;            // beside the whole picture, which comes first or, in sequence, last
   int32_t num_rows = 0;      // that the picture becomes
   int32_t grid_columns = 0;  // EncodedRows'
+  int32_t line_rows = 0;     // the same
+  int32_t frame_rows = 0;    // the same
+  double frame_positions = 0;
 };
 
 // One picture of a batch.
@@ -55,6 +58,13 @@ class ImageEncoder {
   // alone: no other picture stands in the prompt. Thread-safe. Fails with kInvalidArgument where
   // the picture cannot be resized as the model demands.
   Result<PreparedImage> prepare(const Image& image, bool alone = true) const;
+  // A video of these frames, which have one size, sampled so many a second: each grid is one tile.
+  // REQUIRES: info().patches.videos, and at least one frame. Fails as prepare() does.
+  Result<PreparedImage> prepare_video(std::span<const Image> frames,
+                                      double frames_per_second) const;
+  // As plan(); num_frames: that are sampled.
+  Result<PreparedImage> plan_video(const ImageProcessorSpec::Size& picture, int32_t num_frames,
+                                   double frames_per_second) const;
   // rows: [image.num_rows, width]. One call at a time, from any thread; beside the decoder's
   // forward(). Fails with kResourceExhausted where there is no memory for a picture of this size,
   // and with kAborted soon after `stop` is requested; encoders on GPUs, which are done soon, may
@@ -78,7 +88,7 @@ class ImageEncoder {
   // Of one tile; rows: [patches of the grid / merge ^ 2, width]. stop: encode()'s.
   virtual Status encode_tile(std::span<const float> patches, const PatchGrid& grid,
                              std::span<float> rows, const std::stop_token& stop) = 0;
-  // What ends each line of tiles, [width]. REQUIRES: info().tiles.
+  // What ends each line of tiles, [width]. REQUIRES: info().tiles, not in sequence.
   virtual std::span<const float> line_end() const = 0;
 };
 

@@ -309,6 +309,75 @@ TEST_P(DeepEncoderGolden, FaultsAreNoticed) {
   }
 }
 
+// Parts that Gemma 3, Pixtral and InternVL have besides.
+class MergedEncoderGolden : public ImageEncoderGolden {};
+
+TEST_P(MergedEncoderGolden, FaultsAreNoticed) {
+  using Change = std::function<void(DecoderSpec&)>;
+  const auto skip_norms = [](WeightKind kind) {
+    return [kind](program::Program program) {
+      std::erase_if(program.ops, [&](const program::Op& op) {
+        return op.kind == program::OpKind::kNorm && op.as<program::Norm>().weight.kind == kind;
+      });
+      return program;
+    };
+  };
+  const std::string name = GetParam();
+  const auto no_change = [](DecoderSpec&) {};
+  struct Part {
+    const char* name;
+    bool there;
+    program::Rewrite rewrite;
+    Change change;
+  };
+  const bool internvl = name.starts_with("internvl");
+  const std::vector<Part> parts = {
+      {"silu_for_gelu", name != "pixtral" && name != "mistral3", with_silu(), no_change},
+      {"causal", true, with_causal_attention(), no_change},
+      {"no_norm_of_merged_rows", name == "gemma3" || internvl,
+       skip_norms(WeightKind::kProjectorNorm), no_change},
+      {"no_layer_scale", internvl, skip_norms(WeightKind::kAttentionOutputNorm), no_change},
+      {"no_layer_scale_of_mlp", internvl, skip_norms(WeightKind::kMlpOutputNorm), no_change},
+      {"no_norm_of_queries", name == "internvl_norms", skip_norms(WeightKind::kQNorm), no_change},
+      {"no_final_norm", name == "gemma3" || name == "mistral3" || name == "internvl_norms",
+       [](program::Program program) {
+         std::erase_if(program.ops, [](const program::Op& op) {
+           return op.kind == program::OpKind::kNorm &&
+                  op.as<program::Norm>().weight.kind == WeightKind::kFinalNorm &&
+                  op.inputs[0] == op.outputs[0];
+         });
+         return program;
+       },
+       no_change},
+      {"no_norm_in_front", name == "pixtral" || name == "mistral3",
+       skip_norms(WeightKind::kEmbeddingNorm), no_change},
+      {"side_by_side",
+       name == "mistral3",
+       {},
+       [](DecoderSpec& spec) { spec.projector->how = ProjectorSpec::Merge::kSideBySide; }},
+      {"frequencies_of_their_own",
+       name == "pixtral" || name == "mistral3",
+       {},
+       [](DecoderSpec& spec) { spec.ropes[0].axial_in_turns = false; }},
+      {"an_activation_more",
+       name == "mistral3",
+       {},
+       [](DecoderSpec& spec) { spec.projector->layers[0].linear = false; }},
+  };
+  for (const Part& part : parts) {
+    if (!part.there) continue;
+    auto encoder =
+        load(part.rewrite, [&](DecoderSpec& spec, ImageProcessorSpec&) { part.change(spec); });
+    ASSERT_TRUE(encoder) << part.name << ": " << encoder.error().message();
+    EXPECT_GT(error_of(**encoder, GetParam()), 2e-3f) << part.name;
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(All, MergedEncoderGolden,
+                         testing::Values("gemma3", "pixtral", "mistral3", "internvl",
+                                         "internvl_norms", "internvl_chat"),
+                         [](const auto& tested) { return std::string(tested.param); });
+
 INSTANTIATE_TEST_SUITE_P(All, DeepEncoderGolden, testing::Values("qwen3_vl"),
                          [](const auto& tested) { return std::string(tested.param); });
 
@@ -325,7 +394,9 @@ TEST_P(FixedEncoderGolden, ProgramStatesItsParts) {
 
 INSTANTIATE_TEST_SUITE_P(All, ImageEncoderGolden,
                          testing::Values("llava_clip", "llava_siglip", "llava_next",
-                                         "llava_onevision", "qwen2_vl", "qwen2_5_vl", "qwen3_vl"),
+                                         "llava_onevision", "qwen2_vl", "qwen2_5_vl", "qwen3_vl",
+                                         "gemma3", "pixtral", "mistral3", "internvl",
+                                         "internvl_norms", "internvl_chat"),
                          [](const auto& tested) { return std::string(tested.param); });
 INSTANTIATE_TEST_SUITE_P(All, FixedEncoderGolden, testing::Values("llava_clip", "llava_siglip"),
                          [](const auto& tested) { return std::string(tested.param); });
@@ -338,12 +409,14 @@ TEST_P(ManySizes, RowsAndPixelsEqualTransformers) {
   ASSERT_TRUE(encoder);
   const auto reference = SafetensorsFile::open(folder_of(GetParam()) / "reference.safetensors");
   ASSERT_TRUE(reference);
-  std::span<const int32_t> counts;
+  std::span<const int32_t> counts, line_rows;
   std::span<const float> pixels;
   for (const CheckpointTensor& tensor : reference->tensors()) {
     const size_t size = tensor.bytes.size() / 4;
     if (tensor.name == "counts") {
       counts = {reinterpret_cast<const int32_t*>(tensor.bytes.data()), size};
+    } else if (tensor.name == "line_rows") {
+      line_rows = {reinterpret_cast<const int32_t*>(tensor.bytes.data()), size};
     } else if (tensor.name == "pixels") {
       pixels = {reinterpret_cast<const float*>(tensor.bytes.data()), size};
     }
@@ -356,6 +429,7 @@ TEST_P(ManySizes, RowsAndPixelsEqualTransformers) {
     const auto prepared = (*encoder)->prepare(test::drawn(count[0], count[1]));
     ASSERT_TRUE(prepared) << prepared.error().message();
     EXPECT_EQ(prepared->num_rows, count[2]) << count[0] << " x " << count[1];
+    EXPECT_EQ(prepared->line_rows, line_rows.empty() ? 0 : line_rows[i]);
     std::vector<float> values = prepared->patches;
     std::ranges::sort(values);
     for (size_t k = 0; k < 9; ++k) {
@@ -369,7 +443,7 @@ TEST_P(ManySizes, RowsAndPixelsEqualTransformers) {
 
 INSTANTIATE_TEST_SUITE_P(All, ManySizes,
                          testing::Values("llava_next", "llava_onevision", "qwen2_vl", "qwen2_5_vl",
-                                         "qwen3_vl"),
+                                         "qwen3_vl", "gemma3", "pixtral", "mistral3", "internvl"),
                          [](const auto& tested) { return std::string(tested.param); });
 
 TEST_P(ImageEncoderGolden, AnySizeIsEncodedOrRefused) {
@@ -407,7 +481,8 @@ TEST(TiledEncoder, PicturesBesideOthersAreReadWhole) {
 // The decoder beside the encoder, on a text without pictures: names and sizes of text_config.
 TEST(SeeingDecoder, LogitsOfTextEqualTransformers) {
   for (const char* name : {"llava_clip", "llava_siglip", "llava_next", "llava_onevision",
-                           "qwen2_vl", "qwen2_5_vl", "qwen3_vl"}) {
+                           "qwen2_vl", "qwen2_5_vl", "qwen3_vl", "gemma3", "pixtral", "mistral3",
+                           "internvl", "internvl_norms", "internvl_chat"}) {
     WorkPool pool(2);
     auto model = load_model({.path = folder_of(name), .dtype = "float32", .pool = &pool});
     ASSERT_TRUE(model) << model.error().message();

@@ -1,5 +1,7 @@
 #include "models/image_processor_config.h"
 
+#include <cmath>
+
 #include "checkpoint/json_object.h"
 
 namespace espalier {
@@ -91,9 +93,9 @@ Status check_patches(const JsonObject& config, const PatchesSpec& patches,
 
 // Pictures of any size within bounds of the area, in whole squares of patches. Old files have the
 // bounds by names of their own.
-Status read_area(const JsonObject& config, const PatchesSpec& patches, ImageProcessorSpec& spec) {
+Status read_bounds(const JsonObject& config, const PatchesSpec& patches,
+                   ImageProcessorSpec::Area& area) {
   constexpr int64_t kPixelsMax = int64_t{1} << 31;
-  ImageProcessorSpec::Area area{.pixels_min = 56 * 56, .pixels_max = 28 * 28 * 1280};
   if (config.has("size")) {
     ESP_ASSIGN_OR_RETURN(const JsonObject size, config.object("size"));
     const auto read = [&](const char* field, int64_t& to) -> Status {
@@ -114,6 +116,12 @@ Status read_area(const JsonObject& config, const PatchesSpec& patches, ImageProc
       area.pixels_max < int64_t{area.multiple} * area.multiple) {
     return config.field_error("max_pixels", "has no room for a picture of min_pixels");
   }
+  return Status();
+}
+
+Status read_area(const JsonObject& config, const PatchesSpec& patches, ImageProcessorSpec& spec) {
+  ImageProcessorSpec::Area area{.pixels_min = 56 * 56, .pixels_max = 28 * 28 * 1280};
+  ESP_RETURN_IF_ERROR(read_bounds(config, patches, area));
   const auto agrees = [&](const char* field, int32_t wanted) -> Status {
     ESP_ASSIGN_OR_RETURN(const int64_t stated, config.integer_or(field, wanted));
     if (stated == wanted) return Status();
@@ -124,6 +132,42 @@ Status read_area(const JsonObject& config, const PatchesSpec& patches, ImageProc
   ESP_RETURN_IF_ERROR(agrees("merge_size", patches.merge));
   ESP_RETURN_IF_ERROR(agrees("temporal_patch_size", patches.frames));
   spec.area = area;
+  return Status();
+}
+
+// size: {"longest_edge": n}, or sides that a picture must fit into.
+Status read_within(const JsonObject& config, const PatchesSpec& patches, ImageProcessorSpec& spec) {
+  ESP_ASSIGN_OR_RETURN(const JsonObject size, config.object("size"));
+  ImageProcessorSpec::Within within{.multiple = patches.patch_size * patches.merge};
+  if (size.has("longest_edge")) {
+    ESP_ASSIGN_OR_RETURN(const int32_t edge, read_side(size, "longest_edge"));
+    within.most = {edge, edge};
+  } else {
+    ESP_ASSIGN_OR_RETURN(within.most, read_sides(config, "size"));
+  }
+  spec.within = within;
+  return Status();
+}
+
+// Of tiles in sequence. A picture is always cut, for transformers' processor of these models sets
+// crop_to_patches, whatever it is here. side: of a tile.
+Status read_tile_counts(const JsonObject& config, const TilesSpec& tiles, int32_t side,
+                        ImageProcessorSpec& spec) {
+  constexpr int64_t kTilesMost = 64;
+  ESP_ASSIGN_OR_RETURN(const int64_t least,
+                       config.integer_or("min_patches", tiles.counts.min, 1, kTilesMost));
+  ESP_ASSIGN_OR_RETURN(const int64_t most,
+                       config.integer_or("max_patches", tiles.counts.max, least, kTilesMost));
+  spec.tile_counts = {static_cast<int32_t>(least), static_cast<int32_t>(most)};
+  spec.crop.reset();
+  spec.shortest_edge = 0;
+  if (spec.size && *spec.size != Size{side, side}) {
+    return config.field_error(
+        "size", fmt::format("makes tiles of {} x {} pixels; the model's config.json has patches "
+                            "for {}",
+                            spec.size->width, spec.size->height, side));
+  }
+  spec.size = Size{side, side};
   return Status();
 }
 
@@ -152,6 +196,36 @@ Status read_tiles(const JsonObject& config, const TilesSpec& tiles, ImageProcess
   return config.field_error("image_grid_pinpoints", "is another list than config.json's");
 }
 
+// video_preprocessor_config.json where there is one: old files have one for both.
+Status read_video(const std::filesystem::path& folder, const JsonObject& of_pictures,
+                  const PatchesSpec& patches, ImageProcessorSpec& spec) {
+  const std::filesystem::path own = folder / "video_preprocessor_config.json";
+  JsonObject config = of_pictures;
+  if (std::filesystem::exists(own)) {
+    ESP_ASSIGN_OR_RETURN(config, JsonObject::read(own));
+  }
+  constexpr int64_t kPixels = 28 * 28;
+  ImageProcessorSpec::Video video{
+      .area = {.pixels_min = 128 * kPixels, .pixels_max = 768 * kPixels},
+      .multiple = patches.frames};
+  ESP_RETURN_IF_ERROR(read_bounds(config, patches, video.area));
+  ESP_ASSIGN_OR_RETURN(video.frames_per_second, config.number_or("fps", video.frames_per_second));
+  const auto read = [&](const char* field, int32_t& to) -> Status {
+    constexpr int64_t kFramesMost = 1 << 16;
+    ESP_ASSIGN_OR_RETURN(const int64_t count, config.integer_or(field, to, 0, kFramesMost));
+    to = static_cast<int32_t>(count);
+    return Status();
+  };
+  ESP_RETURN_IF_ERROR(read("num_frames", video.num_frames));
+  ESP_RETURN_IF_ERROR(read("min_frames", video.frames_min));
+  ESP_RETURN_IF_ERROR(read("max_frames", video.frames_max));
+  if (!(video.frames_per_second > 0) || video.frames_max < video.multiple) {
+    return config.field_error("fps", "or max_frames leaves no frame to read");
+  }
+  spec.video = video;
+  return Status();
+}
+
 Result<ImageProcessorSpec> read_image_processor(const std::filesystem::path& folder,
                                                 const PatchesSpec& patches,
                                                 const std::optional<TilesSpec>& tiles) {
@@ -164,7 +238,9 @@ Result<ImageProcessorSpec> read_image_processor(const std::filesystem::path& fol
   }
   if (resize) ESP_RETURN_IF_ERROR(read_filter(config, spec));
   if (any_size) {
-    ESP_RETURN_IF_ERROR(read_area(config, patches, spec));
+    ESP_RETURN_IF_ERROR(patches.lines ? read_within(config, patches, spec)
+                                      : read_area(config, patches, spec));
+    if (patches.videos) ESP_RETURN_IF_ERROR(read_video(folder, config, patches, spec));
   } else if (resize) {
     ESP_RETURN_IF_ERROR(read_resize(config, spec));
   }
@@ -177,13 +253,22 @@ Result<ImageProcessorSpec> read_image_processor(const std::filesystem::path& fol
     ESP_ASSIGN_OR_RETURN(spec.crop, read_sides(config, "crop_size"));
   }
   ESP_ASSIGN_OR_RETURN(const bool pad, config.boolean_or("do_pad", false));
-  if (pad && !tiles) return fail(config.field_error("do_pad", "is not supported: set it to false"));
+  // Of pictures of any size it pads what is encoded together, which nothing sees.
+  if (pad && !tiles && !patches.lines)
+    return fail(config.field_error("do_pad", "is not supported: set it to false"));
   ESP_ASSIGN_OR_RETURN(const bool rescale, config.boolean_or("do_rescale", true));
   ESP_ASSIGN_OR_RETURN(const double factor, config.number_or("rescale_factor", 1.0 / 255));
   spec.rescale = rescale ? static_cast<float>(factor) : 1.0f;
   ESP_ASSIGN_OR_RETURN(const bool normalize, config.boolean_or("do_normalize", true));
   if (normalize) ESP_RETURN_IF_ERROR(read_normalize(config, spec));
-  if (tiles) ESP_RETURN_IF_ERROR(read_tiles(config, *tiles, spec));
+  ESP_ASSIGN_OR_RETURN(const bool scan, config.boolean_or("do_pan_and_scan", false));
+  if (scan) return fail(config.field_error("do_pan_and_scan", "is not supported: set it to false"));
+  if (tiles && tiles->in_sequence) {
+    const auto grid = static_cast<int32_t>(std::lround(std::sqrt(patches.num_patches)));
+    ESP_RETURN_IF_ERROR(read_tile_counts(config, *tiles, grid * patches.patch_size, spec));
+  } else if (tiles) {
+    ESP_RETURN_IF_ERROR(read_tiles(config, *tiles, spec));
+  }
   if (!any_size) ESP_RETURN_IF_ERROR(check_patches(config, patches, spec));
   return spec;
 }

@@ -52,6 +52,48 @@ TEST(ImageProcessorConfig, ReadsNumbersForBothSidesAndExactSizes) {
   EXPECT_EQ(exact->rescale, 0.5f);
 }
 
+TEST(ImageProcessorConfig, ReadsWhatPicturesMustFitInto) {
+  const TempFolder folder;
+  const PatchesSpec patches{.patch_size = 14, .merge = 2, .lines = true};
+  const auto of = [&](const std::string& size) {
+    std::ofstream(folder.path() / "preprocessor_config.json")
+        << R"({"do_pad": true, "size": )" << size << ", " << kMeans << "}";
+    return read_image_processor(folder.path(), patches);
+  };
+  const auto edge = of(R"({"longest_edge": 1540})");
+  ASSERT_TRUE(edge) << edge.error().message();
+  EXPECT_EQ(edge->within->most, (ImageProcessorSpec::Size{1540, 1540}));
+  EXPECT_EQ(edge->within->multiple, 28);
+  EXPECT_EQ(of(R"({"height": 56, "width": 84})")->within->most, (ImageProcessorSpec::Size{84, 56}));
+  EXPECT_FALSE(of(R"({"longest_edge": 0})"));
+}
+
+TEST(ImageProcessorConfig, ReadsCountsOfTiles) {
+  const TempFolder folder;
+  const TilesSpec tiles{.in_sequence = true, .counts = {.min = 1, .max = 6}};
+  const auto of = [&](const std::string& text) {
+    std::ofstream(folder.path() / "preprocessor_config.json") << "{" << text << kMeans << "}";
+    return read_image_processor(folder.path(), kPatches, tiles);
+  };
+  const auto own = of(R"("size": {"height": 28, "width": 28}, "max_patches": 4, )");
+  ASSERT_TRUE(own) << own.error().message();
+  EXPECT_EQ(own->tile_counts, (ImageProcessorSpec::TileCounts{1, 4}));
+  // As OpenGVLab's files state it: CLIP's edge and crop, and the counts in config.json.
+  const auto released = of(R"("size": 28, "crop_size": 28, "do_center_crop": true, )");
+  ASSERT_TRUE(released) << released.error().message();
+  EXPECT_EQ(released->tile_counts, tiles.counts);
+  EXPECT_EQ(released->size, (ImageProcessorSpec::Size{28, 28}));
+  const auto other = of(R"("size": {"height": 30, "width": 30}, )");
+  ASSERT_FALSE(other);
+  EXPECT_THAT(other.error().message(), HasSubstr("28"));
+}
+
+TEST(ImageProcessorConfig, PanAndScanIsRefused) {
+  const std::string size = R"({"size": {"height": 28, "width": 28}, )" + kMeans;
+  EXPECT_TRUE(read(size + R"(, "do_pan_and_scan": null})"));
+  EXPECT_THAT(error_of(size + R"(, "do_pan_and_scan": true})"), HasSubstr("do_pan_and_scan"));
+}
+
 TEST(ImageProcessorConfig, ReadsTheFileOfAWholeProcessor) {
   const auto spec = read(R"({"image_processor": {"size": 28, "crop_size": 28, )" + kMeans + "}}",
                          "processor_config.json");

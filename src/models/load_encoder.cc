@@ -22,13 +22,17 @@ PatchGrid grid_of(const Size& pixels, const PatchesSpec& patches) {
   return {pixels.height / patches.patch_size, pixels.width / patches.patch_size};
 }
 
-// The whole picture, and behind it the tiles that are planned.
+// The whole picture and the tiles that are planned, in PreparedImage's order.
 Result<std::vector<PixelValues>> pixels_of(const Image& image, const ImageEncoderInfo& info,
                                            int32_t num_tiles) {
   const ImageProcessorSpec& spec = info.processor;
   std::vector<PixelValues> pixels;
   if (info.tiles) {
     const int32_t side = spec.size->width;
+    if (num_tiles > 1 && info.tiles->in_sequence) {
+      const Size grid = nearest_grid(*spec.tile_counts, side, image.width, image.height);
+      return stretch_tiles(image, spec, side, grid).pixels;
+    }
     if (num_tiles > 1) return cut_tiles(image, spec, side).pixels;
     pixels.push_back(normalize(resize(image, side, side, spec.filter), spec));
   } else {
@@ -59,26 +63,44 @@ Status encoding_stopped() {
   return error(StatusCode::kAborted, "the picture was not encoded: its request has ended");
 }
 
+namespace {
+
+// Of a picture that is read in tiles.
+PreparedImage plan_tiles(const ImageEncoderInfo& info, const Size& picture, bool alone) {
+  const ImageProcessorSpec& processor = info.processor;
+  const int32_t side = processor.size->width;
+  PreparedImage out;
+  out.grid = grid_of({side, side}, info.patches);
+  if (info.tiles->in_sequence) {
+    const Size grid = nearest_grid(*processor.tile_counts, side, picture.width, picture.height);
+    if (grid.width * grid.height > 1)
+      out.tiles = {.tile_rows = grid.height, .tile_columns = grid.width};
+    out.num_tiles = 1 + out.tiles.num_tiles();
+    out.num_rows = out.num_tiles * (out.grid.size() / info.patches.square());
+    return out;
+  }
+  if (alone || !info.tiles->alone) {
+    const Size room = best_resolution(processor.resolutions, picture.width, picture.height);
+    out.tiles = make_tile_grid(picture, room.height / side, room.width / side, out.grid.rows,
+                               info.tiles->tiles_max);
+  }
+  out.num_tiles = 1 + out.tiles.num_tiles();
+  out.num_rows = num_rows_of(out.tiles, out.grid.rows);
+  return out;
+}
+
+}  // namespace
+
 Result<PreparedImage> ImageEncoder::plan(const Size& picture, bool alone) const {
   const PatchesSpec& patches = info().patches;
   const ImageProcessorSpec& processor = info().processor;
+  if (info().tiles) return plan_tiles(info(), picture, alone);
   PreparedImage out;
-  if (const auto& tiles = info().tiles) {
-    const int32_t side = processor.size->width;
-    out.grid = grid_of({side, side}, patches);
-    if (alone || !tiles->alone) {
-      const Size room = best_resolution(processor.resolutions, picture.width, picture.height);
-      out.tiles = make_tile_grid(picture, room.height / side, room.width / side, out.grid.rows,
-                                 tiles->tiles_max);
-    }
-    out.num_tiles = 1 + out.tiles.num_tiles();
-    out.num_rows = num_rows_of(out.tiles, out.grid.rows);
-    return out;
-  }
   ESP_ASSIGN_OR_RETURN(const Size size, processed_size(picture, processor));
   out.grid = grid_of(size, patches);
-  out.num_rows = out.grid.size() / (patches.merge * patches.merge);
-  if (patches.num_patches == 0) out.grid_columns = out.grid.columns / patches.merge;
+  out.num_rows = out.grid.size() / patches.square();
+  if (patches.num_patches > 0) return out;
+  (patches.lines ? out.line_rows : out.grid_columns) = out.grid.columns / patches.merge;
   return out;
 }
 
@@ -89,20 +111,66 @@ Result<PreparedImage> ImageEncoder::prepare(const Image& image, bool alone) cons
   return out;
 }
 
+Result<PreparedImage> ImageEncoder::plan_video(const Size& picture, int32_t num_frames,
+                                               double frames_per_second) const {
+  const PatchesSpec& patches = info().patches;
+  ESP_CHECK(patches.videos && num_frames > 0, "{} frames", num_frames);
+  ESP_ASSIGN_OR_RETURN(const Size size, processed_size(picture, info().processor.of_frames()));
+  PreparedImage out;
+  out.grid = grid_of(size, patches);
+  out.num_tiles = (num_frames + patches.frames - 1) / patches.frames;
+  out.frame_rows = out.grid.size() / patches.square();
+  out.num_rows = out.num_tiles * out.frame_rows;
+  out.grid_columns = out.grid.columns / patches.merge;
+  const bool timed = patches.positions_per_second > 0 && frames_per_second > 0;
+  out.frame_positions =
+      timed ? patches.frames / frames_per_second * patches.positions_per_second : 1;
+  return out;
+}
+
+Result<PreparedImage> ImageEncoder::prepare_video(std::span<const Image> frames,
+                                                  double frames_per_second) const {
+  ESP_CHECK(!frames.empty());
+  const PatchesSpec& patches = info().patches;
+  ESP_ASSIGN_OR_RETURN(PreparedImage out,
+                       plan_video({frames[0].width, frames[0].height},
+                                  static_cast<int32_t>(frames.size()), frames_per_second));
+  out.patches.reserve(static_cast<size_t>(out.num_tiles) * static_cast<size_t>(out.grid.size()) *
+                      static_cast<size_t>(patches.features()));
+  const auto each = static_cast<size_t>(patches.frames);
+  const ImageProcessorSpec processor = info().processor.of_frames();
+  for (size_t begin = 0; begin < frames.size(); begin += each) {
+    std::vector<PixelValues> pixels;
+    for (const Image& frame : frames.subspan(begin, std::min(each, frames.size() - begin))) {
+      if (frame.width != frames[0].width || frame.height != frames[0].height) {
+        return fail(invalid_argument(
+            "a frame has {} x {} pixels and the first one {} x {}: send frames of one size",
+            frame.width, frame.height, frames[0].width, frames[0].height));
+      }
+      ESP_ASSIGN_OR_RETURN(PixelValues values, process_image(frame, processor));
+      pixels.push_back(std::move(values));
+    }
+    const std::vector<float> cut = cut_patches(pixels, out.grid, patches);
+    out.patches.insert(out.patches.end(), cut.begin(), cut.end());
+  }
+  return out;
+}
+
 Status ImageEncoder::encode(const PreparedImage& image, std::span<float> rows,
                             const std::stop_token& stop) {
-  if (stop.stop_requested()) return encoding_stopped();
-  if (!info().tiles) return encode_tile(image.patches, image.grid, rows, stop);
+  const bool in_sequence = !info().tiles || info().tiles->in_sequence;
   const auto width = static_cast<size_t>(info().width);
-  const size_t patches = image.patches.size() / static_cast<size_t>(image.num_tiles);
-  const size_t made = static_cast<size_t>(image.grid.size()) * width;
-  std::vector<float> tiles(made * static_cast<size_t>(image.num_tiles));
-  for (size_t i = 0; i < static_cast<size_t>(image.num_tiles); ++i) {
+  const auto num_tiles = static_cast<size_t>(image.num_tiles);
+  std::vector<float> own(in_sequence ? 0
+                                     : num_tiles * static_cast<size_t>(image.grid.size()) * width);
+  const std::span<float> tiles = in_sequence ? rows : std::span(own);
+  const size_t patches = image.patches.size() / num_tiles, made = tiles.size() / num_tiles;
+  for (size_t i = 0; i < num_tiles; ++i) {
     if (stop.stop_requested()) return encoding_stopped();
     ESP_RETURN_IF_ERROR(encode_tile(std::span(image.patches).subspan(i * patches, patches),
-                                    image.grid, std::span(tiles).subspan(i * made, made), stop));
+                                    image.grid, tiles.subspan(i * made, made), stop));
   }
-  arrange_tile_rows(image.tiles, tiles, line_end(), rows);
+  if (!in_sequence) arrange_tile_rows(image.tiles, tiles, line_end(), rows);
   return Status();
 }
 

@@ -37,6 +37,11 @@ struct ImagesInfo {
   TokenId placeholder = -1;  // the prompt's token that stands for a picture
   int32_t num_rows = 0;      // positions that a picture takes in a prompt; 0: its size decides
   int32_t width = 0;         // of a row
+  // As ImagesSpec's.
+  std::string_view mark = {}, marked = {};
+  TokenId line_end = -1, picture_end = -1;
+  TokenId video_placeholder = -1;  // of models that read videos
+  bool bidirectional = false;
 };
 
 // Of a draft head beside a model: what its layer keeps of a token, in as many planes as the

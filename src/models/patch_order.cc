@@ -1,6 +1,7 @@
 #include "models/patch_order.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "base/check.h"
 
@@ -47,26 +48,32 @@ PatchOrder order_patches(const PatchGrid& grid, const PatchesSpec& patches) {
   return out;
 }
 
-std::vector<float> cut_patches(const PixelValues& pixels, const PatchGrid& grid,
+std::vector<float> cut_patches(std::span<const PixelValues> frames, const PatchGrid& grid,
                                const PatchesSpec& patches) {
+  ESP_CHECK(!frames.empty() && std::cmp_less_equal(frames.size(), patches.frames),
+            "{} frames of {}", frames.size(), patches.frames);
   const int32_t side = patches.patch_size;
   std::vector<float> out(static_cast<size_t>(grid.size()) *
                          static_cast<size_t>(patches.features()));
   auto to = out.begin();
   for (const PatchOrder::Place& place : order_patches(grid, patches).places) {
     for (int32_t c = 0; c < patches.channels; ++c) {
-      const auto begin = to;
-      for (int32_t y = place.row * side; y < (place.row + 1) * side; ++y) {
-        const int64_t from =
-            (int64_t{c} * pixels.height + y) * pixels.width + int64_t{place.column} * side;
-        to = std::copy_n(pixels.values.begin() + from, side, to);
-      }
-      for (int32_t frame = 1; frame < patches.frames; ++frame) {
-        to = std::copy_n(begin, side * side, to);
+      for (size_t frame = 0; std::cmp_less(frame, patches.frames); ++frame) {
+        const PixelValues& pixels = frames[std::min(frame, frames.size() - 1)];
+        for (int32_t y = place.row * side; y < (place.row + 1) * side; ++y) {
+          const int64_t from =
+              (int64_t{c} * pixels.height + y) * pixels.width + int64_t{place.column} * side;
+          to = std::copy_n(pixels.values.begin() + from, side, to);
+        }
       }
     }
   }
   return out;
+}
+
+std::vector<float> cut_patches(const PixelValues& pixels, const PatchGrid& grid,
+                               const PatchesSpec& patches) {
+  return cut_patches(std::span(&pixels, 1), grid, patches);
 }
 
 }  // namespace espalier

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 #include <vector>
 
 #include "media/processor.h"
@@ -34,6 +35,9 @@ PatchOrder order_patches(const PatchGrid& grid, const PatchesSpec& patches);
 
 // A picture's patches as an encoder takes them, [grid.size(), features()].
 std::vector<float> cut_patches(const PixelValues& pixels, const PatchGrid& grid,
+                               const PatchesSpec& patches);
+// The same of frames of a video, at most patches.frames and of one size; the last one is repeated.
+std::vector<float> cut_patches(std::span<const PixelValues> frames, const PatchGrid& grid,
                                const PatchesSpec& patches);
 
 }  // namespace espalier

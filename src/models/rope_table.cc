@@ -57,9 +57,11 @@ struct YarnRamp {
 std::vector<float> rope_frequencies(const RopeSpec& spec, int32_t context_length) {
   std::vector<float> frequencies;
   if (spec.axial) {
-    for (const int32_t pairs : spec.sections) {
+    for (size_t section = 0; section < spec.sections.size(); ++section) {
+      const int32_t pairs = spec.sections[section];
+      const double begin = spec.axial_in_turns && section == 2 ? 0.5 : 0.0;
       for (int32_t i = 0; i < pairs; ++i) {
-        frequencies.push_back(static_cast<float>(std::pow(spec.theta, -1.0 * i / pairs)));
+        frequencies.push_back(static_cast<float>(std::pow(spec.theta, -(begin + i) / pairs)));
       }
     }
     return frequencies;

@@ -26,10 +26,18 @@ void write_rotary_places(const ForwardBatch& batch, const PlaceStrides& strides,
       if (span.columns == 0) {
         set(token, span.position + i, span.position + i, span.position + i);
       } else {
-        set(token, span.position, span.position + row / span.columns,
+        set(token, span.position + span.time, span.position + row / span.columns,
             span.position + row % span.columns);
       }
     }
+  }
+}
+
+void write_last_seen(const ForwardBatch& batch, int32_t* out) {
+  std::fill_n(out, batch.num_tokens(), -1);
+  for (const EmbeddingSpan& span : batch.embedding_spans) {
+    const int32_t first = batch.positions[static_cast<size_t>(span.token_begin)] - span.first_row;
+    std::fill_n(out + span.token_begin, span.count, first + span.rows->num_rows - 1);
   }
 }
 

@@ -19,8 +19,10 @@ namespace {
 
 using testing::HasSubstr;
 
-constexpr const char* kSeeing[] = {"llava_clip", "llava_siglip", "llava_next", "llava_onevision",
-                                   "qwen2_vl",   "qwen2_5_vl",   "qwen3_vl"};
+constexpr const char* kSeeing[] = {"llava_clip",   "llava_siglip", "llava_next", "llava_onevision",
+                                   "qwen2_vl",     "qwen2_5_vl",   "qwen3_vl",   "gemma3",
+                                   "pixtral",      "mistral3",     "internvl",   "internvl_norms",
+                                   "internvl_chat"};
 
 std::string config_of(const std::string& name) {
   std::ifstream in(std::filesystem::path("tests/golden/images") / name / "config.json");
@@ -89,6 +91,29 @@ TEST(SeeingConfig, BrokenFieldsAreNamed) {
   EXPECT_THAT(error("llava_onevision", "anyres_max_3", "anyres_max_"),
               HasSubstr("vision_aspect_ratio"));
   EXPECT_THAT(error("llava_onevision", "anyres_max_3", "pad"), HasSubstr("vision_aspect_ratio"));
+}
+
+TEST(SeeingConfig, BrokenFieldsOfMergingModelsAreNamed) {
+  const auto error = [](const char* name, const char* pattern, const char* to) {
+    return refusal_of(changed(name, pattern, to));
+  };
+  EXPECT_THAT(error("gemma3", R"("mm_tokens_per_image": 16)", R"("mm_tokens_per_image": 9)"),
+              HasSubstr("mm_tokens_per_image"));
+  EXPECT_THAT(error("gemma3", R"("image_token_index": 97)", R"("image_token_index": 99)"),
+              HasSubstr("image_token_index"));
+  EXPECT_THAT(error("mistral3", R"("vision_feature_layer": -1)", R"("vision_feature_layer": -5)"),
+              HasSubstr("vision_feature_layer"));
+  EXPECT_THAT(error("mistral3", R"("model_type": "mistral",)", R"("model_type": "mamba",)"),
+              HasSubstr("known beside this encoder is mistral"));
+  EXPECT_THAT(error("pixtral", R"("hidden_act": "silu",\s*"hidden_size": 24)",
+                    R"("hidden_act": "relu", "hidden_size": 24)"),
+              HasSubstr("hidden_act"));
+  EXPECT_THAT(error("internvl", R"("downsample_ratio": 0.5)", R"("downsample_ratio": 0.3)"),
+              HasSubstr("downsample_ratio"));
+  EXPECT_THAT(error("internvl", R"("norm_type": "layer_norm")", R"("norm_type": "batch_norm")"),
+              HasSubstr("norm_type"));
+  EXPECT_THAT(error("internvl", R"("vision_feature_layer": -1)", R"("vision_feature_layer": 2)"),
+              HasSubstr("vision_feature_layer"));
 }
 
 // Qwen3-VL's: of 64 pairs the first 60 take turns.

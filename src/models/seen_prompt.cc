@@ -40,17 +40,42 @@ Image drawn_image(const SafetensorsFile& file, const std::string& size) {
   return test::drawn(sides[0], sides[1]);
 }
 
-std::shared_ptr<const EncodedRows> encode(ImageEncoder& encoder, const Image& image) {
-  const auto prepared = encoder.prepare(image);
+std::shared_ptr<const EncodedRows> encode(ImageEncoder& encoder,
+                                          const Result<PreparedImage>& prepared) {
   ESP_CHECK(prepared.has_value(), "{}", prepared.error().message());
   auto rows = std::make_shared<EncodedRows>();
   rows->num_rows = prepared->num_rows;
   rows->width = encoder.info().width;
   rows->grid_columns = prepared->grid_columns;
+  rows->line_rows = prepared->line_rows;
+  rows->frame_rows = prepared->frame_rows;
+  rows->frame_positions = prepared->frame_positions;
   rows->values.resize(static_cast<size_t>(rows->num_rows) * static_cast<size_t>(rows->width));
   const Status status = encoder.encode(*prepared, rows->values);
   ESP_CHECK(status.ok(), "{}", status.message());
   return rows;
+}
+
+std::shared_ptr<const EncodedRows> encode(ImageEncoder& encoder, const Image& image) {
+  return encode(encoder, encoder.prepare(image));
+}
+
+// Puts the rows in place of the next placeholders from `at` on, line by line and grid by grid.
+std::vector<TokenId>::iterator place(const std::shared_ptr<const EncodedRows>& rows, TokenId id,
+                                     TokenId key, std::vector<TokenId>::iterator at,
+                                     SeenPrompt& prompt) {
+  const int32_t count = rows->frame_rows > 0  ? rows->frame_rows
+                        : rows->line_rows > 0 ? rows->line_rows
+                                              : rows->num_rows;
+  for (int32_t row = 0; row < rows->num_rows; row += count) {
+    at = std::find(at, prompt.tokens.end(), id);
+    prompt.spans.push_back({.token_begin = static_cast<int32_t>(at - prompt.tokens.begin()),
+                            .count = count,
+                            .first_row = row,
+                            .rows = rows});
+    at = std::fill_n(at, count, key);
+  }
+  return at;
 }
 
 // Where a picture stands, and the text behind it: transformers' get_rope_index, written again.
@@ -66,10 +91,18 @@ std::vector<RotarySpan> rotary_spans(const SeenPrompt& prompt) {
     if (span.rows->grid_columns == 0) return {};
     add_text(span.token_begin);
     const int32_t columns = span.rows->grid_columns;
-    out.push_back(
-        {.token_begin = done, .count = span.count, .position = position, .columns = columns});
-    position += std::max(columns, span.count / columns);
+    const bool timed = span.rows->frame_rows > 0;
+    const int32_t time = timed ? static_cast<int32_t>(span.rows->frame_positions *
+                                                      (span.first_row / span.rows->frame_rows))
+                               : 0;
+    out.push_back({.token_begin = done,
+                   .count = span.count,
+                   .position = position,
+                   .columns = columns,
+                   .time = time});
     done += span.count;
+    const bool last = !timed || span.first_row + span.count == span.rows->num_rows;
+    if (last) position += std::max(columns, span.count / columns);
   }
   add_text(static_cast<int32_t>(prompt.tokens.size()));
   return out;
@@ -134,14 +167,44 @@ SeenPrompt read_seen_prompt(const std::filesystem::path& folder, ImageEncoder& e
   const auto [low, high] = std::ranges::minmax(prompt.logits);
   prompt.spread = high - low;
   auto at = prompt.tokens.begin();
+  TokenId key = kFirstSpanKey;
   for (const char* size : {"size_0", "size_2"}) {
-    const std::shared_ptr<const EncodedRows> rows = encode(encoder, drawn_image(file, size));
-    at = std::find(at, prompt.tokens.end(), kSeenPlaceholder);
-    prompt.spans.push_back({.token_begin = static_cast<int32_t>(at - prompt.tokens.begin()),
-                            .count = rows->num_rows,
-                            .rows = rows});
-    at = std::fill_n(at, rows->num_rows, kFirstSpanKey + std::ssize(prompt.spans));
+    at = place(encode(encoder, drawn_image(file, size)), kSeenPlaceholder, ++key, at, prompt);
   }
+  prompt.rotary_spans = rotary_spans(prompt);
+  return prompt;
+}
+
+DrawnVideo read_video(const std::filesystem::path& folder) {
+  const SafetensorsFile file = open_reference(folder);
+  DrawnVideo video{.frames = {},
+                   .frames_per_second = values<float>(file, "video_rate")[0],
+                   .rows = values<float>(file, "video_rows")};
+  const auto size = values<int32_t>(file, "video_size");
+  for (int32_t i = 0; i < values<int32_t>(file, "video_frames")[0]; ++i) {
+    const Image wide = test::drawn(size[0] + i, size[1]);
+    Image& frame = video.frames.emplace_back(Image{.width = size[0], .height = size[1], .rgb = {}});
+    for (int64_t y = 0; y < size[1]; ++y) {
+      const auto from = wide.rgb.begin() + (y * wide.width + i) * 3;
+      frame.rgb.insert(frame.rgb.end(), from, from + int64_t{size[0]} * 3);
+    }
+  }
+  return video;
+}
+
+SeenPrompt read_video_prompt(const std::filesystem::path& folder, ImageEncoder& encoder) {
+  const SafetensorsFile file = open_reference(folder);
+  SeenPrompt prompt{.tokens = values<TokenId>(file, "video_prompt"),
+                    .spans = {},
+                    .rotary_spans = {},
+                    .logits = values<float>(file, "video_logits")};
+  const auto [low, high] = std::ranges::minmax(prompt.logits);
+  prompt.spread = high - low;
+  const auto at = place(encode(encoder, drawn_image(file, "size_0")), kSeenPlaceholder,
+                        kFirstSpanKey + 1, prompt.tokens.begin(), prompt);
+  const DrawnVideo video = read_video(folder);
+  place(encode(encoder, encoder.prepare_video(video.frames, video.frames_per_second)),
+        kVideoPlaceholder, kFirstSpanKey + 2, at, prompt);
   prompt.rotary_spans = rotary_spans(prompt);
   return prompt;
 }
@@ -158,11 +221,17 @@ std::vector<float> run_seen_prompt(Model& model, const SeenPrompt& prompt, KvTyp
               .rotary_spans = prompt.rotary_spans};
   Track other{
       .tokens = std::move(beside), .pages = {}, .logits = {}, .spans = {}, .rotary_spans = {}};
+  const bool whole = model.info().images->bidirectional;
   while (track.done < std::ssize(track.tokens)) {
     const auto left = static_cast<int32_t>(track.tokens.size()) - track.done;
+    int32_t count = std::min(chunk, left);
+    for (const EmbeddingSpan& span : prompt.spans) {
+      const int32_t end = span.token_begin + span.count;
+      if (whole && span.token_begin < track.done + count) count = std::max(count, end - track.done);
+    }
     std::vector<Piece> pieces;
     if (other.done < std::ssize(other.tokens)) pieces.push_back({&other, 1, Piece::Want::kLast});
-    pieces.push_back({&track, std::min(chunk, left)});
+    pieces.push_back({&track, count});
     run_step(model, kv, pieces);
   }
   std::vector<float> all;

@@ -38,11 +38,22 @@ struct SeenPrompt {
 
   float error(const std::vector<float>& made) const;  // of logits, in units of the spread
 };
-inline constexpr TokenId kSeenPlaceholder = 97;
+// The frames of a folder's video, of a model that reads videos.
+struct DrawnVideo {
+  std::vector<Image> frames;
+  double frames_per_second = 0;
+  std::vector<float> rows;
+};
+DrawnVideo read_video(const std::filesystem::path& folder);
+// A prompt with the first picture and the video.
+SeenPrompt read_video_prompt(const std::filesystem::path& folder, ImageEncoder& encoder);
+
+inline constexpr TokenId kSeenPlaceholder = 97, kVideoPlaceholder = 98;
 SeenPrompt read_seen_prompt(const std::filesystem::path& folder, ImageEncoder& encoder);
 
-// Logits of all positions, in pieces of at most `chunk` tokens; `beside`: tokens of another entry
-// that has one token in each step.
+// Logits of all positions, in pieces of at most `chunk` tokens, or more where a piece would end
+// within a picture whose rows see each other; `beside`: tokens of another entry that has one token
+// in each step.
 std::vector<float> run_seen_prompt(Model& model, const SeenPrompt& prompt, KvType type,
                                    int32_t chunk, std::vector<TokenId> beside = {});
 

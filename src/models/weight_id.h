@@ -57,8 +57,9 @@ enum class WeightKind : uint8_t {
   kDraftInput,           // [hidden, 3 hidden]
   kHiddenNorm,           // [hidden]
   kDeepstackNorm,        // [merge * hidden]: DeepstackSpec
+  kProjectorNorm,        // [merge * hidden], or [hidden] of means: ProjectorSpec
 };
-inline constexpr size_t kNumWeightKinds = static_cast<size_t>(WeightKind::kDeepstackNorm) + 1;
+inline constexpr size_t kNumWeightKinds = static_cast<size_t>(WeightKind::kProjectorNorm) + 1;
 
 struct WeightId {
   WeightKind kind = WeightKind::kNone;

@@ -52,6 +52,7 @@ class Layer {
   VectorLayout norm(const std::optional<NormSpec>& spec, const std::string& pattern,
                     int64_t size) const {
     if (!spec) return {};
+    if (spec->kind == NormSpec::Kind::kScale) return vector_of(name(pattern), size);
     VectorLayout out = vector_of(name(pattern) + ".weight", size);
     if (spec->kind == NormSpec::Kind::kLayer) out.blocks.push_back({name(pattern) + ".bias", size});
     return out;
@@ -191,9 +192,11 @@ std::vector<PoolingLayout> head_layout(const std::vector<PoolingSpec::HeadLayer>
   std::vector<PoolingLayout> out;
   for (const PoolingSpec::HeadLayer& layer : layers) {
     PoolingLayout& to = out.emplace_back();
-    to.matrix = {.blocks = {{layer.name + ".weight", layer.outputs}},
-                 .in_features = in_features,
-                 .precision = precision};
+    to.matrix = {
+        .blocks = {{layer.transposed ? layer.name : layer.name + ".weight", layer.outputs}},
+        .in_features = in_features,
+        .transposed = layer.transposed,
+        .precision = precision};
     if (layer.bias) to.bias = vector_of(layer.name + ".bias", layer.outputs);
     in_features = layer.outputs;
   }
@@ -202,8 +205,9 @@ std::vector<PoolingLayout> head_layout(const std::vector<PoolingSpec::HeadLayer>
 
 void add_projector(const DecoderSpec& spec, WeightLayout& out) {
   const ProjectorSpec& projector = *spec.projector;
-  const int64_t merged = int64_t{projector.merge} * spec.hidden_size;
+  const int64_t merged = int64_t{projector.merged_width()} * spec.hidden_size;
   out.projector = head_layout(projector.layers, merged, Precision::kWeights);
+  if (projector.norm) out.projector_norm = whole_norm(*projector.norm, projector.norm_name, merged);
   for (const DeepstackSpec& deep : projector.deepstack) {
     for (PoolingLayout& layer : head_layout(deep.layers, merged, Precision::kWeights))
       out.projector.push_back(std::move(layer));
@@ -356,7 +360,7 @@ WeightLayout weight_layout(const DecoderSpec& spec) {
     out.embedding = table(names.embedding, spec.vocab_size);
   }
   if (spec.projector) add_projector(spec, out);
-  if (spec.tiles) {
+  if (spec.tiles && !spec.tiles->in_sequence) {
     out.line_end = vector_of(spec.tiles->line_end, spec.projector->layers.back().outputs);
   }
   const bool has_head = (spec.stage.samples || (spec.tied_embeddings && spec.stage.embeds)) &&
@@ -369,6 +373,7 @@ WeightLayout weight_layout(const DecoderSpec& spec) {
   if (spec.learned_positions > 0 && spec.stage.embeds) {
     out.position_embedding = table(names.position_embedding, spec.learned_positions);
     out.position_embedding.precision = Precision::kUnrounded;
+    if (names.whole_positions) out.position_embedding.blocks[0].name = names.position_embedding;
   }
   for (int32_t i = 0; i < static_cast<int32_t>(spec.layers.size()); ++i) {
     out.layers.push_back(Layer(spec, i).layout());

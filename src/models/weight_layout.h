@@ -153,6 +153,7 @@ struct WeightLayout {
   std::vector<PoolingLayout> pooling_head;
   std::vector<PoolingLayout> projector;  // of an encoder, and behind it those of DeepstackSpecs
   std::vector<VectorLayout> deepstack_norms;  // [merge * hidden]
+  VectorLayout projector_norm;                // of ProjectorSpec
   MatrixLayout draft_input;                   // of a draft head: 3 hidden -> hidden
   std::vector<LayerLayout> layers;
   VectorLayout final_norm;  // [hidden]

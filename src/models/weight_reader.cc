@@ -187,6 +187,7 @@ Status WeightReader::norm(const std::optional<NormSpec>& spec, const VectorLayou
   ESP_RETURN_IF_ERROR(vector(layout, out.weight));
   switch (spec->kind) {
     case NormSpec::Kind::kRms:
+    case NormSpec::Kind::kScale:
       break;
     case NormSpec::Kind::kRmsOneCentred:
       for (float& value : out.weight) value += 1.0f;

@@ -3,6 +3,7 @@
 // the scheduler owns it.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -59,24 +60,35 @@ struct EncodedRows {
   // Where rows have places in a grid for rotary embeddings (M-RoPE): its columns; 0: they have
   // positions like tokens.
   int32_t grid_columns = 0;
+  // Where rows stand in prompts line by line, with a token behind each line: rows of a line; 0:
+  // they are one run.
+  int32_t line_rows = 0;
+  // Of a video: rows of one grid, of which there are several one behind the other in time, and
+  // rotary positions from one to the next; 0: a picture.
+  int32_t frame_rows = 0;
+  double frame_positions = 0;
 
+  // The first component of a grid's rotary positions, from the first row's; index: of the grid.
+  int32_t frame_time(int32_t index) const { return static_cast<int32_t>(index * frame_positions); }
   // From the first row's rotary position to that of what follows the picture.
   int32_t num_positions() const {
     if (grid_columns == 0) return num_rows;
-    const int32_t grid_rows = num_rows / grid_columns;
-    return grid_rows > grid_columns ? grid_rows : grid_columns;
+    const int32_t rows_each = frame_rows > 0 ? frame_rows : num_rows;
+    const int32_t times = frame_rows > 0 ? frame_time(num_rows / frame_rows - 1) + 1 : 1;
+    return std::max({rows_each / grid_columns, grid_columns, times});
   }
 };
 
 // Query tokens whose rotary positions are not their `positions`, for there are rows of a grid among
-// or before them. Row r of a picture has the components (time, height, width) = position +
-// (0, r / columns, r % columns); all components of a text's tokens rise together.
+// or before them. Row r of a grid has the components (time, height, width) = position +
+// (time, r / columns, r % columns); all components of a text's tokens rise together.
 struct RotarySpan {
   int32_t token_begin = 0;  // in the batch's token_ids
   int32_t count = 0;
   int32_t position = 0;   // of the picture's row 0, or of the first of these tokens
-  int32_t first_row = 0;  // of the picture
-  int32_t columns = 0;    // of the picture's grid; 0: text
+  int32_t first_row = 0;  // of the grid
+  int32_t columns = 0;    // of the grid; 0: text
+  int32_t time = 0;       // of a video's grid, from its first one's
 };
 
 // Query tokens whose input rows are an encoder's; their token_ids are kFirstSpanKey or above.

@@ -2,7 +2,7 @@
 """Makes tests/golden/images: tiny random models that read pictures, saved by transformers, and what
 transformers makes of pictures and of text.
 
-    pip install torch==2.15.0 torchvision==0.29.2 transformers==5.23.0 safetensors numpy pillow==11.3.0
+    pip install torch==2.15.0 torchvision==0.29.2 transformers==5.24.0 safetensors numpy pillow==11.3.0
     python3 tools/goldens/make_image_goldens.py tests/golden/images [NAME ...]
 
 Each folder NAME holds config.json, model.safetensors, preprocessor_config.json and reference.safetensors:
@@ -14,9 +14,14 @@ Each folder NAME holds config.json, model.safetensors, preprocessor_config.json 
   seen_tokens [12] int32       that greedy generation continues it with
   counts [m, 3] int32          width, height and number of rows of pictures of many sizes
   pixels [m, 9] f32            of each of them quantiles of the processor's pixel values, tiles included
-The last three are of models whose pictures have as many rows as their sizes demand. Weights are drawn wide, so that
+  line_rows [m] int32          of pictures whose rows stand line by line (Pixtral): rows of a line
+  video_size [2] int32, video_frames [1] int32, video_rate [1] f32    width, height and number of drawn frames
+  (drawn_frame), of which so many are a second; video_rows [rows, width] f32, video_prompt, video_logits as above of a
+  text with picture 0 and the video; of models that read videos
+The last three of pictures are of models whose pictures have as many rows as their sizes demand. Weights are drawn wide, so that
 no part can be left out unseen.
 """
+import json
 import pathlib
 import sys
 
@@ -24,10 +29,13 @@ import numpy
 import torch
 import transformers as T
 from PIL import Image
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
+from transformers.models.gemma3.image_processing_pil_gemma3 import Gemma3ImageProcessorPil
+from transformers.models.got_ocr2.image_processing_pil_got_ocr2 import GotOcr2ImageProcessorPil
 from transformers.models.llava_next.image_processing_pil_llava_next import LlavaNextImageProcessorPil
 from transformers.models.llava_onevision.image_processing_pil_llava_onevision import LlavaOnevisionImageProcessorPil
+from transformers.models.pixtral.image_processing_pil_pixtral import PixtralImageProcessorPil
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 from transformers.models.siglip.image_processing_pil_siglip import SiglipImageProcessorPil
 
@@ -85,6 +93,36 @@ def models():
                            num_position_embeddings=25, deepstack_visual_indexes=[1, 3])), Qwen2VLImageProcessorPil(
                                size=bounds, patch_size=8, merge_size=2, temporal_patch_size=2,
                                image_mean=[0.5] * 3, image_std=[0.5] * 3)
+    yield from line_models()
+    yield "gemma3", T.Gemma3Config(
+        text_config=T.Gemma3TextConfig(**dict(TEXT, num_hidden_layers=3, head_dim=16, query_pre_attn_scalar=16,
+                                              sliding_window=20, layer_types=["sliding_attention", "full_attention",
+                                                                              "sliding_attention"])),
+        image_token_index=97, boi_token_index=95, eoi_token_index=96, mm_tokens_per_image=16, dtype="float32",
+        vision_config=T.SiglipVisionConfig(num_attention_heads=3, vision_use_head=False, **dict(VISION, image_size=56))
+        ), Gemma3ImageProcessorPil(size={"height": 56, "width": 56}, resample=2)
+    vision = dict(hidden_size=24, intermediate_size=40, num_hidden_layers=3, num_attention_heads=2, image_size=[32, 32],
+                  patch_size=[8, 8])
+    for name, more in (("internvl", dict(attention_bias=True)),
+                       ("internvl_norms", dict(use_qk_norm=True, norm_type="rms_norm", use_mean_pooling=False))):
+        yield name, T.InternVLConfig(
+            text_config=T.Qwen2Config(bos_token_id=1, eos_token_id=2, **TEXT), image_token_id=97, dtype="float32",
+            tie_word_embeddings=False, vision_config=T.InternVLVisionConfig(**vision, **more)), GotOcr2ImageProcessorPil(
+                size={"height": 32, "width": 32}, crop_to_patches=True, max_patches=6)
+
+
+def line_models():
+    """Pixtral's encoder in its two forms. Processors get the pixels of a row of a picture, as PixtralProcessor does."""
+    vision = dict(hidden_size=24, intermediate_size=40, num_hidden_layers=3, num_attention_heads=2, patch_size=8,
+                  hidden_act="silu", image_size=112)
+    yield "pixtral", T.LlavaConfig(
+        text_config=T.MistralConfig(**TEXT), image_token_index=97, vision_feature_layer=-1, dtype="float32",
+        vision_feature_select_strategy="full", vision_config=T.PixtralVisionConfig(**vision)), PixtralImageProcessorPil(
+            size={"longest_edge": 48}, patch_size={"height": 8, "width": 8})
+    yield "mistral3", T.Mistral3Config(
+        text_config=T.MistralConfig(**TEXT), image_token_index=97, dtype="float32", spatial_merge_size=2,
+        tie_word_embeddings=False, vision_config=T.PixtralVisionConfig(**vision)), PixtralImageProcessorPil(
+            size={"longest_edge": 90}, patch_size={"height": 16, "width": 16})
 
 
 def widen(model):
@@ -97,7 +135,13 @@ def widen(model):
 
 CLASSES = {"llava": T.LlavaForConditionalGeneration, "llava_next": T.LlavaNextForConditionalGeneration,
            "llava_onevision": T.LlavaOnevisionForConditionalGeneration, "qwen2_vl": T.Qwen2VLForConditionalGeneration,
-           "qwen2_5_vl": T.Qwen2_5_VLForConditionalGeneration, "qwen3_vl": T.Qwen3VLForConditionalGeneration}
+           "qwen2_5_vl": T.Qwen2_5_VLForConditionalGeneration, "qwen3_vl": T.Qwen3VLForConditionalGeneration,
+           "gemma3": T.Gemma3ForConditionalGeneration, "mistral3": T.Mistral3ForConditionalGeneration,
+           "internvl": T.InternVLForConditionalGeneration}
+# Frames of the video, drawn at WIDTH x HEIGHT; a second has RATE of them.
+VIDEO_SIZE, VIDEO_FRAMES, VIDEO_RATE, VIDEO_TOKEN = (50, 70), 5, 3.6, 98
+# What ends a line, and a picture, of those that stand line by line.
+LINE_END, PICTURE_END = 12, 13
 KEYS = ("pixel_values", "image_sizes", "image_grid_thw")
 
 
@@ -108,9 +152,21 @@ def inputs_of(processor, size):
 
 def rows_of(model, inputs):
     made = model.get_image_features(**inputs)
+    if "image_sizes" in inputs and is_line_model(model) or model.config.model_type == "internvl":
+        rows = torch.cat([*made.pooler_output])
+        return rows.reshape(-1, rows.shape[-1]).float().contiguous()
     parts = [made.pooler_output[0], *(part[0] for part in getattr(made, "deepstack_features", None) or [])]
     rows = torch.cat(parts, dim=-1)
     return rows.reshape(-1, rows.shape[-1]).float().contiguous()
+
+
+def is_line_model(model):
+    return getattr(model.config.vision_config, "model_type", "") == "pixtral"
+
+
+def line_rows(model, inputs):
+    multiple = model.config.vision_config.patch_size * getattr(model.config, "spatial_merge_size", 1)
+    return int(inputs["image_sizes"][0][1]) // multiple
 
 
 def together(first, second):
@@ -118,6 +174,10 @@ def together(first, second):
     joined = {}
     for key, value in first.items():
         other = second[key]
+        if value.dim() == 4 and key == "pixel_values" and value.shape[1:] != other.shape[1:]:
+            sides = [max(a, b) for a, b in zip(value.shape[2:], other.shape[2:])]
+            value, other = (torch.nn.functional.pad(x, (0, sides[1] - x.shape[3], 0, sides[0] - x.shape[2]))
+                            for x in (value, other))
         if value.dim() == 5:
             count = max(value.shape[1], other.shape[1])
             value, other = (torch.nn.functional.pad(x, (0, 0) * 3 + (0, count - x.shape[1])) for x in (value, other))
@@ -128,8 +188,12 @@ def together(first, second):
 def counts_of(model, processor):
     sizes = [(1, 1), (1, 40), (40, 1), (2, 300), (300, 2), (57, 57), (56, 28), (84, 29)]
     state = numpy.random.default_rng(25)
-    sizes += [tuple(int(n) for n in state.integers(1, 200, 2)) for _ in range(492)]
-    counts, pixels = [], []
+    sizes += [tuple(int(n) for n in state.integers(1, 200, 2)) for _ in range(692)]
+    if is_line_model(model):  # nothing would be left of some, and transformers fails with one row
+        edge = processor.size["longest_edge"]
+        sizes = [size for size in sizes if max(size) <= edge * min(size) and max(size) > processor.patch_size["height"]]
+    sizes = sizes[:500]
+    counts, pixels, lines = [], [], []
     for size in sizes:
         inputs = inputs_of(processor, size)
         values = inputs["pixel_values"].numpy()
@@ -139,14 +203,61 @@ def counts_of(model, processor):
         values = numpy.sort(values, axis=None)
         counts.append([*size, rows_of(model, inputs).shape[0]])
         pixels.append([values[i * (values.size - 1) // 8] for i in range(9)])
-    return {"counts": torch.tensor(counts, dtype=torch.int32), "pixels": torch.tensor(numpy.array(pixels))}
+        if is_line_model(model):
+            lines.append(line_rows(model, inputs))
+    made = {"counts": torch.tensor(counts, dtype=torch.int32), "pixels": torch.tensor(numpy.array(pixels))}
+    return made | ({"line_rows": torch.tensor(lines, dtype=torch.int32)} if lines else {})
 
 
 def seen_logits(model, seen, inputs):
     more = {}
     if "image_grid_thw" in inputs:
         more["mm_token_type_ids"] = (seen == model.config.image_token_id).int()[None]
+    if model.config.model_type == "gemma3":
+        more["token_type_ids"] = (seen == model.config.image_token_id).int()[None]
     return model(input_ids=seen[None], **inputs, **more).logits[0].float().contiguous()
+
+
+def span_of(model, inputs, rows):
+    """What stands in a prompt for a picture."""
+    if not is_line_model(model):
+        return [model.config.image_token_id] * rows
+    columns = line_rows(model, inputs)
+    lines = [[model.config.image_token_id] * columns + [LINE_END] for _ in range(rows // columns)]
+    return [token for line in lines for token in line][:-1] + [PICTURE_END]
+
+
+def drawn_frame(index):
+    """The picture `index` pixels wider, without as many pixels at its left."""
+    width, height = VIDEO_SIZE
+    return drawn(width + index, height)[:, index:]
+
+
+def video_inputs(processor):
+    """Frames resized as pictures are (transformers resizes videos by torchvision, whose filter rounds otherwise)."""
+    frames = [processor(Image.fromarray(drawn_frame(i)), return_tensors="pt") for i in range(VIDEO_FRAMES)]
+    size, grid = processor.patch_size, torch.as_tensor(numpy.asarray(frames[0]["image_grid_thw"]))[0]
+    values = [torch.as_tensor(numpy.asarray(frame["pixel_values"])).view(-1, 3, 2, size, size)[:, :, :1]
+              for frame in frames]
+    values += values[-1:] * (len(values) % 2)
+    pairs = [torch.cat(values[i:i + 2], dim=2).flatten(1) for i in range(0, len(values), 2)]
+    return {"pixel_values_videos": torch.cat(pairs), "video_grid_thw": torch.tensor([[len(pairs), *grid[1:].tolist()]])}
+
+
+def add_video(model, processor, picture, reference, text):
+    inputs = video_inputs(processor)
+    rows = torch.cat([*model.get_video_features(**inputs).pooler_output]).float().contiguous()
+    reference["video_size"] = torch.tensor(VIDEO_SIZE, dtype=torch.int32)
+    reference["video_frames"] = torch.tensor([VIDEO_FRAMES], dtype=torch.int32)
+    reference["video_rate"] = torch.tensor([VIDEO_RATE])
+    reference["video_rows"] = rows
+    image = [model.config.image_token_id] * reference["rows_0"].shape[0]
+    prompt = torch.tensor(text[:4] + image + text[4:7] + [VIDEO_TOKEN] * rows.shape[0] + text[7:])
+    reference["video_prompt"] = prompt.int()
+    types = (prompt == model.config.image_token_id).int() + 2 * (prompt == VIDEO_TOKEN).int()
+    more = {"second_per_grid_ts": [2 / VIDEO_RATE]} if model.config.model_type == "qwen2_5_vl" else {}
+    made = model(input_ids=prompt[None], mm_token_type_ids=types[None], **picture, **inputs, **more)
+    reference["video_logits"] = made.logits[0].float().contiguous()
 
 
 def make(folder, config, processor):
@@ -163,23 +274,64 @@ def make(folder, config, processor):
             reference[f"size_{i}"] = torch.tensor([width, height], dtype=torch.int32)
             reference[f"rows_{i}"] = rows_of(model, pictures[-1])
         prompt = torch.from_numpy(numpy.random.default_rng(7).integers(3, 94, 12)).long()
-        if config.model_type == "llava":
+        if config.model_type == "llava" and not is_line_model(model):
             prompt = torch.from_numpy(numpy.random.default_rng(7).integers(3, 96, 12)).long()
         reference["prompt"] = prompt.int()
         reference["logits"] = model(input_ids=prompt[None]).logits[0].float().contiguous()
         seen = prompt.tolist()
-        spans = [[config.image_token_id] * reference[f"rows_{i}"].shape[0] for i in (0, 2)]
+        spans = [span_of(model, pictures[i], reference[f"rows_{i}"].shape[0]) for i in (0, 2)]
         seen = torch.tensor(seen[:4] + spans[0] + seen[4:7] + spans[1] + seen[7:])
         reference["seen_prompt"] = seen.int()
         both = together(pictures[0], pictures[2])
         reference["seen_logits"] = seen_logits(model, seen, both)
-        if config.model_type != "llava":
+        if config.model_type != "llava" or is_line_model(model):
             longer = seen
             for _ in range(12):
                 longer = torch.cat([longer, seen_logits(model, longer, both)[-1:].argmax(-1)])
             reference["seen_tokens"] = longer[-12:].int()
             reference.update(counts_of(model, processor))
+        if config.model_type in ("qwen2_vl", "qwen2_5_vl"):
+            add_video(model, processor, pictures[0], reference, prompt.tolist())
     save_file(reference, folder / "reference.safetensors")
+
+
+def released_internvl(made, folder):
+    """InternVL of transformers' form by the names and files of OpenGVLab's releases, whose code is not transformers'."""
+    folder.mkdir(parents=True, exist_ok=True)
+    config = json.loads((made / "config.json").read_text())
+    vision = config["vision_config"]
+    vision = dict({key: vision[key] for key in ("hidden_size", "intermediate_size", "num_hidden_layers", "norm_type",
+                                                "num_attention_heads", "hidden_act", "layer_norm_eps")},
+                  model_type="intern_vit_6b", image_size=vision["image_size"][0], patch_size=vision["patch_size"][0],
+                  qkv_bias=vision["attention_bias"], qk_normalization=vision["use_qk_norm"])
+    (folder / "config.json").write_text(json.dumps(dict(
+        architectures=["InternVLChatModel"], model_type="internvl_chat", torch_dtype="float32", downsample_ratio=0.5,
+        image_token_id=97, min_dynamic_patch=1, max_dynamic_patch=6, dynamic_image_size=True, use_thumbnail=True,
+        select_layer=-1, llm_config=config["text_config"], vision_config=vision), indent=2) + "\n")
+    means = json.loads((made / "preprocessor_config.json").read_text())
+    (folder / "preprocessor_config.json").write_text(json.dumps(dict(
+        crop_size=32, do_center_crop=True, do_normalize=True, do_resize=True, resample=3, size=32,
+        image_mean=means["image_mean"], image_std=means["image_std"]), indent=2) + "\n")
+    names = (("vision_tower.embeddings.cls_token", "vision_model.embeddings.class_embedding"),
+             ("vision_tower.embeddings.patch_embeddings.projection", "vision_model.embeddings.patch_embedding"),
+             ("vision_tower.embeddings.position_embeddings", "vision_model.embeddings.position_embedding"),
+             ("vision_tower.encoder.layer.", "vision_model.encoder.layers."), ("layernorm_before", "norm1"),
+             ("layernorm_after", "norm2"), ("lambda_1", "ls1"), ("lambda_2", "ls2"),
+             ("attention.projection_layer", "attn.proj"), ("multi_modal_projector.layer_norm", "mlp1.0"),
+             ("multi_modal_projector.linear_1", "mlp1.1"), ("multi_modal_projector.linear_2", "mlp1.3"))
+    tensors = load_file(made / "model.safetensors")
+    released = {}
+    for name, tensor in tensors.items():
+        if ".attention.k_proj." in name or ".attention.v_proj." in name:
+            continue
+        if ".attention.q_proj." in name:
+            tensor = torch.cat([tensors[name.replace("q_proj", part)] for part in ("q_proj", "k_proj", "v_proj")])
+            name = name.replace("attention.q_proj", "attn.qkv")
+        for old, new in names:
+            name = name.replace(old, new)
+        released[name] = tensor.contiguous()
+    save_file(released, folder / "model.safetensors")
+    save_file(load_file(made / "reference.safetensors"), folder / "reference.safetensors")
 
 
 def main():
@@ -187,6 +339,8 @@ def main():
     for name, config, processor in models():
         if name in sys.argv[2:] or not sys.argv[2:]:
             make(pathlib.Path(sys.argv[1]) / name, config, processor)
+            if name == "internvl":
+                released_internvl(pathlib.Path(sys.argv[1]) / name, pathlib.Path(sys.argv[1]) / "internvl_chat")
 
 
 if __name__ == "__main__":

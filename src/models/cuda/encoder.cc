@@ -57,7 +57,7 @@ CudaEncoder::CudaEncoder(EncoderPlan plan, PendingCudaWeights weights,
       linear_(std::move(linear)),
       plan_(std::move(program)),
       context_(spec_, weights_, *linear_, policy_, plan_),
-      info_({.num_rows = spec_.tiles ? 0 : spec_.patches->num_patches,
+      info_({.num_rows = spec_.tiles ? 0 : spec_.patches->num_patches / spec_.patches->square(),
              .width = spec_.projector->row_width(),
              .patches = *spec_.patches,
              .tiles = spec_.tiles,
@@ -155,7 +155,7 @@ void CudaEncoder::lay_out(cuda::Arena& arena, const EncoderSizes& sizes, int64_t
   for (Slot& slot : slots_) {
     slot.device.lay_out(arena, spec_, sizes);
     slot.rows = arena.take<std::byte>(row_bytes(sizes.results));
-    slot.tiles = spec_.tiles ? arena.take<std::byte>(row_bytes(sizes.outputs)) : slot.rows;
+    slot.tiles = mixes_rows(spec_) ? arena.take<std::byte>(row_bytes(sizes.outputs)) : slot.rows;
   }
   auto* workspace = arena.take<std::byte>(linear_bytes);
   context_.bind({.ropes = ropes_.frequencies(),
@@ -306,8 +306,9 @@ Status CudaEncoder::bring(const EncoderBatch& batch, const Slot& slot) const {
 CudaStep CudaEncoder::step_of(const EncoderBatch& batch, const Slot& slot) const {
   CudaStep step;
   step.entries.num_tokens = batch.sizes.rows;
-  // Of pictures of one size without class rows all rows are wanted as they are.
-  const bool all = !spec_.patches->class_token && spec_.patches->num_patches > 0;
+  // Of pictures of one size without class rows all rows are wanted as they are, unless they merge.
+  const bool all =
+      !spec_.patches->class_token && spec_.patches->num_patches > 0 && spec_.patches->merge == 1;
   step.rows = all ? nullptr : slot.device.wanted;
   step.num_rows = batch.sizes.outputs;
   step.places = slot.device.places;
@@ -336,7 +337,7 @@ Status CudaEncoder::enqueue(std::span<const EncoderTask> tasks, const EncoderBat
   ESP_RETURN_IF_ERROR(context_.run(0, plan_.output_begin()));
   ESP_RETURN_IF_ERROR(context_.run_outputs(
       0, batch.sizes.outputs, reinterpret_cast<float*>(slot.tiles), info_.width, streams_.compute));
-  if (spec_.tiles) {
+  if (mixes_rows(spec_)) {
     ESP_RETURN_IF_ERROR(kc::mix_rows({.type = weights_.type(),
                                       .x = slot.tiles,
                                       .apart = weights_.data({WeightKind::kLineEnd}),
@@ -363,7 +364,7 @@ Status CudaEncoder::fetch(std::span<const EncoderTask> tasks, const EncoderBatch
 }
 
 Status CudaEncoder::read_line_end() {
-  if (!spec_.tiles) return Status();
+  if (!mixes_rows(spec_)) return Status();
   const auto width = static_cast<size_t>(info_.width);
   const auto* from = static_cast<const std::byte*>(weights_.data({WeightKind::kLineEnd}));
   std::vector<std::byte> bytes(static_cast<size_t>(row_bytes(1)));
@@ -381,7 +382,7 @@ Status CudaEncoder::encode_tile(std::span<const float> patches, const PatchGrid&
   const PreparedImage image{.patches = {patches.begin(), patches.end()},
                             .grid = grid,
                             .tiles = {},
-                            .num_rows = num_rows + (spec_.tiles ? 1 : 0)};
+                            .num_rows = num_rows + (mixes_rows(spec_) ? 1 : 0)};
   ESP_ASSIGN_OR_RETURN(EncodedRows encoded, allocate_rows(image.num_rows));
   const EncoderTask task{.image = &image, .rows = &encoded};
   ESP_RETURN_IF_ERROR(encode_batch({&task, 1}));

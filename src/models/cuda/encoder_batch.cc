@@ -15,6 +15,17 @@ constexpr int32_t kPatchesMost = 1 << 18;
 
 bool any_size(const DecoderSpec& spec) { return spec.patches->num_patches == 0; }
 
+// Of the largest picture of any size that the processor makes.
+int64_t patches_made(const ImageProcessorSpec& processor, int64_t patch) {
+  if (processor.area) return processor.area->pixels_max / (patch * patch);
+  if (!processor.within) return kPatchesMost;
+  const auto side = [&](int64_t most) {
+    const int64_t multiple = processor.within->multiple;
+    return (most + multiple - 1) / multiple * multiple / patch;
+  };
+  return side(processor.within->most.width) * side(processor.within->most.height);
+}
+
 int32_t side_of(const PatchesSpec& patches) {
   return static_cast<int32_t>(std::lround(std::sqrt(static_cast<double>(patches.num_patches))));
 }
@@ -44,7 +55,7 @@ class BatchWriter {
     std::ranges::copy(image.patches, host_.patches + num_patches_ * patches_.features());
     num_patches_ += patches;
     if (any_size(spec_)) {
-      add_grid(image.grid);
+      for (int32_t tile = 0; tile < image.num_tiles; ++tile) add_grid(image.grid);
     } else {
       add_tiles(image);
     }
@@ -71,28 +82,38 @@ class BatchWriter {
       batch_.window_rows_longest = std::max(batch_.window_rows_longest, end - begin);
       begin = end;
     }
-    const int32_t square = patches_.merge * patches_.merge;
     for (const int32_t from : order.squares)
-      host_.wanted[sizes.outputs++] = sizes.rows / square + from;
+      host_.wanted[sizes.outputs++] = sizes.rows + from * patches_.square();
     sizes.rows += grid.size();
     host_.begins[++sizes.sequences] = sizes.rows;
     batch_.equal_rows &= sizes.sequences == 1 || grid.size() == batch_.rows_longest;
     batch_.rows_longest = std::max(batch_.rows_longest, grid.size());
   }
 
+  // Learned positions of a tile's rows, and the rows that results are made of, in whole squares.
+  void add_tile(const PatchOrder& order, int32_t columns) {
+    EncoderSizes& sizes = batch_.sizes;
+    const int32_t first = patches_.class_token ? 1 : 0;
+    int32_t* const positions = host_.positions + sizes.rows;
+    if (patches_.class_token) positions[0] = 0;
+    for (size_t i = 0; i < order.places.size(); ++i) {
+      const PatchOrder::Place& place = order.places[i];
+      positions[static_cast<size_t>(first) + i] = first + place.row * columns + place.column;
+    }
+    for (const int32_t from : order.squares)
+      host_.wanted[sizes.outputs++] = sizes.rows + first + from * patches_.square();
+  }
+
   void add_tiles(const PreparedImage& image) {
     EncoderSizes& sizes = batch_.sizes;
     const int32_t each = patches_.num_rows();
-    if (spec_.tiles) {
+    if (mixes_rows(spec_)) {
       const auto mixed = mixed_rows(image.tiles, side_of(patches_), sizes.outputs);
       std::ranges::copy(mixed, host_.mixed + sizes.results);
     }
-    for (int32_t row = 0; row < image.num_tiles * each; ++row) {
-      host_.positions[sizes.rows + row] = row % each;
-      const bool is_class = patches_.class_token && row % each == 0;
-      if (!is_class) host_.wanted[sizes.outputs++] = sizes.rows + row;
-    }
-    sizes.rows += image.num_tiles * each;
+    const PatchOrder order = order_patches(image.grid, patches_);
+    for (int32_t tile = 0; tile < image.num_tiles; ++tile, sizes.rows += each)
+      add_tile(order, image.grid.columns);
     sizes.sequences += image.num_tiles;
     batch_.rows_longest = each;
   }
@@ -106,19 +127,21 @@ class BatchWriter {
 
 }  // namespace
 
+bool mixes_rows(const DecoderSpec& spec) { return spec.tiles && !spec.tiles->in_sequence; }
+
 EncoderSizes EncoderSizes::most(const DecoderSpec& spec, int32_t units, int32_t pictures) {
   const PatchesSpec& patches = *spec.patches;
   if (any_size(spec)) {
-    const int32_t squares = units / (patches.merge * patches.merge);
+    const int32_t squares = units / patches.square();
     return {.rows = units,
             .outputs = squares,
             .results = squares,
-            .sequences = pictures,
+            .sequences = patches.videos ? squares : pictures,
             .windows = squares};
   }
-  const int32_t outputs = units * patches.num_patches;
+  const int32_t outputs = units * (patches.num_patches / patches.square());
   // A line of the tiles' grid has a row more, and a picture that is read whole alone has one.
-  const int32_t line_ends = spec.tiles ? units * (side_of(patches) + 1) : 0;
+  const int32_t line_ends = mixes_rows(spec) ? units * (side_of(patches) + 1) : 0;
   return {.rows = units * patches.num_rows(),
           .outputs = outputs,
           .results = outputs + line_ends,
@@ -127,7 +150,7 @@ EncoderSizes EncoderSizes::most(const DecoderSpec& spec, int32_t units, int32_t 
 }
 
 int32_t units_of(const DecoderSpec& spec, const PreparedImage& image) {
-  return any_size(spec) ? image.grid.size() : image.num_tiles;
+  return any_size(spec) ? image.num_tiles * image.grid.size() : image.num_tiles;
 }
 
 int32_t units_max(const DecoderSpec& spec, const ImageProcessorSpec& processor,
@@ -135,13 +158,14 @@ int32_t units_max(const DecoderSpec& spec, const ImageProcessorSpec& processor,
   const PatchesSpec& patches = *spec.patches;
   const int32_t most = patches_max > 0 ? patches_max : std::numeric_limits<int32_t>::max();
   if (any_size(spec)) {
-    const int64_t side = patches.patch_size;
-    const int64_t made = processor.area ? processor.area->pixels_max / (side * side) : kPatchesMost;
-    const int32_t square = patches.merge * patches.merge;
+    const int64_t made = patches_made(processor, patches.patch_size);
+    const int32_t square = patches.square();
     return static_cast<int32_t>(std::min<int64_t>({made, most, kPatchesMost}) / square * square);
   }
   if (!spec.tiles) return 1;
   int32_t tiles = 1;
+  if (processor.tile_counts && processor.tile_counts->max > 1)
+    tiles = 1 + processor.tile_counts->max;
   const int32_t side = processor.size->width;
   for (const ImageProcessorSpec::Size& room : processor.resolutions)
     tiles = std::max(tiles, 1 + room.width / side * (room.height / side));
@@ -161,7 +185,7 @@ void EncoderArrays::lay_out(cuda::Arena& arena, const DecoderSpec& spec,
   } else {
     positions = arena.take<int32_t>(sizes.rows);
   }
-  if (spec.tiles) mixed = arena.take<kernels::MixedRow>(sizes.results);
+  if (mixes_rows(spec)) mixed = arena.take<kernels::MixedRow>(sizes.results);
 }
 
 EncoderBatch write_batch(const DecoderSpec& spec, std::span<const EncoderTask> tasks,

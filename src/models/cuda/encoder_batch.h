@@ -27,6 +27,8 @@ struct EncoderSizes {
   static EncoderSizes most(const DecoderSpec& spec, int32_t units, int32_t pictures);
 };
 
+// Whether a picture's rows are made of those of its tiles' grid and learned ones (TilesSpec).
+bool mixes_rows(const DecoderSpec& spec);
 // Units of a picture.
 int32_t units_of(const DecoderSpec& spec, const PreparedImage& image);
 // Of the largest picture that an encoder takes: of any size one of patches_max patches, else the
@@ -43,8 +45,8 @@ struct EncoderArrays {
   kernels::MixedRow* between = nullptr;  // [rows]; of learned positions of a grid
   int32_t* begins = nullptr;             // [sequences + 1]; of pictures of any size, as `windows`
   int32_t* windows = nullptr;            // [windows + 1]
-  int32_t* wanted = nullptr;             // [outputs]: rows, or squares of rows
-  kernels::MixedRow* mixed = nullptr;    // [results], of tiles
+  int32_t* wanted = nullptr;             // [outputs]: rows, or the first ones of merged rows
+  kernels::MixedRow* mixed = nullptr;    // [results], of a grid of tiles
 
   void lay_out(cuda::Arena& arena, const DecoderSpec& spec, const EncoderSizes& sizes);
 };

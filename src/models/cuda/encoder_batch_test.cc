@@ -87,7 +87,7 @@ TEST_P(AnySizeBatch, PicturesFollowEachOther) {
       EXPECT_LE(row + end - made.host.windows[window - 1], made.batch.window_rows_longest);
     }
     for (const int32_t square : order.squares)
-      EXPECT_EQ(made.host.wanted[output++], row / 4 + square);
+      EXPECT_EQ(made.host.wanted[output++], row + 4 * square);  // its first row
     for (size_t at = 0; at < order.places.size(); ++at) {
       const int32_t* const place = made.host.places + 3 * (static_cast<size_t>(row) + at);
       EXPECT_EQ(place[0], 0);
@@ -145,6 +145,26 @@ TEST(EncoderBatch, TilesBecomeOneGridEach) {
   EXPECT_EQ(made.host.mixed[whole_rows + each].corners[0], 2 * each);
   EXPECT_EQ(made.host.mixed[whole_rows + each + side].corners[0], 3 * each);
   EXPECT_EQ(made.host.mixed[sizes.results - 1].corners[0], -1);
+}
+
+// Squares of patches lie together behind a tile's class row, and keep their learned positions.
+TEST(EncoderBatch, TilesInSequenceAreMerged) {
+  const std::optional<DecoderSpec> spec = spec_of("internvl");
+  ASSERT_TRUE(spec && spec->patches->class_token && spec->patches->merge == 2);
+  const PreparedImage tiled{
+      .num_tiles = 3, .grid = {4, 4}, .tiles = {.tile_rows = 1, .tile_columns = 2}, .num_rows = 12};
+  const Batch made(*spec, {tiled});
+  EXPECT_EQ(made.batch.sizes.rows, 3 * 17);
+  EXPECT_EQ(made.batch.sizes.outputs, 12);
+  EXPECT_EQ(made.batch.result_begins, (std::vector<int32_t>{0, 12}));
+  for (int32_t i = 0; i < 12; ++i) EXPECT_EQ(made.host.wanted[i], i / 4 * 17 + 1 + i % 4 * 4);
+  const std::vector<int32_t> first = {0, 1, 2, 5, 6, 3, 4, 7, 8, 9, 10, 13, 14, 11, 12, 15, 16};
+  for (int32_t row = 0; row < 3 * 17; ++row)
+    EXPECT_EQ(made.host.positions[row], first[static_cast<size_t>(row % 17)]) << row;
+  ImageProcessorSpec processor;
+  processor.size = {32, 32};
+  processor.tile_counts = {.min = 1, .max = 6};
+  EXPECT_EQ(units_max(*spec, processor, 0), 7);
 }
 
 // The largest picture decides, or the bound that is stated.

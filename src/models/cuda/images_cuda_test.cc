@@ -245,6 +245,32 @@ TEST_P(SpansCuda, WrongRowsAreNoticed) {
   EXPECT_GT(error(none, 1000), 4e-2f);
 }
 
+class VideosCuda : public SpansCuda {};  // models that read videos
+
+TEST_P(VideosCuda, RowsAndLogitsEqualTransformers) {
+  const auto encoder = load();
+  ASSERT_NE(encoder, nullptr);
+  const golden::DrawnVideo video = golden::read_video(folder_);
+  const PreparedImage prepared =
+      encoder->prepare_video(video.frames, video.frames_per_second).value();
+  EncodedRows rows = encoder->allocate_rows(prepared.num_rows).value();
+  const EncoderTask task{.image = &prepared, .rows = &rows};
+  const Status status = encoder->encode_batch({&task, 1});
+  ASSERT_TRUE(status.ok()) << status.to_string();
+  const float made = golden::rows_error({{video.frames[0], video.rows}}, {floats_of(rows, type_)});
+  printf("error of rows %.3g\n", made);
+  EXPECT_LT(made, tolerance(type_));
+  auto cpu = load_image_encoder({.path = folder_, .pool = &pool_});
+  ASSERT_TRUE(cpu) << cpu.error().message();
+  const SeenPrompt prompt = golden::read_video_prompt(folder_, **cpu);
+  const KvType kv = type_ == DType::kFloat32 ? KvType::kFloat32 : KvType::kBFloat16;
+  for (const int32_t chunk : {1000, 7}) {
+    const float error = prompt.error(golden::run_seen_prompt(*model_, prompt, kv, chunk));
+    printf("chunks of %d: error of logits %.3g\n", chunk, error);
+    EXPECT_LT(error, allowed()) << chunk;
+  }
+}
+
 class PlacesCuda : public SpansCuda {};  // models with M-RoPE
 
 // A picture's rows have places in a grid, and what follows moves up.
@@ -278,12 +304,16 @@ TEST_P(DeepCuda, EachPartIsAdded) {
 const auto kTypes = testing::Values(DType::kFloat32, DType::kBFloat16);
 const auto kAll =
     testing::Combine(testing::Values("llava_clip", "llava_siglip", "llava_next", "llava_onevision",
-                                     "qwen2_vl", "qwen2_5_vl", "qwen3_vl"),
+                                     "qwen2_vl", "qwen2_5_vl", "qwen3_vl", "gemma3", "pixtral",
+                                     "mistral3", "internvl", "internvl_norms"),
                      kTypes);
-const auto kAnySize = testing::Combine(
-    testing::Values("llava_next", "llava_onevision", "qwen2_vl", "qwen2_5_vl", "qwen3_vl"), kTypes);
+const auto kAnySize =
+    testing::Combine(testing::Values("llava_next", "llava_onevision", "qwen2_vl", "qwen2_5_vl",
+                                     "qwen3_vl", "pixtral", "mistral3", "internvl"),
+                     kTypes);
 const auto kPlaces =
     testing::Combine(testing::Values("qwen2_vl", "qwen2_5_vl", "qwen3_vl"), kTypes);
+const auto kVideos = testing::Combine(testing::Values("qwen2_vl", "qwen2_5_vl"), kTypes);
 const auto kDeep = testing::Combine(testing::Values("qwen3_vl"), kTypes);
 std::string name(const testing::TestParamInfo<ImagesCuda::ParamType>& info) {
   return std::string(std::get<0>(info.param)) + "_" + name_of(std::get<1>(info.param));
@@ -292,6 +322,7 @@ INSTANTIATE_TEST_SUITE_P(All, ImagesCuda, kAll, name);
 INSTANTIATE_TEST_SUITE_P(All, SpansCuda, kAll, name);
 INSTANTIATE_TEST_SUITE_P(All, AnySizeCuda, kAnySize, name);
 INSTANTIATE_TEST_SUITE_P(All, PlacesCuda, kPlaces, name);
+INSTANTIATE_TEST_SUITE_P(All, VideosCuda, kVideos, name);
 INSTANTIATE_TEST_SUITE_P(All, DeepCuda, kDeep, name);
 
 }  // namespace

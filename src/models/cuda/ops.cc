@@ -134,13 +134,14 @@ Status run_scale(CudaContext& c, const Op& op) {
                                        c.launch(op)));
     if (op.as<program::Scale>().factor == 1.0f) return Status();
   }
-  return kc::scale({.type = type_of(c, y),
-                    .x = c.write(y),
-                    .x_stride = c.stride(y),
-                    .rows = rows,
-                    .dim = y.columns,
-                    .scale = op.as<program::Scale>().factor},
-                   c.launch(op));
+  ESP_RETURN_IF_ERROR(kc::scale({.type = type_of(c, y),
+                                 .x = c.write(y),
+                                 .x_stride = c.stride(y),
+                                 .rows = rows,
+                                 .dim = y.columns,
+                                 .scale = op.as<program::Scale>().factor},
+                                c.launch(op)));
+  return op.as<program::Scale>().tokens ? place_spans(c, op) : Status();
 }
 
 Status run_softcap(CudaContext& c, const Op& op) {
@@ -159,6 +160,17 @@ Status normalize(CudaContext& c, const Op& op, const program::Norm& norm, const 
                  const Operand& y) {
   const void* weight = c.weights().data(norm.weight);
   const int32_t dim = x.columns, rows = c.num_rows(y);
+  if (norm.spec.kind == NormSpec::Kind::kScale) {
+    return kc::scale_columns({.type = c.type(),
+                              .x = c.read(x),
+                              .x_stride = c.stride(x),
+                              .weight = weight,
+                              .y = c.write(y),
+                              .y_stride = c.stride(y),
+                              .rows = rows,
+                              .dim = dim},
+                             c.launch(op));
+  }
   if (norm.spec.kind == NormSpec::Kind::kLayer) {
     const auto size = static_cast<int64_t>(dtype_size(c.type()));
     return kc::layer_norm({.type = c.type(),
@@ -386,6 +398,8 @@ CudaOp cuda_op(OpKind kind) {
       return run_latent_prefill;
     case OpKind::kSelectRows:
       return run_select_rows;
+    case OpKind::kMeanParts:
+      return run_mean_parts;
     case OpKind::kActivation:
       return run_activation;
     case OpKind::kResidualAdd:

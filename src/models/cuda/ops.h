@@ -42,6 +42,7 @@ Status run_grid_position(CudaContext& context, const program::Op& op);
 Status run_rope(CudaContext& context, const program::Op& op);
 // The step's rows, each several of the input's.
 Status run_merge_rows(CudaContext& context, const program::Op& op);
+Status run_mean_parts(CudaContext& context, const program::Op& op);
 // Attention in which each row sees all rows of its picture, or of its window.
 Status run_bidirectional(CudaContext& context, const program::Op& op);
 

@@ -96,6 +96,7 @@ Status run_attention(CudaContext& c, const Op& op) {
        .scale = a.scale,
        .softcap = a.softcap,
        .sinks = c.weights().floats(a.sinks),
+       .last_seen = a.pictures ? c.step().last_seen : nullptr,
        .latent_tokens_max = c.leaves_out_long_entries() ? kc::kExpandedTokens - 1 : 0,
        .workspace = group.workspace,
        .workspace_bytes = static_cast<size_t>(group.workspace_bytes),

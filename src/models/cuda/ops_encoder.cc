@@ -3,6 +3,8 @@
 #include "kernels/activation/cuda.h"
 #include "kernels/attention/bidirectional.h"
 #include "kernels/embedding/cuda.h"
+#include "kernels/moe/cuda.h"
+#include "kernels/norm/cuda.h"
 #include "kernels/rope/cuda.h"
 #include "models/cuda/ops.h"
 
@@ -31,13 +33,16 @@ Status run_patches(CudaContext& c, const Op& op) {
 // One vector for the first row of each picture.
 Status run_class_embed(CudaContext& c, const Op& op) {
   const Operand& x = op.outputs[0];
-  return kc::add_scaled({.type = c.type(),
+  return kc::copy_parts({.type = c.type(),
                          .x = c.weights().data(op.table),
                          .x_stride = 0,
+                         .x_head = x.columns,
                          .y = c.write(x),
                          .y_stride = c.spec().patches->num_rows() * c.stride(x),
+                         .y_head = x.columns,
+                         .count = x.columns,
                          .rows = c.step().pictures.count,
-                         .dim = x.columns},
+                         .heads = 1},
                         c.launch(op));
 }
 
@@ -93,14 +98,15 @@ Status run_rope(CudaContext& c, const Op& op) {
                          c.launch(op));
 }
 
-// Rows side by side, which are one row of so many times the width.
+// Rows side by side, which are one row of so many times the width and begin at any row.
 Status run_merge_rows(CudaContext& c, const Op& op) {
   const int32_t count = op.as<program::MergeRows>().count;
   for (size_t i = 0; i < op.inputs.size(); ++i) {
     const Operand &from = op.inputs[i], &to = op.outputs[i];
     ESP_RETURN_IF_ERROR(kc::gather_rows({.type = c.type(),
                                          .table = c.read(from),
-                                         .num_rows = c.num_rows(from) / count,
+                                         .num_rows = c.num_rows(from) - count + 1,
+                                         .table_stride = c.stride(from),
                                          .dim = to.columns,
                                          .ids = c.step().rows + c.buffers().first_output(),
                                          .out = c.write(to),
@@ -109,6 +115,19 @@ Status run_merge_rows(CudaContext& c, const Op& op) {
                                         c.launch(op)));
   }
   return Status();
+}
+
+Status run_mean_parts(CudaContext& c, const Op& op) {
+  const Operand &x = op.inputs[0], &y = op.outputs[0];
+  return kc::mean_parts({.type = c.type(),
+                         .x = c.read(x),
+                         .x_stride = c.stride(x),
+                         .y = c.write(y),
+                         .y_stride = c.stride(y),
+                         .rows = c.num_rows(y),
+                         .parts = x.columns / y.columns,
+                         .dim = y.columns},
+                        c.launch(op));
 }
 
 }  // namespace espalier

@@ -505,6 +505,24 @@ Status layer_norm(const LayerNormArgs& args, const LaunchOptions& launch) {
   return Status();
 }
 
+Status scale_columns(const ScaleColumnsArgs& args, const LaunchOptions& launch) {
+  Launch("scale_columns", launch)
+      .read("x", area(args.x, args.rows, args.dim, args.x_stride, args.type))
+      .add("weight", weight(args.weight))
+      .add("rows", args.rows)
+      .write(area(args.y, args.rows, args.dim, args.y_stride, args.type));
+  return Status();
+}
+
+Status mean_parts(const MeanPartsArgs& args, const LaunchOptions& launch) {
+  Launch("mean_parts", launch)
+      .read("x", area(args.x, args.rows, args.parts * args.dim, args.x_stride, args.type))
+      .add("parts", args.parts)
+      .add("rows", args.rows)
+      .write(area(args.y, args.rows, args.dim, args.y_stride, args.type));
+  return Status();
+}
+
 Status score(const ScoreArgs& args, const LaunchOptions& launch) {
   Launch("score", launch)
       .read("x", area(args.x, args.rows, args.dim, args.x_stride, args.type))

@@ -74,6 +74,9 @@ struct CudaStep {
   // Components of rotary positions, [entries.num_tokens, 3], where a rope of the model has
   // sections; null: each token's position is all three.
   const int32_t* places = nullptr;
+  // Of each token that is a row of a picture whose rows see each other the picture's last position,
+  // else -1, [entries.num_tokens]; null: the step has no such picture.
+  const int32_t* last_seen = nullptr;
   StepSequences pictures, windows;  // of an encoder; its entries state num_tokens alone
   // Of an encoder with learned positions of a grid, [entries.num_tokens].
   const kernels::MixedRow* grid_positions = nullptr;

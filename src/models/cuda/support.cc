@@ -86,8 +86,6 @@ Status check_cuda_encoder(const DecoderSpec& spec) {
   const bool any_size = spec.patches->num_patches == 0;
   if (any_size && (spec.patches->class_token || spec.tiles))
     return refuse("class rows or tiles of any size");
-  if (!any_size && spec.projector->merge > 1)
-    return refuse("rows that are merged in pictures of one size");
   for (const LayerSpec& layer : spec.layers) {
     const AttentionSpec& a = layer.attention;
     if (a.causal || a.latent || a.sliding_window > 0 || a.softcap > 0 || a.sinks)

@@ -157,6 +157,12 @@ CudaStep CudaTestModel::upload(const ForwardBatch& batch, std::span<const TokenI
     write_rotary_places(batch, {.token = 3, .component = 1}, places.data());
     step.places = put(places);
   }
+  if (const auto& images = decoder_->placed_weights().spec.images;
+      images && images->bidirectional && !batch.embedding_spans.empty()) {
+    std::vector<int32_t> last_seen(batch.positions.size());
+    write_last_seen(batch, last_seen.data());
+    step.last_seen = put(last_seen);
+  }
   step.rows = put(wanted);
   step.num_rows = static_cast<int32_t>(wanted.size());
   return step;

@@ -30,6 +30,7 @@ Status place_encoder(const WeightLayout& layout, WeightPlacer& placer, CudaWeigh
     ESP_RETURN_IF_ERROR(placer.matrix(projector.matrix, out.at({WeightKind::kProjector, index})));
     ESP_RETURN_IF_ERROR(placer.vector(projector.bias, out.at({WeightKind::kProjectorBias, index})));
   }
+  ESP_RETURN_IF_ERROR(placer.vector(layout.projector_norm, out.at({WeightKind::kProjectorNorm})));
   for (size_t i = 0; i < layout.deepstack_norms.size(); ++i) {
     ESP_RETURN_IF_ERROR(placer.vector(
         layout.deepstack_norms[i], out.at({WeightKind::kDeepstackNorm, static_cast<int32_t>(i)})));

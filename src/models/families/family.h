@@ -18,15 +18,19 @@
   ROW(GPT2LMHeadModel, make_gpt2_spec)                                   \
   ROW(Gemma2ForCausalLM, make_gemma2_spec)                               \
   ROW(Gemma3ForCausalLM, make_gemma3_spec)                               \
+  ROW(Gemma3ForConditionalGeneration, make_gemma3_seeing_spec)           \
   ROW(GemmaForCausalLM, make_gemma_spec)                                 \
   ROW(Glm4MoeForCausalLM, make_glm4_moe_spec)                            \
   ROW(GptOssForCausalLM, make_gpt_oss_spec)                              \
   ROW(GraniteForCausalLM, make_granite_spec)                             \
+  ROW(InternVLChatModel, make_internvl_chat_spec)                        \
+  ROW(InternVLForConditionalGeneration, make_internvl_spec)              \
   ROW(LlamaForCausalLM, make_llama_spec)                                 \
   ROW(LlavaForConditionalGeneration, make_llava_spec)                    \
   ROW(LlavaNextForConditionalGeneration, make_llava_next_spec)           \
   ROW(LlavaOnevisionForConditionalGeneration, make_llava_onevision_spec) \
   ROW(MiMoForCausalLM, make_mimo_spec)                                   \
+  ROW(Mistral3ForConditionalGeneration, make_mistral3_spec)              \
   ROW(MistralForCausalLM, make_mistral_spec)                             \
   ROW(MixtralForCausalLM, make_mixtral_spec)                             \
   ROW(Olmo2ForCausalLM, make_olmo2_spec)                                 \
@@ -42,9 +46,13 @@
 
 // Those of them that read pictures, and the functions of their encoders.
 #define ESPALIER_ENCODERS(ROW)                                              \
+  ROW(Gemma3ForConditionalGeneration, make_gemma3_encoder)                  \
+  ROW(InternVLChatModel, make_internvl_chat_encoder)                        \
+  ROW(InternVLForConditionalGeneration, make_internvl_encoder)              \
   ROW(LlavaForConditionalGeneration, make_llava_encoder)                    \
   ROW(LlavaNextForConditionalGeneration, make_llava_next_encoder)           \
   ROW(LlavaOnevisionForConditionalGeneration, make_llava_onevision_encoder) \
+  ROW(Mistral3ForConditionalGeneration, make_mistral3_encoder)              \
   ROW(Qwen2VLForConditionalGeneration, make_qwen2_vl_encoder)               \
   ROW(Qwen2_5_VLForConditionalGeneration, make_qwen2_5_vl_encoder)          \
   ROW(Qwen3VLForConditionalGeneration, make_qwen3_vl_encoder)

@@ -8,6 +8,8 @@
 #include "models/families/clip_vision.h"
 #include "models/families/common.h"
 #include "models/families/family.h"
+#include "models/families/pixtral.h"
+#include "models/families/seeing.h"
 #include "seams/forward_batch.h"
 
 namespace espalier {
@@ -35,21 +37,6 @@ Result<DecoderSpec> make_text_spec(const JsonObject& text) {
   if (type == "qwen2") return make_qwen2_spec(text);
   return fail(text.field_error("model_type",
                                "is '" + type + "'; known beside images are llama, mistral, qwen2"));
-}
-
-// Releases differ in the order of the names' parts.
-void set_text_names(WeightNames& names) {
-  const std::string model = "model.", text = "language_model.model.";
-  for (std::string* name : {&names.embedding, &names.final_norm, &names.input_norm,
-                            &names.post_attention_norm, &names.q, &names.k, &names.v,
-                            &names.attention_output, &names.gate, &names.up, &names.down}) {
-    if (name->starts_with(model)) name->replace(0, model.size(), text);
-  }
-  names.head = "language_model." + names.head;
-  names.other_prefixes = {{text, "model.language_model."}, {"language_model.lm_head", "lm_head"}};
-  names.unused_prefixes = {"vision_tower.",          "model.vision_tower.",
-                           "multi_modal_projector.", "model.multi_modal_projector.",
-                           "image_newline",          "model.image_newline"};
 }
 
 struct Features {
@@ -154,9 +141,7 @@ Result<DecoderSpec> make_encoder(const JsonObject& config, const Release& releas
   projector.layers = {{name + "linear_1", outputs, bias}, {name + "linear_2", outputs, bias}};
   spec.projector = std::move(projector);
   spec.names.other_prefixes.emplace_back(name, "model." + name);
-  for (const char* prefix : {"language_model.", "model.language_model.", "lm_head."}) {
-    spec.names.unused_prefixes.emplace_back(prefix);
-  }
+  leave_text_unread(spec.names);
   ESP_ASSIGN_OR_RETURN(spec.checkpoint_dtype, read_dtype(config));
   if (!release.tiles) return spec;
   // Of a tile; patches need not fill it.
@@ -171,14 +156,16 @@ Result<DecoderSpec> make_spec(const JsonObject& config, const Release& release) 
   ESP_ASSIGN_OR_RETURN(DecoderSpec spec, make_text_spec(text));
   ESP_ASSIGN_OR_RETURN(spec.model_type, config.string_or("model_type", "llava"));
   ESP_ASSIGN_OR_RETURN(spec.checkpoint_dtype, read_dtype(config));
-  set_text_names(spec.names);
+  nest_text_names(spec.names);
   ESP_ASSIGN_OR_RETURN(spec.images, read_images(config, release, spec.vocab_size));
   return spec;
 }
 
 }  // namespace
 
-Result<DecoderSpec> make_llava_spec(const JsonObject& config) { return make_spec(config, kLlava); }
+Result<DecoderSpec> make_llava_spec(const JsonObject& config) {
+  return is_pixtral(config) ? make_pixtral_spec(config) : make_spec(config, kLlava);
+}
 Result<DecoderSpec> make_llava_next_spec(const JsonObject& config) {
   return make_spec(config, kNext);
 }
@@ -187,7 +174,7 @@ Result<DecoderSpec> make_llava_onevision_spec(const JsonObject& config) {
 }
 
 Result<DecoderSpec> make_llava_encoder(const JsonObject& config) {
-  return make_encoder(config, kLlava);
+  return is_pixtral(config) ? make_pixtral_encoder(config) : make_encoder(config, kLlava);
 }
 Result<DecoderSpec> make_llava_next_encoder(const JsonObject& config) {
   return make_encoder(config, kNext);

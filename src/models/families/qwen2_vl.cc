@@ -127,13 +127,22 @@ Result<DecoderSpec> make_qwen_vl_decoder(const JsonObject& config) {
   ESP_ASSIGN_OR_RETURN(const JsonObject text, read_qwen_text(config));
   ESP_ASSIGN_OR_RETURN(DecoderSpec spec, make_qwen2_spec(text));
   ESP_RETURN_IF_ERROR(finish_qwen_vl_decoder(config, text, "qwen2_vl", spec));
+  constexpr int64_t kVideoPlaceholder = 151656;
+  ESP_ASSIGN_OR_RETURN(const int64_t video,
+                       config.integer_or("video_token_id", kVideoPlaceholder, 0, 1 << 30));
+  if (video < spec.vocab_size) spec.images->video_placeholder = static_cast<TokenId>(video);
   return spec;
 }
 
 // Of the vision_config; `second`: of Qwen2.5-VL.
 Result<PatchesSpec> read_vision_patches(const JsonObject& vision, bool second) {
   ESP_ASSIGN_OR_RETURN(PatchesSpec patches, read_qwen_patches(vision, 14));
+  patches.videos = true;
   if (!second) return patches;
+  ESP_ASSIGN_OR_RETURN(patches.positions_per_second, vision.number_or("tokens_per_second", 4));
+  if (!(patches.positions_per_second > 0 && patches.positions_per_second <= 1e6)) {
+    return fail(vision.field_error("tokens_per_second", "must be above 0"));
+  }
   ESP_ASSIGN_OR_RETURN(const int64_t window, vision.integer_or("window_size", 112, 1, 1 << 20));
   patches.window = static_cast<int32_t>(window / patches.merge / patches.patch_size);
   if (patches.window > 0) return patches;

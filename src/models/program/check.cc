@@ -34,6 +34,7 @@ Arity arity_of(OpKind kind) {
     case OpKind::kPool:
     case OpKind::kRelu:
     case OpKind::kAllGather:
+    case OpKind::kMeanParts:
       return {1, 1, 1, 1};
     case OpKind::kAllReduce:  // the second output: see fuse_all_reduce
       return {1, 2, 1, 2};
@@ -198,6 +199,10 @@ class Checker {
         return check_append(op.as<KvAppend>(), op.inputs);
       case OpKind::kRope:
         return expect(op.inputs[0], op.as<Rope>().heads * op.as<Rope>().head_dim);
+      case OpKind::kMeanParts:
+        if (op.inputs[0].columns % op.outputs[0].columns == 0) return Status();
+        return refuse("parts of {} columns in rows of {}", op.outputs[0].columns,
+                      op.inputs[0].columns);
       case OpKind::kSelectRows:
         return check_selection(op);
       default:

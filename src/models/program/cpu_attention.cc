@@ -52,21 +52,30 @@ void run_attention(CpuContext& context, const Op& op) {
   const auto& a = op.as<Attention>();
   const CpuView q = context.view(op.inputs[0]), out = context.view(op.outputs[0]);
   const RowCount count = context.rows_of(op.outputs[0]).count;
-  kernels::attention(
-      context.backend(),
-      {.q = q.data,
-       .q_stride = q.stride,
-       .out = out.data,
-       .out_stride = out.stride,
-       .heads = a.num_heads,
-       .entries = a.causal ? context.entries(count) : context.each_row(count, a.windowed),
-       .page_tables = page_tables(context.batch(), a.sliding_window),
-       .kv = &context.kv(),
-       .layer = op.layer,
-       .scale = a.scale,
-       .sliding_window = a.sliding_window,
-       .softcap = a.softcap,
-       .sinks = context.weights().vector(a.sinks)});
+  std::span<const BatchEntry> entries;
+  std::span<const int32_t> windows;
+  if (a.pictures && !context.batch().embedding_spans.empty()) {
+    const PictureRows& rows = context.picture_rows(count, a.sliding_window);
+    entries = rows.entries();
+    windows = rows.windows();
+  } else {
+    entries = a.causal ? context.entries(count) : context.each_row(count, a.windowed);
+  }
+  kernels::attention(context.backend(),
+                     {.q = q.data,
+                      .q_stride = q.stride,
+                      .out = out.data,
+                      .out_stride = out.stride,
+                      .heads = a.num_heads,
+                      .entries = entries,
+                      .page_tables = page_tables(context.batch(), a.sliding_window),
+                      .kv = &context.kv(),
+                      .layer = op.layer,
+                      .scale = a.scale,
+                      .sliding_window = a.sliding_window,
+                      .windows = windows,
+                      .softcap = a.softcap,
+                      .sinks = context.weights().vector(a.sinks)});
 }
 
 void run_head_matmul(CpuContext& context, const Op& op) {

@@ -71,6 +71,8 @@ Status CpuContext::reserve(int32_t max_tokens, int32_t max_entries, int64_t outp
   wanted_.reserve(static_cast<size_t>(max_entries));
   adapters_.reserve(static_cast<size_t>(max_entries));
   if (spec_.patches) inputs_.rows.reserve(static_cast<size_t>(max_tokens));
+  if (spec_.images && spec_.images->bidirectional)
+    inputs_.pictures.reserve(static_cast<size_t>(max_tokens));
   if (collective_ != nullptr || spec_.images) local_ids_.reserve(static_cast<size_t>(max_tokens));
   place_buffers();
   return Status();
@@ -172,6 +174,17 @@ std::span<const BatchEntry> CpuContext::each_row(RowCount count, bool windowed) 
     }
   }
   return inputs_.rows;
+}
+
+const PictureRows& CpuContext::picture_rows(RowCount count, int32_t sliding_window) {
+  inputs_.pictures.begin(sliding_window);
+  const std::span<const BatchEntry> of = entries(count);
+  const bool all = of.data() == batch_->entries.data();
+  for (size_t i = 0; i < of.size(); ++i) {
+    const int32_t first_token = all ? of[i].query_begin : wanted_.tails()[i].source_row;
+    inputs_.pictures.add(of[i], first_token, batch_->embedding_spans);
+  }
+  return inputs_.pictures;
 }
 
 std::span<const BatchEntry> CpuContext::entries(RowCount count) const {

@@ -17,6 +17,7 @@
 #include "models/program/cpu_adapters.h"
 #include "models/program/cpu_experts.h"
 #include "models/program/cpu_ropes.h"
+#include "models/program/picture_rows.h"
 #include "models/program/program.h"
 #include "models/program/wanted_rows.h"
 #include "models/stage_model.h"
@@ -90,6 +91,9 @@ class CpuContext {
   // The same rows, each as an entry at the last position of its own entry, so that causal attention
   // lets it see all of that entry, or of its window. REQUIRES: the spec is an encoder's.
   std::span<const BatchEntry> each_row(RowCount count, bool windowed);
+  // The same rows where a picture's rows see each other. REQUIRES: the pictures of a step are in it
+  // to their last rows.
+  const PictureRows& picture_rows(RowCount count, int32_t sliding_window);
   const CpuRopes& ropes() const { return ropes_; }
 
  private:
@@ -122,6 +126,7 @@ class CpuContext {
   struct Inputs {
     GivenRows given;
     std::vector<BatchEntry> rows;  // of each_row()
+    PictureRows pictures;
   };
   Inputs inputs_;
 };

@@ -15,7 +15,7 @@ namespace {
 
 ImageEncoderInfo describe(const DecoderSpec& spec, const ImageProcessorSpec& processor,
                           const DecoderWeights& weights) {
-  return {.num_rows = spec.tiles ? 0 : spec.patches->num_patches,
+  return {.num_rows = spec.tiles ? 0 : spec.patches->num_patches / spec.patches->square(),
           .width = spec.projector->row_width(),
           .patches = *spec.patches,
           .tiles = spec.tiles,
@@ -108,6 +108,11 @@ Status CpuEncoder::begin(const PatchGrid& grid) {
   batch_ = one_picture(patches, rows);
   windows_ = window_entries(patches, order);
   places_.clear();
+  for (size_t i = 0; i < order.places.size() && patches.num_patches > 0; ++i) {
+    const int32_t first = patches.class_token ? 1 : 0;
+    batch_.positions[static_cast<size_t>(first) + i] =
+        first + order.places[i].row * grid.columns + order.places[i].column;
+  }
   if (!spec_.ropes.empty()) {
     places_.resize(3 * order.places.size());
     for (size_t i = 0; i < order.places.size(); ++i) {

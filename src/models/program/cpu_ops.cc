@@ -156,8 +156,7 @@ void run_class_embed(CpuContext& context, const Op& op) {
   const CpuView x = context.view(op.outputs[0]);
   const float* embedding = context.weights().vector(op.table);
   for (const BatchEntry& entry : context.batch().entries) {
-    kernels::add(context.backend(), x.data + entry.query_begin * x.stride, embedding,
-                 op.outputs[0].columns);
+    std::copy_n(embedding, op.outputs[0].columns, x.data + entry.query_begin * x.stride);
   }
 }
 
@@ -175,6 +174,7 @@ void run_scale(CpuContext& context, const Op& op) {
   for_elements(y, rows, columns, [&](int64_t at, int64_t count) {
     kernels::scale(context.backend(), y.data + at, op.as<Scale>().factor, count);
   });
+  if (op.as<Scale>().tokens) embed_spans(context, true, y);
 }
 
 void run_softcap(CpuContext& context, const Op& op) {
@@ -190,6 +190,15 @@ void run_norm(CpuContext& context, const Op& op) {
   const NormWeights& weights = context.weights().norm(a.weight);
   const CpuView x = context.view(op.inputs[0]), y = context.view(op.outputs[0]);
   const int64_t rows = context.num_rows(op.outputs[0]), dim = op.inputs[0].columns / a.groups;
+  if (a.spec.kind == NormSpec::Kind::kScale) {
+    return kernels::scale_columns(context.backend(), {.x = x.data,
+                                                      .x_stride = x.stride,
+                                                      .y = y.data,
+                                                      .y_stride = y.stride,
+                                                      .rows = rows,
+                                                      .dim = dim,
+                                                      .weight = weights.weight.data()});
+  }
   if (a.spec.kind == NormSpec::Kind::kLayer) {
     return kernels::layer_norm(context.backend(), {.x = x.data,
                                                    .x_stride = x.stride,
@@ -259,6 +268,17 @@ void run_select_rows(CpuContext& context, const Op& op) {
       }
     }
   }
+}
+
+void run_mean_parts(CpuContext& context, const Op& op) {
+  const CpuView x = context.view(op.inputs[0]), y = context.view(op.outputs[0]);
+  kernels::mean_parts(context.backend(), {.x = x.data,
+                                          .x_stride = x.stride,
+                                          .y = y.data,
+                                          .y_stride = y.stride,
+                                          .rows = context.num_rows(op.outputs[0]),
+                                          .parts = op.inputs[0].columns / op.outputs[0].columns,
+                                          .dim = op.outputs[0].columns});
 }
 
 void run_activation(CpuContext& context, const Op& op) {
@@ -424,6 +444,8 @@ CpuOp cpu_op(OpKind kind) {
       return run_attention;
     case OpKind::kSelectRows:
       return run_select_rows;
+    case OpKind::kMeanParts:
+      return run_mean_parts;
     case OpKind::kActivation:
       return run_activation;
     case OpKind::kResidualAdd:

@@ -183,7 +183,8 @@ void lower_attention(Builder& b, const LayerSpec& layer, const Operand& hidden) 
                   .sinks = b.weight_if(a.sinks, WeightKind::kSinks),
                   .latent = latent,
                   .causal = a.causal,
-                  .windowed = a.windowed});
+                  .windowed = a.windowed,
+                  .pictures = b.spec().images && b.spec().images->bidirectional});
   const Operand branch = b.buffer("branch", hidden.columns);
   b.matmul(b.weight(WeightKind::kAttentionOutput),
            b.weight_if(a.output_bias, WeightKind::kAttentionOutputBias),
@@ -336,7 +337,10 @@ Operand lower_embedding(Builder& b) {
   const DecoderSpec& spec = b.spec();
   const Operand hidden = b.buffer("hidden", spec.hidden_size);
   b.add(OpKind::kEmbed, {}, {hidden}).table = {WeightKind::kEmbedding};
-  b.scale(hidden, spec.embedding_scale);
+  if (spec.embedding_scale != 1.0f) {
+    b.add(OpKind::kScale, {hidden}, {hidden},
+          Scale{.factor = spec.embedding_scale, .tokens = spec.images.has_value()});
+  }
   lower_positions(b, hidden);
   return hidden;
 }
@@ -363,7 +367,7 @@ void lower_matrices(Builder& b, const std::vector<PoolingSpec::HeadLayer>& layer
                     Operand x, const std::optional<Operand>& result) {
   for (size_t i = 0; i < layers.size(); ++i) {
     const PoolingSpec::HeadLayer& layer = layers[i];
-    if (i > 0) {
+    if (i > 0 && !layers[i - 1].linear) {
       b.add(OpKind::kActivation, {x}, {x},
             Activation{.gated = false, .dim = x.columns, .gelu = b.spec().projector->gelu});
     }
@@ -403,9 +407,35 @@ Operand deep_outputs(Builder& b, size_t index) {
   return b.buffer("deep_outputs_" + std::to_string(index), columns, {RowCount::kOutputs});
 }
 
+// Of merged rows, [row, feature] side by side, what the first matrix reads.
+Operand lower_merged(Builder& b, const ProjectorSpec& projector, Operand x) {
+  const int32_t width = b.spec().hidden_size, merge = projector.merge;
+  if (merge > 1 && projector.how == ProjectorSpec::Merge::kMean) {
+    const Operand mean = b.buffer("mean", width, {RowCount::kOutputs});
+    b.add(OpKind::kMeanParts, {x}, {mean});
+    x = mean;
+  } else if (merge > 1 && projector.how == ProjectorSpec::Merge::kByFeature) {
+    const Operand turned = b.buffer("by_feature", x.columns, {RowCount::kOutputs});
+    // The first copy has the whole buffer for its result, so that none of it is read before.
+    for (int32_t row = 0; row < merge; ++row) {
+      b.add(OpKind::kHeadCopy, {x}, {slice(turned, row, x.columns - row)},
+            HeadCopy{.heads = width,
+                     .count = 1,
+                     .x_head = 1,
+                     .x_begin = row * width,
+                     .y_head = merge,
+                     .y_begin = 0});
+    }
+    x = turned;
+  }
+  if (projector.norm) b.norm(*projector.norm, WeightKind::kProjectorNorm, x, x);
+  return x;
+}
+
 // From an encoder's rows to the decoder's; parts of a row side by side.
-void lower_projector(Builder& b, const Operand& x) {
+void lower_projector(Builder& b, const Operand& outputs) {
   const ProjectorSpec& projector = *b.spec().projector;
+  const Operand x = lower_merged(b, projector, outputs);
   if (projector.deepstack.empty()) return lower_matrices(b, projector.layers, 0, x, std::nullopt);
   const int32_t width = projector.layers.back().outputs;
   const Operand rows = b.buffer("rows", projector.row_width(), {RowCount::kOutputs});

@@ -16,6 +16,8 @@ std::string_view norm_name(const NormSpec& spec) {
       return "rms_one_centred";
     case NormSpec::Kind::kLayer:
       return "layer";
+    case NormSpec::Kind::kScale:
+      return "scale";
   }
   return {};
 }
@@ -58,7 +60,10 @@ class Writer {
                 : a.kind == Input::Kind::kEmbeddings ? "embeddings"
                                                      : "stage");
   }
-  void operator()(const Scale& a) { put("factor", a.factor); }
+  void operator()(const Scale& a) {
+    put("factor", a.factor);
+    if (a.tokens) put("tokens", true);
+  }
   void operator()(const Softcap& a) { put("cap", a.cap); }
   void operator()(const MergeRows& a) { put("rows", a.count); }
   void operator()(const SpanPart& a) { put("part", a.index); }
@@ -105,6 +110,7 @@ class Writer {
     if (a.softcap > 0) put("softcap", a.softcap);
     if (!a.causal) put("causal", false);
     if (a.windowed) put("windowed", true);
+    if (a.pictures) put("pictures", true);
   }
   void operator()(const ResidualAdd& a) {
     if (a.scale != 1) put("scale", a.scale);

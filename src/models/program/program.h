@@ -73,7 +73,7 @@ enum class OpKind : uint8_t {
   kPatches,        // -> x: of each picture its patches, below a row of zeros where it has a class
   kInput,          // -> x: rows that the step is given
   kOutput,         // x -> : rows that the step gives to the next stage
-  kClassEmbed,     // x -> x: the class embedding is added to each picture's first row
+  kClassEmbed,     // x -> x: each picture's first row becomes the class embedding
   kAddSpans,       // x -> x: a part of pictures' rows is added (SpanPart)
   kScale,          // x -> y = factor * x
   kSoftcap,        // x -> x = cap * tanh(x / cap)
@@ -85,6 +85,7 @@ enum class OpKind : uint8_t {
   kKvAppend,       // k, [v] -> : to the layer's pages
   kAttention,      // q, [k, v of the new tokens] -> y: over the layer's pages
   kSelectRows,     // x ... -> y ...: the rows that the result's row count names
+  kMeanParts,      // x -> y: the mean of the parts of a row, each as wide as y
   kActivation,     // gate_up (or up) -> y = activation(gate) * up
   kResidualAdd,    // residual, x -> residual + scale * x
   kGatedAdd,       // residual, x, gate -> residual + sigmoid(gate) * x; gate: [rows, 1]
@@ -123,6 +124,7 @@ struct Input {
 
 struct Scale {
   float factor = 1;
+  bool tokens = false;  // of tokens alone: rows of pictures in the step are put back as they were
 };
 struct Softcap {
   float cap = 0;
@@ -208,6 +210,7 @@ struct Attention {
   bool latent = false;    // there is one plane, of keys that are values too
   bool causal = true;     // false: each query sees all of its sequence
   bool windowed = false;  // or its window of the picture, where not causal
+  bool pictures = false;  // a picture's rows see all rows of their picture, where causal
 };
 
 struct ResidualAdd {
