@@ -41,8 +41,11 @@ class NativeCall::Answers {
       if (!r.return_logprob) continue;
       if (!item.has_logprob_start && r.sampling.max_new_tokens == 0) r.logprob_start_len = 0;
       if (r.logprob_start_len < 0) continue;
+      const auto& images = engine_->model_info().images;
+      if (r.input_ids.empty() && images && !r.images.empty())
+        r.text = mark_pictures(std::move(r.text), *images);
       if (r.input_ids.empty()) r.input_ids = engine_->tokenizer()->encode(r.text);
-      if (const auto& images = engine_->model_info().images; images && !r.images.empty())
+      if (images && !r.images.empty())
         r.input_ids =
             expand_placeholders(r.input_ids, *images, static_cast<int32_t>(r.images.size()))
                 .value_or(r.input_ids);  // the engine refuses what does not fit

@@ -241,6 +241,17 @@ void resolve_prefill(const EngineConfig& user, const SystemInfo& system, EngineC
     c.schedule.max_prefill_tokens = c.schedule.chunked_prefill_size;
 }
 
+// Where a picture's rows see each other they are computed in one step.
+Status check_pictures_fit(const EngineConfig& c, const ModelInfo& info) {
+  if (!info.images || !info.images->bidirectional ||
+      c.schedule.chunked_prefill_size >= info.images->num_rows)
+    return {};
+  return invalid_argument(
+      "chunked_prefill_size is {}, but a picture of {} takes {} tokens of one step: set it to at "
+      "least that",
+      c.schedule.chunked_prefill_size, info.architecture, info.images->num_rows);
+}
+
 Status check_images(const EngineConfig& c) {
   if (c.images.image_threads < 0 || c.images.max_images_per_request < 1)
     return invalid_argument(
@@ -366,6 +377,7 @@ Result<EngineConfig> resolve(const EngineConfig& user, const ModelInfo& info,
   c.schedule.max_running_requests =
       std::min(c.schedule.max_running_requests, c.cache.max_total_tokens);
   resolve_prefill(user, system, c);
+  ESP_RETURN_IF_ERROR(check_pictures_fit(c, info));
   const int32_t cpus = std::max(1, system.num_cpus);
   c.compute.num_threads = c.compute.num_threads == 0 ? cpus : std::min(c.compute.num_threads, cpus);
   if (c.grammar.grammar_mask_threads == 0) c.grammar.grammar_mask_threads = system.mask_threads;

@@ -315,9 +315,10 @@ TEST_F(EngineCudaDeterministic, AnswersDependOnTheRequestAlone) {
 TEST(EngineCudaGrammar, HoldsAnswersToWhatTheCpuGives) {
   ESPALIER_REQUIRE_DEVICE();
   const auto answers = [](const char* device, bool overlap) {
-    return answers_under_grammars(
-               {.model = {.dtype = "float32"},
-                .compute = {.device = device, .num_threads = 2, .disable_overlap_schedule = !overlap}})
+    return answers_under_grammars({.model = {.dtype = "float32"},
+                                   .compute = {.device = device,
+                                               .num_threads = 2,
+                                               .disable_overlap_schedule = !overlap}})
         .texts;
   };
   const std::vector<std::string> cpu = answers("cpu", true);

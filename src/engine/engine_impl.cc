@@ -8,6 +8,7 @@
 #include "base/memory_reserve.h"
 #include "base/rng.h"
 #include "engine/beams/beam_params.h"
+#include "engine/images/place_images.h"
 #include "engine/requests/embedding.h"
 #include "engine/requests/hidden_states.h"
 #include "engine/sampling/logit_library.h"
@@ -236,7 +237,11 @@ Result<std::string> EngineImpl::submit(GenerateRequest request, EventSink sink) 
   const auto grammar = live->sampling.grammar;
   const bool within_budget = live->complete_within_budget;
   loop_->push(ArrivalMessage{std::move(live)});  // before its tokens can be
-  if (awaits_tokens) tokenise(id, std::move(request.text), request.add_special_tokens);
+  if (awaits_tokens) {
+    if (!request.images.empty())
+      request.text = mark_pictures(std::move(request.text), *parts_.info.images);
+    tokenise(id, std::move(request.text), request.add_special_tokens);
+  }
   if (!request.images.empty()) {
     const auto done = [this, id](Result<std::vector<EncodedImage>>&& images) {
       loop_->push(ImagesMessage{id, std::move(images)});

@@ -126,6 +126,15 @@ TEST(Resolve, ContradictionsSayWhatToDo) {
               HasSubstr("contradict"));
 }
 
+TEST(Resolve, AStepHasRoomForAPictureWhoseRowsSeeEachOther) {
+  ModelInfo seeing = info();
+  seeing.images = ImagesInfo{.placeholder = 9, .num_rows = 256, .width = 2, .bidirectional = true};
+  EXPECT_TRUE(resolve({.schedule = {.chunked_prefill_size = 256}}, seeing, kSystem));
+  const auto small = resolve({.schedule = {.chunked_prefill_size = 255}}, seeing, kSystem);
+  ASSERT_FALSE(small);
+  EXPECT_THAT(small.error().message(), AllOf(HasSubstr("255"), HasSubstr("256 tokens")));
+}
+
 TEST(Resolve, MinusOneLiftsTheChunk) {
   EXPECT_EQ(resolve({.schedule = {.chunked_prefill_size = -1}}, info(), kSystem)
                 ->schedule.chunked_prefill_size,

@@ -1,5 +1,7 @@
 #include "engine/images/image_pool.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <exception>
 #include <utility>
@@ -20,11 +22,23 @@ struct ChargedRows {
 // Of the sources of pictures that wait, such as the texts of their data URLs.
 constexpr int64_t kWaitingBytesMax = int64_t{1} << 30;
 
-// What of a file makes its rows: where they depend on whether it is alone, one that is not has
-// another digest, and so rows and a key of its own.
-SpanKeys::Digest digest_of(std::string_view file, bool alone) {
+// Of a video's files, and of its frames' pixels, so many times what a picture may have.
+constexpr int64_t kVideoPictures = 16;
+
+// What of files makes their rows: of a video's the time too. Where rows depend on whether a picture
+// is alone, one that is not has another digest, and so rows and a key of its own.
+SpanKeys::Digest digest_of(std::span<const std::string> files, double frames_per_second,
+                           bool alone) {
   Sha256 sha;
-  sha.update(file);
+  if (files.size() == 1 && frames_per_second == 0) {
+    sha.update(files[0]);
+  } else {
+    sha.update(fmt::format("video {} {}", files.size(), frames_per_second));
+    for (const std::string& file : files) {
+      sha.update(fmt::format(" {} ", file.size()));
+      sha.update(file);
+    }
+  }
   SpanKeys::Digest digest = sha.finish();
   if (!alone) digest[0] ^= 1;
   return digest;
@@ -125,15 +139,63 @@ Result<std::vector<EncodedImage>> ImagePool::run(const Job& job) {
   return images;
 }
 
+// The frames that are sampled, of whose files no others are read.
+Result<ImagePool::Shots> ImagePool::read_frames(const ImageInput& input, const Asked& asked) const {
+  if (!encoder_->info().patches.videos) {
+    return fail(error(StatusCode::kUnimplemented,
+                      "it is a video, and this model reads pictures alone: send its frames as "
+                      "pictures"));
+  }
+  const ImageProcessorSpec::Video& spec = *encoder_->info().processor.video;
+  const auto total = static_cast<int32_t>(input.frames.size());
+  const std::vector<int32_t> indices = sample_frames(spec, total, input.frames_per_second);
+  Shots shots{.frames_per_second = spec.frames_per_second};
+  if (input.frames_per_second > 0)
+    shots.frames_per_second = static_cast<double>(indices.size()) / total * input.frames_per_second;
+  int64_t bytes = 0;
+  for (const int32_t index : indices) {
+    if (asked.stop.stop_requested()) return fail(encoding_stopped());
+    ESP_ASSIGN_OR_RETURN(shots.files.emplace_back(), input.frames[static_cast<size_t>(index)]());
+    bytes += std::ssize(shots.files.back());
+    if (bytes <= kVideoPictures * config_.limits.bytes_max) continue;
+    return fail(invalid_argument(
+        "its frames are more than {} bytes: send fewer or smaller ones, or raise --max-image-bytes",
+        kVideoPictures * config_.limits.bytes_max));
+  }
+  return shots;
+}
+
+Status ImagePool::decode(Shots& shots) const {
+  int64_t pixels = 0;
+  for (const std::string& file : shots.files) {
+    const std::span bytes(reinterpret_cast<const uint8_t*>(file.data()), file.size());
+    ESP_ASSIGN_OR_RETURN(Image image, decode_image(bytes, config_.limits));
+    pixels += int64_t{image.width} * image.height;
+    if (pixels > kVideoPictures * config_.limits.pixels_max) {
+      return invalid_argument(
+          "its frames have more than {} pixels: send fewer or smaller ones, or raise "
+          "--max-image-pixels",
+          kVideoPictures * config_.limits.pixels_max);
+    }
+    shots.images.push_back(std::move(image));
+  }
+  return Status();
+}
+
 Result<EncodedImage> ImagePool::encode(const ImageInput& input, const Asked& asked) {
-  ESP_ASSIGN_OR_RETURN(const std::string file, input.read());
-  const std::span bytes(reinterpret_cast<const uint8_t*>(file.data()), file.size());
   const auto& tiles = encoder_->info().tiles;
-  const SpanKeys::Digest digest = digest_of(file, asked.alone || !tiles || !tiles->alone);
+  Shots shots;
+  if (input.is_video()) {
+    ESP_ASSIGN_OR_RETURN(shots, read_frames(input, asked));
+  } else {
+    ESP_ASSIGN_OR_RETURN(shots.files.emplace_back(), input.read());
+  }
+  const SpanKeys::Digest digest =
+      digest_of(shots.files, shots.frames_per_second, asked.alone || !tiles || !tiles->alone);
   std::shared_ptr<const EncodedRows> rows = find(digest);
   if (rows == nullptr) {
-    ESP_ASSIGN_OR_RETURN(const Image image, decode_image(bytes, config_.limits));
-    ESP_ASSIGN_OR_RETURN(rows, make_rows(digest, image, asked));
+    ESP_RETURN_IF_ERROR(decode(shots));
+    ESP_ASSIGN_OR_RETURN(rows, make_rows(digest, shots, asked));
   }
   const std::optional<TokenId> key = keys_.key_of(digest);
   if (!key)
@@ -159,7 +221,7 @@ std::shared_ptr<const EncodedRows> ImagePool::find_locked(const SpanKeys::Digest
 // Of threads with the same picture one encodes it, and the others wait for its rows; where that one
 // fails, the next one tries.
 Result<std::shared_ptr<const EncodedRows>> ImagePool::make_rows(const SpanKeys::Digest& digest,
-                                                                const Image& image,
+                                                                const Shots& shots,
                                                                 const Asked& asked) {
   {
     std::unique_lock lock(mutex_);
@@ -171,7 +233,7 @@ Result<std::shared_ptr<const EncodedRows>> ImagePool::make_rows(const SpanKeys::
   double seconds = 0;
   auto rows = [&]() -> Result<std::shared_ptr<EncodedRows>> {
     try {
-      return encode(image, asked, seconds);
+      return encode(shots, asked, seconds);
     } catch (...) {
       std::lock_guard lock(mutex_);
       in_progress_.erase(digest);
@@ -190,14 +252,24 @@ Result<std::shared_ptr<const EncodedRows>> ImagePool::make_rows(const SpanKeys::
   return std::shared_ptr<const EncodedRows>(*rows);
 }
 
-Result<std::shared_ptr<EncodedRows>> ImagePool::encode(const Image& image, const Asked& asked,
+Result<std::shared_ptr<EncodedRows>> ImagePool::encode(const Shots& shots, const Asked& asked,
                                                        double& seconds) {
+  const Image& first = shots.images[0];
+  const bool video = shots.is_video();
   // The rows first: a picture that there is no room for is not resized.
   ESP_ASSIGN_OR_RETURN(const PreparedImage plan,
-                       encoder_->plan({image.width, image.height}, asked.alone));
+                       video ? encoder_->plan_video({first.width, first.height},
+                                                    static_cast<int32_t>(shots.images.size()),
+                                                    shots.frames_per_second)
+                             : encoder_->plan({first.width, first.height}, asked.alone));
   ESP_ASSIGN_OR_RETURN(std::shared_ptr<EncodedRows> rows, allocate(plan.num_rows));
-  ESP_ASSIGN_OR_RETURN(const PreparedImage prepared, encoder_->prepare(image, asked.alone));
+  ESP_ASSIGN_OR_RETURN(const PreparedImage prepared,
+                       video ? encoder_->prepare_video(shots.images, shots.frames_per_second)
+                             : encoder_->prepare(first, asked.alone));
   rows->grid_columns = prepared.grid_columns;
+  rows->line_rows = prepared.line_rows;
+  rows->frame_rows = prepared.frame_rows;
+  rows->frame_positions = prepared.frame_positions;
   ESP_ASSIGN_OR_RETURN(
       seconds, batches_.encode({.image = &prepared, .rows = rows.get(), .stop = asked.stop}));
   return rows;

@@ -1,7 +1,7 @@
 // The threads that read pictures, decode and encode them before their requests are scheduled, so
 // that no picture holds up a step; and the encoder's outputs that are kept for later requests.
 //
-//   ImageInput::read -> bytes -> digest -> kept rows
+//   ImageInput -> bytes -> digest -> kept rows
 //                                      \-> decode, resize, normalise -> encode -> rows, kept
 //
 // Bounds: pictures wait for a thread, and their sources are an account; rows in use and rows kept
@@ -86,12 +86,22 @@ class ImagePool {
     bool alone = true;
     std::stop_token stop;
   };
+  // A picture, or the sampled frames of a video: their files, and what they are decoded to.
+  struct Shots {
+    std::vector<std::string> files;
+    std::vector<Image> images;
+    double frames_per_second = 0;  // of a video, as sampled
+
+    bool is_video() const { return frames_per_second > 0; }
+  };
   Result<EncodedImage> encode(const ImageInput& image, const Asked& asked);
+  Result<Shots> read_frames(const ImageInput& input, const Asked& asked) const;
+  Status decode(Shots& shots) const;
   std::shared_ptr<const EncodedRows> find(const SpanKeys::Digest& digest);
   std::shared_ptr<const EncodedRows> find_locked(const SpanKeys::Digest& digest);
   Result<std::shared_ptr<const EncodedRows>> make_rows(const SpanKeys::Digest& digest,
-                                                       const Image& image, const Asked& asked);
-  Result<std::shared_ptr<EncodedRows>> encode(const Image& image, const Asked& asked,
+                                                       const Shots& shots, const Asked& asked);
+  Result<std::shared_ptr<EncodedRows>> encode(const Shots& shots, const Asked& asked,
                                               double& seconds);
   Result<std::shared_ptr<EncodedRows>> allocate(int32_t num_rows);
 

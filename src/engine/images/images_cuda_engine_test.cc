@@ -127,7 +127,8 @@ TEST_P(ImagesEngineCuda, TheSecondQuestionFindsThePicture) {
 
 INSTANTIATE_TEST_SUITE_P(All, ImagesEngineCuda,
                          testing::Values("llava_clip", "llava_siglip", "llava_next",
-                                         "llava_onevision", "qwen2_vl", "qwen2_5_vl", "qwen3_vl"),
+                                         "llava_onevision", "qwen2_vl", "qwen2_5_vl", "qwen3_vl",
+                                         "pixtral", "mistral3", "internvl"),
                          [](const auto& tested) { return std::string(tested.param); });
 
 }  // namespace

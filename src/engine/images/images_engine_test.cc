@@ -352,7 +352,7 @@ TEST_P(AnySizeEngine, TheSecondQuestionFindsThePicture) {
 }
 
 TEST_P(AnySizeEngine, WhatCannotBeServedIsRefused) {
-  auto engine = load_golden(folder(), {.images = {.image_cache_bytes = 30 * 32 * 4}});
+  auto engine = load_golden(folder(), {.images = {.image_cache_bytes = 20 * 32 * 4}});
   ASSERT_NE(engine, nullptr);
   GenerateRequest request = golden_request();
   request.logprob_start_len = 0;
@@ -365,7 +365,7 @@ TEST_P(AnySizeEngine, WhatCannotBeServedIsRefused) {
   const auto large = engine->generate(request);
   ASSERT_FALSE(large);
   EXPECT_THAT(large.error().message(), HasSubstr("--image-cache-bytes has no room"));
-  auto narrow = load_golden(folder(), {.model = {.context_length = 40}});
+  auto narrow = load_golden(folder(), {.model = {.context_length = 20}});
   ASSERT_NE(narrow, nullptr);
   const auto longer = narrow->generate(request);
   ASSERT_FALSE(longer);
@@ -378,8 +378,96 @@ TEST_P(AnySizeEngine, WhatCannotBeServedIsRefused) {
 }
 
 INSTANTIATE_TEST_SUITE_P(All, AnySizeEngine,
-                         testing::Values("llava_next", "qwen2_vl", "qwen2_5_vl", "qwen3_vl"),
+                         testing::Values("llava_next", "qwen2_vl", "qwen2_5_vl", "qwen3_vl",
+                                         "pixtral", "mistral3", "internvl"),
                          [](const auto& tested) { return std::string(tested.param); });
+
+// Frames of one size that differ in a byte, which have no rate.
+ImageInput video_of(int32_t num_frames) {
+  ImageInput video;
+  for (int32_t i = 0; i < num_frames; ++i) {
+    video.frames.emplace_back([i]() -> Result<std::string> {
+      Image frame = test::drawn(50, 70);
+      frame.rgb[0] = static_cast<uint8_t>(i);
+      return bmp_of(frame);
+    });
+  }
+  return video;
+}
+
+TEST(ImagesEngine, VideosTakeTheirPlaces) {
+  constexpr TokenId kVideo = 98;
+  const auto seen = reference<TokenId>("video_prompt", "qwen2_5_vl");
+  ASSERT_FALSE(seen.empty());
+  auto engine = load_golden("../images/qwen2_5_vl", {.schedule = {.chunked_prefill_size = 7}});
+  ASSERT_NE(engine, nullptr);
+  GenerateRequest request = seen_request();
+  request.input_ids = reference<TokenId>("prompt", "qwen2_5_vl");
+  request.input_ids.insert(request.input_ids.begin() + 7, kVideo);
+  request.input_ids.insert(request.input_ids.begin() + 4, kPlaceholder);
+  request.images = {picture(40, 31), video_of(5)};
+  const auto first = engine->generate(request);
+  ASSERT_TRUE(first) << first.error().message();
+  EXPECT_EQ(first->stats.prompt_tokens, std::ssize(seen));
+  GenerateRequest expanded = request;
+  expanded.input_ids = seen;
+  const auto again = engine->generate(expanded);
+  ASSERT_TRUE(again) << again.error().message();
+  EXPECT_EQ(again->output_ids, first->output_ids);
+  EXPECT_EQ(again->stats.cached_tokens, std::ssize(seen) - 1);
+  EXPECT_EQ(engine->stats().images.num_encoded, 2);
+  request.images = {video_of(5), picture(40, 31)};
+  const auto turned = engine->generate(request);
+  ASSERT_FALSE(turned);
+  EXPECT_THAT(turned.error().message(), HasSubstr("in the order of their placeholders"));
+  // Two frames are one grid, and another time is another video.
+  request.images = {picture(40, 31), video_of(6)};
+  EXPECT_EQ(engine->generate(request)->stats.prompt_tokens, std::ssize(seen));
+  request.images[1].frames_per_second = 1;
+  EXPECT_TRUE(engine->generate(request));
+  EXPECT_EQ(engine->stats().images.num_encoded, 4);
+}
+
+TEST(ImagesEngine, VideosNeedAModelThatReadsThem) {
+  auto engine = load_golden(kSeeing, {});
+  ASSERT_NE(engine, nullptr);
+  GenerateRequest request = seen_request();
+  request.images[1] = video_of(2);
+  const auto refused = engine->generate(request);
+  ASSERT_FALSE(refused);
+  EXPECT_EQ(refused.error().code(), StatusCode::kUnimplemented);
+  EXPECT_THAT(refused.error().message(), HasSubstr("send its frames as pictures"));
+}
+
+// Of Gemma 3 a picture's rows see each other, so a chunk ends in front of a picture or behind it.
+TEST(ImagesEngine, WholePicturesAreNotCut) {
+  const std::string folder = "../images/gemma3";
+  const auto wanted = reference<TokenId>("seen_tokens", "gemma3");
+  const auto seen = reference<TokenId>("seen_prompt", "gemma3");
+  ASSERT_EQ(wanted.size(), 12u);
+  for (const int32_t chunk : {512, 16, 17, 23}) {
+    auto engine = load_golden(
+        folder, {.cache = {.page_size = 5}, .schedule = {.chunked_prefill_size = chunk}});
+    ASSERT_NE(engine, nullptr);
+    GenerateRequest request = seen_request();
+    request.input_ids = seen;
+    for (int round = 0; round < 2; ++round) {
+      const auto result = engine->generate(request);
+      ASSERT_TRUE(result) << result.error().message();
+      EXPECT_EQ(result->output_ids, wanted) << "chunks of " << chunk << ", round " << round;
+    }
+  }
+  auto alone = load_golden(folder, {.cache = {.disable_radix_cache = true}});
+  ASSERT_NE(alone, nullptr);
+  const std::vector<Answer> answers_alone = answers(*alone);
+  for (const int32_t chunk : {16, 19}) {
+    auto engine = load_golden(folder, {.compute = {.num_threads = 2},
+                                       .cache = {.page_size = 5},
+                                       .schedule = {.chunked_prefill_size = chunk}});
+    ASSERT_NE(engine, nullptr);
+    expect_equal_in_any_company(*engine, answers_alone, "chunks of " + std::to_string(chunk));
+  }
+}
 
 // LLaVA-OneVision reads a picture in tiles where it stands alone, and their rows differ.
 TEST(ImagesEngine, PicturesBesideOthersHaveKeysOfTheirOwn) {

@@ -1,53 +1,114 @@
 #include "engine/images/place_images.h"
 
 #include <algorithm>
-#include <numeric>
 
 namespace espalier {
 namespace {
 
-// Whether each run of placeholders has the rows of whole pictures, in their order.
-bool is_expanded(std::span<const TokenId> prompt, TokenId placeholder,
-                 std::span<const int32_t> num_rows) {
-  size_t next = 0;   // picture
-  int32_t open = 0;  // rows that the last one still lacks
-  for (const TokenId id : prompt) {
-    if (id != placeholder) {
-      if (open > 0) return false;
-      continue;
-    }
-    if (open == 0 && next == num_rows.size()) return false;
-    if (open == 0) open = num_rows[next++];
-    --open;
+TokenId placeholder_of(const ImagesInfo& info, bool video) {
+  return video ? info.video_placeholder : info.placeholder;
+}
+
+bool is_placeholder(const ImagesInfo& info, TokenId id) {
+  return id == info.placeholder || (id == info.video_placeholder && id >= 0);
+}
+
+// What stands in a prompt for a picture.
+void append_picture(const ImagesInfo& info, const PictureShape& picture,
+                    std::vector<TokenId>& out) {
+  const int32_t line = picture.line_rows > 0 ? picture.line_rows : picture.num_rows;
+  for (int32_t row = 0; row < picture.num_rows; row += line) {
+    out.insert(out.end(), static_cast<size_t>(line), placeholder_of(info, picture.video));
+    if (picture.line_rows > 0)
+      out.push_back(row + line < picture.num_rows ? info.line_end : info.picture_end);
   }
-  return open == 0 && next == num_rows.size();
+}
+
+// Whether the placeholders are those of whole pictures, in their order.
+bool is_expanded(std::span<const TokenId> prompt, const ImagesInfo& info,
+                 std::span<const PictureShape> pictures) {
+  std::vector<TokenId> wanted;
+  size_t next = 0;
+  while (true) {
+    const auto at =
+        std::ranges::find_if(prompt, [&](TokenId id) { return is_placeholder(info, id); });
+    if (at == prompt.end()) return next == pictures.size();
+    if (next == pictures.size()) return false;
+    prompt = prompt.subspan(static_cast<size_t>(at - prompt.begin()));
+    wanted.clear();
+    append_picture(info, pictures[next++], wanted);
+    if (prompt.size() < wanted.size() || !std::ranges::equal(prompt.first(wanted.size()), wanted))
+      return false;
+    prompt = prompt.subspan(wanted.size());
+  }
+}
+
+// Puts the picture's key in place of the placeholders from `at` on.
+std::vector<TokenId>::iterator place_image(const EncodedImage& image, int32_t shift,
+                                           std::vector<TokenId>& prompt,
+                                           std::vector<TokenId>::iterator at, PromptSpans& out) {
+  const EncodedRows& rows = *image.rows;
+  const auto first = static_cast<int32_t>(at - prompt.begin());
+  for (int32_t row = 0; row < rows.num_rows;) {
+    const auto begin = static_cast<int32_t>(at - prompt.begin());
+    // All grids of a video begin at its own rotary position.
+    const int32_t rotary = (rows.frame_rows > 0 ? first : begin) + shift;
+    const PromptSpan& span = out.spans.emplace_back(
+        PromptSpan{.begin = begin, .rows = image.rows, .rotary = rotary, .first_row = row});
+    at = std::fill_n(at, span.count(), image.key);
+    row += span.count();
+    if (rows.line_rows > 0) ++at;  // what ends the line
+  }
+  return at;
 }
 
 }  // namespace
 
-Result<std::vector<TokenId>> expand_placeholders(std::vector<TokenId> prompt, TokenId placeholder,
-                                                 std::span<const int32_t> num_rows) {
-  if (is_expanded(prompt, placeholder, num_rows)) return prompt;
-  const auto count = std::ranges::count(prompt, placeholder);
-  const int64_t rows = std::accumulate(num_rows.begin(), num_rows.end(), int64_t{0});
-  if (num_rows.empty()) {
+std::string mark_pictures(std::string text, const ImagesInfo& info) {
+  if (info.mark.empty()) return text;
+  for (size_t at = 0; (at = text.find(info.mark, at)) != std::string::npos;
+       at += info.marked.size()) {
+    text.replace(at, info.mark.size(), info.marked);
+  }
+  return text;
+}
+
+Result<std::vector<TokenId>> expand_placeholders(std::vector<TokenId> prompt,
+                                                 const ImagesInfo& info,
+                                                 std::span<const PictureShape> pictures) {
+  if (is_expanded(prompt, info, pictures)) return prompt;
+  const auto count =
+      std::ranges::count_if(prompt, [&](TokenId id) { return is_placeholder(info, id); });
+  int64_t rows = 0;
+  for (const PictureShape& picture : pictures) rows += picture.num_rows;
+  if (pictures.empty()) {
     return fail(invalid_argument(
         "the prompt has {} placeholders of pictures (token {}) and the request no picture: send a "
         "picture for each placeholder, or take them out of the prompt",
-        count, placeholder));
+        count, info.placeholder));
   }
-  if (count != std::ssize(num_rows)) {
+  if (count != std::ssize(pictures)) {
     return fail(invalid_argument(
         "the prompt has {} placeholders of pictures (token {}) and the request {} pictures: put "
         "one placeholder for each picture, or all {} as transformers' processor does",
-        count, placeholder, num_rows.size(), rows));
+        count, info.placeholder, pictures.size(), rows));
   }
   std::vector<TokenId> expanded;
   expanded.reserve(prompt.size() + static_cast<size_t>(rows));
   size_t next = 0;
   for (const TokenId id : prompt) {
-    const int32_t times = id == placeholder ? num_rows[next++] : 1;
-    expanded.insert(expanded.end(), static_cast<size_t>(times), id);
+    if (!is_placeholder(info, id)) {
+      expanded.push_back(id);
+      continue;
+    }
+    const PictureShape& picture = pictures[next++];
+    if (id != placeholder_of(info, picture.video)) {
+      return fail(invalid_argument(
+          "placeholder {} of the prompt is token {}, but the request's {} there: bring pictures "
+          "and videos in the order of their placeholders",
+          next, id, picture.video ? "video stands" : "picture stands"));
+    }
+    append_picture(info, picture, expanded);
   }
   return expanded;
 }
@@ -55,8 +116,9 @@ Result<std::vector<TokenId>> expand_placeholders(std::vector<TokenId> prompt, To
 Result<std::vector<TokenId>> expand_placeholders(std::vector<TokenId> prompt,
                                                  const ImagesInfo& info, int32_t num_images) {
   if (info.num_rows == 0 && num_images > 0) return fail(rows_depend_on_sizes());
-  const std::vector<int32_t> num_rows(static_cast<size_t>(num_images), info.num_rows);
-  return expand_placeholders(std::move(prompt), info.placeholder, num_rows);
+  const std::vector<PictureShape> pictures(static_cast<size_t>(num_images),
+                                           {.num_rows = info.num_rows});
+  return expand_placeholders(std::move(prompt), info, pictures);
 }
 
 Status rows_depend_on_sizes() {
@@ -69,21 +131,20 @@ Status rows_depend_on_sizes() {
 Result<std::shared_ptr<const PromptSpans>> place_images(const ImagesInfo& info,
                                                         std::span<const EncodedImage> images,
                                                         std::vector<TokenId>& prompt) {
-  std::vector<int32_t> num_rows;
-  for (const EncodedImage& image : images) num_rows.push_back(image.rows->num_rows);
-  ESP_ASSIGN_OR_RETURN(prompt, expand_placeholders(std::move(prompt), info.placeholder, num_rows));
+  std::vector<PictureShape> pictures;
+  for (const EncodedImage& image : images)
+    pictures.push_back({image.rows->num_rows, image.rows->line_rows, image.rows->frame_rows > 0});
+  ESP_ASSIGN_OR_RETURN(prompt, expand_placeholders(std::move(prompt), info, pictures));
   auto placed = std::make_shared<PromptSpans>();
   placed->placeholder = info.placeholder;
+  placed->whole = info.bidirectional;
   int32_t shift = 0;  // from positions to rotary ones
   auto at = prompt.begin();
   for (const EncodedImage& image : images) {
-    at = std::find(at, prompt.end(), info.placeholder);
-    const auto begin = static_cast<int32_t>(at - prompt.begin());
-    const PromptSpan& span = placed->spans.emplace_back(
-        PromptSpan{.begin = begin, .rows = image.rows, .rotary = begin + shift});
-    shift = span.rotary_shift();
+    at = std::find_if(at, prompt.end(), [&](TokenId id) { return is_placeholder(info, id); });
+    at = place_image(image, shift, prompt, at, *placed);
+    shift = placed->spans.back().rotary_shift();
     placed->have_grids |= image.rows->grid_columns > 0;
-    at = std::fill_n(at, image.rows->num_rows, image.key);
   }
   return std::shared_ptr<const PromptSpans>(std::move(placed));
 }

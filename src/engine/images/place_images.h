@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <memory>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "base/status.h"
@@ -17,11 +18,23 @@ struct EncodedImage {
   std::shared_ptr<const EncodedRows> rows;
 };
 
-// A prompt with as many placeholders in place of each as its picture has rows, as transformers'
-// processors make it; num_rows: of each picture. A prompt that is expanded already stays as it is.
-// kInvalidArgument where the placeholders are not those of the pictures.
-Result<std::vector<TokenId>> expand_placeholders(std::vector<TokenId> prompt, TokenId placeholder,
-                                                 std::span<const int32_t> num_rows);
+// How a picture's rows stand in a prompt.
+struct PictureShape {
+  int32_t num_rows = 0;
+  int32_t line_rows = 0;  // EncodedRows'
+  bool video = false;     // it has the video's placeholder
+};
+
+// A text with what its template writes for a picture as transformers' processors replace it before
+// it becomes tokens (ImagesSpec::mark).
+std::string mark_pictures(std::string text, const ImagesInfo& info);
+
+// A prompt with as many placeholders in place of each as its picture has rows, with the tokens
+// between its lines, as transformers' processors make it. A prompt that is expanded already stays
+// as it is. kInvalidArgument where the placeholders are not those of the pictures.
+Result<std::vector<TokenId>> expand_placeholders(std::vector<TokenId> prompt,
+                                                 const ImagesInfo& info,
+                                                 std::span<const PictureShape> pictures);
 // The same before pictures are read; kUnimplemented where their sizes decide about their rows.
 Result<std::vector<TokenId>> expand_placeholders(std::vector<TokenId> prompt,
                                                  const ImagesInfo& info, int32_t num_images);

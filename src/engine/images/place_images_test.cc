@@ -90,6 +90,45 @@ TEST(PlaceImages, SizesOfTheirOwn) {
   EXPECT_TRUE(expand_placeholders({1, 2}, kAnySize, 0));
 }
 
+// Pictures whose rows stand line by line, a token behind each line and another behind the last.
+TEST(PlaceImages, LinesStandApart) {
+  constexpr ImagesInfo kLines{.placeholder = 9, .width = 2, .line_end = 12, .picture_end = 13};
+  const auto of = [](TokenId key, int32_t num_rows, int32_t line_rows) {
+    auto rows = std::make_shared<EncodedRows>();
+    rows->num_rows = num_rows;
+    rows->width = 2;
+    rows->line_rows = line_rows;
+    return EncodedImage{.key = key, .rows = std::move(rows)};
+  };
+  const std::vector<EncodedImage> images = {of(100, 6, 3), of(200, 1, 1)};
+  for (std::vector<TokenId> prompt :
+       {std::vector<TokenId>{1, 9, 9, 3}, {1, 9, 9, 9, 12, 9, 9, 9, 13, 9, 13, 3}}) {
+    const auto placed = place_images(kLines, images, prompt);
+    ASSERT_TRUE(placed) << placed.error().message();
+    EXPECT_THAT(prompt, ElementsAre(1, 100, 100, 100, 12, 100, 100, 100, 13, 200, 13, 3));
+    const auto& spans = (*placed)->spans;
+    ASSERT_EQ(spans.size(), 3u);
+    EXPECT_EQ(spans[1].begin, 5);
+    EXPECT_EQ(spans[1].end(), 8);
+    EXPECT_EQ(spans[1].first_row, 3);
+    EXPECT_EQ(spans[2].first_row, 0);
+    EXPECT_FALSE((*placed)->have_grids || (*placed)->whole);
+  }
+  for (std::vector<TokenId> prompt :
+       {std::vector<TokenId>{9, 9, 9, 9, 9, 9, 9}, {9, 9, 9, 12, 9, 9, 9, 12, 9, 13}}) {
+    EXPECT_FALSE(place_images(kLines, images, prompt));
+  }
+}
+
+TEST(PlaceImages, TextsAreMarkedAsProcessorsMarkThem) {
+  constexpr ImagesInfo kMarked{
+      .placeholder = 9, .num_rows = 3, .mark = "<begin>", .marked = "\n\n<begin><row><end>\n\n"};
+  EXPECT_EQ(mark_pictures("a\n<begin>b<begin>", kMarked),
+            "a\n\n\n<begin><row><end>\n\nb\n\n<begin><row><end>\n\n");
+  EXPECT_EQ(mark_pictures("a", kMarked), "a");
+  EXPECT_EQ(mark_pictures("<begin>", kInfo), "<begin>");
+}
+
 // Against the definition, position by position.
 TEST(PlaceImages, RandomPrompts) {
   Rng rng(25);

@@ -38,6 +38,12 @@ struct SessionParams {
 struct ImageInput {
   std::function<Result<std::string>()> read;
   int64_t source_bytes = 0;  // of memory that `read` takes while it waits
+  // Of a video instead: a picture's file for each of its frames, and how many of them are a second
+  // (0: it is not known); `read` is not called.
+  std::vector<std::function<Result<std::string>()>> frames;
+  double frames_per_second = 0;
+
+  bool is_video() const { return !frames.empty(); }
 };
 
 // Where a decode server gets a request's prompt computed: the address of the prefill server's

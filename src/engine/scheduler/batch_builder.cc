@@ -49,7 +49,8 @@ class BatchBuilder::PartLimit {
     const double part =
         builder.prompt_tokens_most_ * (share.weight / builder.prompt_shares_->weight);
     step_left_ = builder.prompt_tokens_left_;
-    limit_ = std::clamp(std::max(1, static_cast<int32_t>(part)) - *used_, 0, step_left_);
+    limit_ =
+        std::clamp(std::max(1, static_cast<int32_t>(part)) - *used_, 0, std::max(0, step_left_));
     builder.prompt_tokens_left_ = limit_;
   }
   ~PartLimit() {
@@ -132,10 +133,31 @@ void BatchBuilder::add_decode_entries(ForwardBatch& batch, const CountPromptShar
   if (any) budget_.on_decode_step();
 }
 
+// Of the prompt's next tokens as many as cut no picture whose rows see each other: a chunk ends in
+// front of it or behind it. The picture that is next goes in whole as soon as the step has room for
+// it, whatever limits of latency and shares have left, for they may never leave as much.
+int32_t BatchBuilder::keep_pictures_whole(const ForwardBatch& batch, const Sequence& sequence,
+                                          int32_t count) const {
+  if (!sequence.spec.has_spans || !sequence.spec.spans->whole) return count;
+  const int32_t begin = sequence.num_launched, end = begin + count;
+  const auto& spans = sequence.spec.spans->spans;
+  const auto cut = std::ranges::find_if(
+      spans, [&](const PromptSpan& span) { return span.begin < end && end < span.end(); });
+  if (cut == spans.end()) return count;
+  if (cut->begin > begin) return cut->begin - begin;
+  const int32_t needed = cut->end() - begin;
+  const int64_t room =
+      config_.chunked_prefill_size <= 0
+          ? needed
+          : config_.chunked_prefill_size + std::ssize(batch.entries) - batch.num_tokens();
+  return needed <= std::min(room, budget_.room_for(sequence)) ? needed : 0;
+}
+
 void BatchBuilder::add_chunk(ForwardBatch& batch, Sequence& sequence) {
-  const auto count = static_cast<int32_t>(std::min<int64_t>(
+  auto count = static_cast<int32_t>(std::min<int64_t>(
       budget_.room_for(sequence),
       std::min(prompt_tokens_left_, sequence.prefill_end - sequence.num_launched)));
+  if (count > 0) count = keep_pictures_whole(batch, sequence, count);
   if (count <= 0) return;
   ESP_CHECK(budget_.grow(sequence, sequence.num_launched + count));
   prompt_tokens_left_ -= count;
@@ -338,7 +360,7 @@ void BatchBuilder::add_spans(ForwardBatch& batch, const BatchEntry& entry,
     if (begin >= end) continue;
     batch.embedding_spans.push_back({.token_begin = entry.query_begin + begin - first,
                                      .count = end - begin,
-                                     .first_row = begin - span.begin,
+                                     .first_row = span.first_row + begin - span.begin,
                                      .rows = span.rows});
   }
 }
@@ -358,7 +380,8 @@ void BatchBuilder::add_rotary_spans(ForwardBatch& batch, const BatchEntry& entry
   for (size_t i = 0; i < spans.spans.size(); ++i) {
     const PromptSpan& span = spans.spans[i];
     if (span.rows->grid_columns > 0)
-      add(span.begin, span.end(), {.position = span.rotary, .columns = span.rows->grid_columns});
+      add(span.begin, span.end(),
+          {.position = span.rotary, .columns = span.rows->grid_columns, .time = span.time()});
     const int32_t next = i + 1 < spans.spans.size() ? spans.spans[i + 1].begin : last;
     add(span.end(), next, {.position = span.rotary_shift()});
   }

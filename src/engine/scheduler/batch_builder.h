@@ -58,7 +58,7 @@ class BatchBuilder {
   void add_chunk(ForwardBatch& batch, Sequence& sequence);
   void end(ForwardBatch& batch);
 
-  // Prompt tokens that the step may still take.
+  // Prompt tokens that the step may still take; below 0 behind a picture that went in whole.
   int32_t prompt_tokens_left() const { return prompt_tokens_left_; }
 
   // Learns the durations of a step that has been committed now, for inter_token_seconds_max and the
@@ -72,6 +72,8 @@ class BatchBuilder {
   void add_decode_entries(ForwardBatch& batch, const CountPromptShares& count_shares);
   class PartLimit;
   void limit_prompt_tokens(int32_t most);
+  int32_t keep_pictures_whole(const ForwardBatch& batch, const Sequence& sequence,
+                              int32_t count) const;
   void add_entry(ForwardBatch& batch, Sequence& sequence, int32_t num_query_tokens);
   static void add_slot_init(ForwardBatch& batch, Sequence& sequence);
   void set_page_table(ForwardBatch& batch, BatchEntry& entry, Sequence& sequence);

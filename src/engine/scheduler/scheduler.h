@@ -57,15 +57,26 @@ enum class Handoff : uint8_t {
   kTake,  // the KvLoader brings them
 };
 
-// Positions of a prompt whose inputs are an encoder's rows, not tokens' embeddings.
+// Positions of a prompt whose inputs are an encoder's rows, not tokens' embeddings: a picture, a
+// line of one whose lines stand apart, or one of a video's grids.
 struct PromptSpan {
   int32_t begin = 0;  // the first row's position; one row a position
   std::shared_ptr<const EncodedRows> rows;
-  int32_t rotary = 0;  // the first row's rotary position, before which other pictures may stand
+  int32_t rotary = 0;     // the first row's rotary position, before which other pictures may stand
+  int32_t first_row = 0;  // of `rows`
 
-  int32_t end() const { return begin + rows->num_rows; }
+  int32_t count() const {
+    if (rows->frame_rows > 0) return rows->frame_rows;
+    return rows->line_rows > 0 ? rows->line_rows : rows->num_rows;
+  }
+  int32_t time() const {
+    return rows->frame_rows > 0 ? rows->frame_time(first_row / rows->frame_rows) : 0;
+  }
+  int32_t end() const { return begin + count(); }
   // From a position behind the picture, up to the next one, to its rotary position.
-  int32_t rotary_shift() const { return rotary + rows->num_positions() - end(); }
+  int32_t rotary_shift() const {
+    return rows->grid_columns == 0 ? rotary - begin : rotary + rows->num_positions() - end();
+  }
 };
 // All of a prompt, whose ids there are the spans' keys (kFirstSpanKey and above). Rising, without
 // overlaps. Immutable; shared by the samples of a request.
@@ -73,6 +84,7 @@ struct PromptSpans {
   std::vector<PromptSpan> spans;  // at least one
   TokenId placeholder = -1;       // the token whose log-probability their positions have
   bool have_grids = false;        // rotary positions differ from positions
+  bool whole = false;             // no step may end within a span: its rows see each other
 };
 
 // One sample to be generated, as the scheduler takes it over. Immutable afterwards.

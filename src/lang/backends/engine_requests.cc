@@ -60,9 +60,12 @@ std::vector<TokenId> EngineRequests::encode(const Prompt& prompt, std::string_vi
 
 std::vector<TokenId> EngineRequests::encode_text(const Prompt& prompt,
                                                  std::string_view more) const {
-  if (prompt.joined == nullptr)
-    return engine_->tokenizer()->encode(more.empty() ? prompt.text
-                                                     : prompt.text + std::string(more));
+  if (prompt.joined == nullptr) {
+    std::string text = prompt.text + std::string(more);
+    if (const auto& images = engine_->model_info().images; images && !prompt.media.empty())
+      text = mark_pictures(std::move(text), *images);
+    return engine_->tokenizer()->encode(text);
+  }
   std::vector<TokenId> ids = prompt.joined->ids;
   const std::vector<TokenId> rest =
       encode_part(prompt.text.substr(prompt.joined->text.size()) + std::string(more));

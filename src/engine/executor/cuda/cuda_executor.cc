@@ -78,7 +78,8 @@ CudaExecutor::CudaExecutor(std::unique_ptr<CudaDecoder> model, const CudaExecuto
           .max_table_pages = (config.context_length + config.page_size - 1) / config.page_size + 1,
           .window_pages = model_->info().sliding_window > 0,
           .adapters = model_->adapted_matrices() != nullptr,
-          .places = has_sections(model_->placed_weights().spec)},
+          .places = has_sections(model_->placed_weights().spec),
+          .last_seen = model_->info().images && model_->info().images->bidirectional},
       arrays_{.mask_words = (model_->info().vocab_size + 31) / 32} {}
 
 // What is in flight still writes to the buffers.

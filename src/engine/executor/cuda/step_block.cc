@@ -57,6 +57,7 @@ void StepArrays::lay_out(cuda::Arena& arena, const StepLimits& limits) {
   ids = arena.take<int32_t>(tokens);
   token_slots = arena.take<int32_t>(tokens);
   if (limits.places) places = arena.take<int32_t>(3 * tokens);
+  if (limits.last_seen) last_seen = arena.take<int32_t>(tokens);
   rows = arena.take<int32_t>(entries + tokens);
   targets = arena.take<int32_t>(tokens);
   pages = arena.take<int32_t>(limits.page_capacity());
@@ -116,6 +117,7 @@ Result<PackedStep> StepPacker::pack(const ForwardBatch& batch, const ForwardBatc
   pack_rows(rows, host, packed);
   // Decode steps too, so that their graphs serve texts and what follows pictures alike.
   if (limits_.places) write_rotary_places(batch, {.token = 3, .component = 1}, host.places);
+  if (limits_.last_seen && !packed.decode) write_last_seen(batch, host.last_seen);
   if (packed.cascade) pack_cascade(host);
   if (adapters_ != nullptr) pack_adapters(rows, host, packed);
   if (packed.decode && pad_for_graphs) {
@@ -299,6 +301,7 @@ Status StepPacker::bring(const StepArrays& host, const PackedStep* packed) const
     take(host.ids, packed->num_tokens);
     take(host.token_slots, packed->num_tokens);
     if (limits_.places) take(host.places, int64_t{3} * packed->num_tokens);
+    if (limits_.last_seen && !packed->decode) take(host.last_seen, packed->num_tokens);
     if (!packed->decode) take(host.rows, samples + packed->num_input_rows);
     if (packed->num_input_rows > 0) take(host.targets, packed->num_input_rows);
     if (!packed->adapters.empty()) take(host.adapter_tiles, packed->adapters.size);
@@ -349,6 +352,7 @@ CudaStep StepPacker::step(const PackedStep& packed, const int32_t* slot_tokens) 
                 .decode_tokens = packed.decode_tokens,
                 .expanded = packed.expanded,
                 .places = device_.places,
+                .last_seen = packed.decode ? nullptr : device_.last_seen,
                 .adapters = step_adapters(packed),
                 .keeps_states = packed.keeps_states};
   if (window_pages_) {

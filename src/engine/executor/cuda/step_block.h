@@ -29,6 +29,7 @@ struct StepLimits {
   bool window_pages = false;      // room for page tables of layers that see a window
   bool adapters = false;          // entries may have LoRA adapters
   bool places = false;            // rotary positions have three components (M-RoPE)
+  bool last_seen = false;         // a picture's rows see each other
   int64_t page_capacity() const;  // new entries of page tables that one kernel brings
 };
 
@@ -52,6 +53,7 @@ struct StepArrays {
   int32_t* ids = nullptr;                            // [T]
   int32_t* token_slots = nullptr;                    // [T]
   int32_t* places = nullptr;                         // [T, 3]: CudaStep's; null: none
+  int32_t* last_seen = nullptr;                      // [T]: the same
   int32_t* rows = nullptr;  // [L + T]: tokens whose logits are wanted: sampled ones, then inputs'
   int32_t* targets = nullptr;  // [T]: the token whose log-probability each input row returns
   int32_t* pages = nullptr;    // [page_capacity]; host alone
