@@ -38,10 +38,15 @@ std::string join_parts(const json::array& parts, std::string_view picture_placeh
   return out;
 }
 
-// Templates know pictures as {"type": "image"}, wherever they come from.
+// Templates know pictures as {"type": "image"} and videos as {"type": "video"}, wherever they come
+// from.
 void name_pictures(json::array& parts) {
   for (json::value& part : parts)
-    if (is_picture_part(part)) part = json::object{{"type", "image"}};
+    if (is_video_part(part)) {
+      part = json::object{{"type", "video"}};
+    } else if (is_picture_part(part)) {
+      part = json::object{{"type", "image"}};
+    }
 }
 
 // Whether "for NAME in" stands before a position.

@@ -144,6 +144,10 @@ Result<std::string> render_prompt(const ChatFormat& chat, const ChatRequest& req
   return chat.render(*request.messages, template_options(request, tools));
 }
 
+std::string picture_mark(const Context& context, const ImagesInfo& images) {
+  return images.mark.empty() ? context.token_text(images.placeholder) : std::string(images.mark);
+}
+
 Result<ChatPlan> plan_chat(const Context& context, ChatRequest& request) {
   ChatPlan plan;
   ESP_ASSIGN_OR_RETURN(const json::value tools, allowed_tools(request));
@@ -156,7 +160,7 @@ Result<ChatPlan> plan_chat(const Context& context, ChatRequest& request) {
     if (request.describe_grammar) options.system_note = grammar_note(request.sampling);
     const auto& images = context.engine.model_info().images;
     if (images && !plan.pictures.empty())
-      options.picture_placeholder = context.token_text(images->placeholder);
+      options.picture_placeholder = picture_mark(context, *images);
     ESP_ASSIGN_OR_RETURN(plan.prompt, context.chat->render(*request.messages, options));
   }
   const std::string of_ids = text_of_ids(context, request.input_ids);
@@ -185,9 +189,12 @@ Result<size_t> count_prompt_tokens(const Context& context, const ChatPlan& plan)
     return fail(error(StatusCode::kFailedPrecondition, "this server runs without a tokenizer"));
   EncodeOptions options;
   options.add_special_tokens = false;
-  const size_t count = tokenizer->encode(plan.prompt, options).size();
   const auto& images = context.engine.model_info().images;
-  if (!images || plan.pictures.empty()) return count;
+  const bool has_pictures = images && !plan.pictures.empty();
+  const size_t count =
+      tokenizer->encode(has_pictures ? mark_pictures(plan.prompt, *images) : plan.prompt, options)
+          .size();
+  if (!has_pictures) return count;
   if (images->num_rows == 0) return fail(rows_depend_on_sizes());
   return count + plan.pictures.size() * static_cast<size_t>(images->num_rows - 1);
 }

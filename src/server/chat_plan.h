@@ -26,6 +26,9 @@ Result<ChatPlan> plan_chat(const Context& context, ChatRequest& request);
 // that the client sent; any other status unchanged.
 Status in_names_of_tools(const Status& status, bool tools_make_grammar);
 
+// What a template that takes no parts writes for a picture.
+std::string picture_mark(const Context& context, const ImagesInfo& images);
+
 // The model's response template; null: it has none.
 std::shared_ptr<const ResponseTemplate> response_template_of(const Context& context);
 

@@ -175,6 +175,9 @@ Status Generation::prepare(GenerationItem& item) {
     const int64_t charged = body_.bytes();
     ESP_RETURN_IF_ERROR(hold_memory(
         body_, charged + std::ssize(request.text) * kTokenizerBytesPerByte, "the prompt's tokens"));
+    const auto& images = context_->engine.model_info().images;
+    if (images && !request.images.empty())
+      request.text = mark_pictures(std::move(request.text), *images);
     request.input_ids = tokenizer->encode(request.text, options);
     (void)body_.resize(charged);
   }

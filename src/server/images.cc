@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <boost/json.hpp>
 #include <cctype>
+#include <charconv>
 
 #include "net/client.h"
 #include "net/public_address.h"
@@ -155,6 +156,67 @@ const json::string* url_of(const json::value& part) {
   return url != nullptr ? url->if_string() : nullptr;
 }
 
+constexpr std::string_view kVideoSource = "video ";
+constexpr std::string_view kVideoFrames = "data:video/jpeg;base64,";
+constexpr size_t kVideoFramesMax = 4096;
+
+// Of a list of frames, each the source of a picture.
+Result<std::string> frames_source(const json::array& frames, double per_second,
+                                  std::string_view where) {
+  if (frames.empty() || frames.size() > kVideoFramesMax) {
+    return fail(invalid_argument("{} has {} frames, and between 1 and {} are taken", where,
+                                 frames.size(), kVideoFramesMax));
+  }
+  std::string out = fmt::format("{}{}", kVideoSource, per_second);
+  for (const json::value& frame : frames) {
+    const json::string* source = frame.if_string();
+    if (source == nullptr || source->empty() || source->find('\n') != json::string::npos) {
+      return fail(invalid_argument("{} must be a list of the URLs of frames, or of base64", where));
+    }
+    out.append("\n").append(view(*source));
+  }
+  return out;
+}
+
+Result<std::string> frames_of_url(std::string_view url, double per_second, std::string_view where) {
+  if (!url.starts_with(kVideoFrames)) {
+    return fail(error(StatusCode::kUnimplemented,
+                      "{} is a file of a video, and files of videos are not read: send its frames "
+                      "as data:video/jpeg;base64,FRAME,FRAME... or as {{\"type\": \"video\", "
+                      "\"video\": [URL, ...], \"fps\": 2}}",
+                      where));
+  }
+  url.remove_prefix(kVideoFrames.size());
+  json::array frames;
+  while (!url.empty()) {
+    const size_t end = std::min(url.find(','), url.size());
+    frames.emplace_back(json::string(url.data(), end));
+    url.remove_prefix(std::min(url.size(), end + 1));
+  }
+  return frames_source(frames, per_second, where);
+}
+
+ImageInput video_input(const std::shared_ptr<const MediaAccess>& access,
+                       const std::string& source) {
+  ImageInput video{.read = {}, .source_bytes = static_cast<int64_t>(source.size())};
+  std::string_view left = source;
+  left.remove_prefix(kVideoSource.size());
+  const auto line = [&] {
+    const size_t end = std::min(left.find('\n'), left.size());
+    const std::string_view out = left.substr(0, end);
+    left.remove_prefix(std::min(left.size(), end + 1));
+    return out;
+  };
+  const std::string_view per_second = line();
+  std::from_chars(per_second.data(), per_second.data() + per_second.size(),
+                  video.frames_per_second);
+  while (!left.empty()) {
+    auto kept = std::make_shared<const std::string>(line());  // shared, as a picture's
+    video.frames.emplace_back([access, kept] { return read_picture(*kept, *access); });
+  }
+  return video;
+}
+
 }  // namespace
 
 Result<std::string> read_picture(std::string_view source, const MediaAccess& access) {
@@ -181,6 +243,10 @@ std::vector<ImageInput> image_inputs(const std::shared_ptr<const MediaAccess>& a
                                      std::vector<std::string> sources) {
   std::vector<ImageInput> images;
   for (std::string& source : sources) {
+    if (source.starts_with(kVideoSource)) {
+      images.push_back(video_input(access, source));
+      continue;
+    }
     const auto bytes = static_cast<int64_t>(source.size());
     // Shared, because the engine's request may be copied.
     auto kept = std::make_shared<const std::string>(std::move(source));
@@ -203,13 +269,47 @@ Result<std::string> picture_source(const json::value& part, std::string_view whe
   return std::string(view(*url));
 }
 
+bool is_video_part(const json::value& part) {
+  const json::value* type = part.is_object() ? part.get_object().if_contains("type") : nullptr;
+  return type != nullptr && (*type == "video_url" || *type == "video");
+}
+
+Result<std::string> video_source(const json::value& part, std::string_view where) {
+  const json::object& object = part.get_object();
+  double per_second = 0;
+  if (const json::value* fps = object.if_contains("fps"); fps != nullptr && !fps->is_null()) {
+    boost::system::error_code bad;
+    per_second = fps->to_number<double>(bad);
+    if (bad || !(per_second > 0 && per_second <= 1000))
+      return fail(invalid_argument("{}.fps must be a number above 0 up to 1000", where));
+  }
+  if (const json::value* frames = object.if_contains("video")) {
+    if (frames->is_array())
+      return frames_source(frames->get_array(), per_second, fmt::format("{}.video", where));
+  }
+  const json::value* url = object.if_contains("video_url");
+  if (url == nullptr) url = object.if_contains("video");
+  if (url != nullptr && url->is_object()) url = url->get_object().if_contains("url");
+  if (url == nullptr || !url->is_string()) {
+    return fail(
+        invalid_argument("{} must have its frames as video: [URL, ...] or video_url: "
+                         "data:video/jpeg;base64,FRAME,FRAME...",
+                         where));
+  }
+  return frames_of_url(view(url->get_string()), per_second, fmt::format("{}.video_url", where));
+}
+
 std::vector<std::string> picture_sources(const json::value& messages) {
   std::vector<std::string> sources;
   for (const json::value& message : messages.get_array()) {
     const json::value* content = message.get_object().if_contains("content");
     if (content == nullptr || !content->is_array()) continue;
     for (const json::value& part : content->get_array())
-      if (is_picture_part(part)) sources.emplace_back(view(*url_of(part)));
+      if (is_video_part(part)) {
+        sources.push_back(video_source(part, "").value_or(std::string()));  // it was checked
+      } else if (is_picture_part(part)) {
+        sources.emplace_back(view(*url_of(part)));
+      }
   }
   return sources;
 }

@@ -45,6 +45,12 @@ std::vector<ImageInput> image_inputs(const std::shared_ptr<const MediaAccess>& a
 bool is_picture_part(const boost::json::value& part);
 // Its URL, or base64. kInvalidArgument where it has none.
 Result<std::string> picture_source(const boost::json::value& part, std::string_view where);
+// Whether it is a video: video_url, whose URL is data:video/jpeg;base64,FRAME,FRAME..., or video, a
+// list of the sources of its frames, with how many are a second in "fps", if that is known.
+bool is_video_part(const boost::json::value& part);
+// The sources of its frames as one source, which image_inputs() takes apart again: a line for each,
+// below "video FPS". kInvalidArgument for a part that is malformed; kUnimplemented for other files.
+Result<std::string> video_source(const boost::json::value& part, std::string_view where);
 // Those of checked messages, in the order in which a template renders them.
 std::vector<std::string> picture_sources(const boost::json::value& messages);
 // An image_url part.

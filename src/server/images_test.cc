@@ -253,5 +253,30 @@ TEST(Pictures, OneThatTheEncoderRefusesFailsItsCallAlone) {
   (*server)->stop(5s);
 }
 
+TEST(Videos, PartsNameTheirFrames) {
+  const auto source = [](const char* part) {
+    const auto value = boost::json::parse(part);
+    EXPECT_TRUE(is_video_part(value)) << part;
+    const auto made = video_source(value, "messages[0].content[1]");
+    return made ? *made : std::string(made.error().message());
+  };
+  EXPECT_EQ(source(R"({"type":"video","video":["a","b"],"fps":4})"), "video 4\na\nb");
+  EXPECT_EQ(source(R"({"type":"video_url","video_url":{"url":"data:video/jpeg;base64,aa,bb,cc"}})"),
+            "video 0\naa\nbb\ncc");
+  EXPECT_EQ(source(R"({"type":"video_url","video_url":"data:video/jpeg;base64,aa","fps":null})"),
+            "video 0\naa");
+  EXPECT_THAT(source(R"({"type":"video_url","video_url":{"url":"https://a/b.mp4"}})"),
+              HasSubstr("files of videos are not read"));
+  EXPECT_THAT(source(R"({"type":"video","video":[]})"), HasSubstr("0 frames"));
+  EXPECT_THAT(source(R"({"type":"video","video":[5]})"), HasSubstr("content[1].video must be"));
+  EXPECT_THAT(source(R"({"type":"video","video":["a"],"fps":0})"), HasSubstr("fps"));
+  EXPECT_THAT(source(R"({"type":"video"})"), HasSubstr("must have its frames"));
+  const auto inputs = image_inputs(std::make_shared<const MediaAccess>(), {"video 4\na\nb", "c"});
+  ASSERT_EQ(inputs.size(), 2u);
+  EXPECT_EQ(inputs[0].frames.size(), 2u);
+  EXPECT_EQ(inputs[0].frames_per_second, 4);
+  EXPECT_FALSE(inputs[1].is_video());
+}
+
 }  // namespace
 }  // namespace espalier::server

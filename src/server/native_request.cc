@@ -152,7 +152,7 @@ const Fields<NativeBody>& native_fields() {
                  "whether each output token was sampled, forced or drafted, in meta_info",
                  &B::return_token_origins),
         refused<B>("image_data", "is not supported until a model supports images"),
-        refused<B>("video_data", "is not supported until a model supports videos"),
+        refused<B>("video_data", "is not supported: chats take videos as lists of frames"),
         refused<B>("audio_data", "is not supported until a model supports audio"),
         refused<B>("input_embeds"),
         session_field<B>(&B::session),

@@ -491,7 +491,7 @@ TEST_F(NativeTest, Errors) {
             plain("image_data has pictures for 1 prompts, but there are 2: give a list with an "
                   "entry for each prompt")},
            {R"({"text":"a","video_data":["x"]})",
-            plain("video_data is not supported until a model supports videos: leave it out")},
+            plain("video_data is not supported: chats take videos as lists of frames: leave it out")},
            {R"({"text":"a","lora_path":["x","y"]})",
             plain("lora_path has 2 entries for 1 prompt: give one value for all, or a list with "
                   "one for each")},

@@ -102,12 +102,14 @@ Status check_content_part(const Json& part, std::string_view where) {
     const auto source = picture_source(part, where);
     return source ? Status() : source.error();
   }
-  for (const char* kind : {"video", "audio"}) {
-    if (name.starts_with(kind) || (name == "input_audio" && kind == std::string_view("audio"))) {
-      return error(StatusCode::kUnimplemented,
-                   "{} is of type {}, which is not supported until a model supports {}s", where,
-                   name, kind);
-    }
+  if (is_video_part(part)) {
+    const auto source = video_source(part, where);
+    return source ? Status() : source.error();
+  }
+  if (name.starts_with("audio") || name == "input_audio") {
+    return error(StatusCode::kUnimplemented,
+                 "{} is of type {}, which is not supported until a model supports audios", where,
+                 name);
   }
   return invalid_argument("{}.type is \"{}\": it must be text or image_url", where, name);
 }

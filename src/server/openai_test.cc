@@ -376,9 +376,9 @@ TEST_F(OpenAiTest, Errors) {
            bad,
            "messages[0].content[0].image_url must have the picture's URL, such as "
            "data:image/png;base64,DIGITS"},
-          {chat, R"({"messages":[{"role":"user","content":[{"type":"video_url"}]}]})", refused,
-           "messages[0].content[0] is of type video_url, which is not supported until a model "
-           "supports videos"},
+          {chat, R"({"messages":[{"role":"user","content":[{"type":"video_url"}]}]})", bad,
+           "messages[0].content[0] must have its frames as video: [URL, ...] or video_url: "
+           "data:video/jpeg;base64,FRAME,FRAME..."},
           {chat, R"({"messages":[{"role":"user","content":[{"type":"text"}]}]})", bad,
            "messages[0].content[0].text must be a string"},
           {chat, R"({"messages":[{"role":"user","content":"a"}],"tools":[{"type":"function"}]})",

@@ -1,6 +1,7 @@
 // POST /tokenize and /detokenize.
 #include <boost/json/value.hpp>
 
+#include "server/chat_plan.h"
 #include "server/dialects/llama_cpp.h"
 #include "server/errors.h"
 #include "server/json_memory.h"
@@ -46,7 +47,7 @@ Result<std::string> tokenize(const Context& context, const TokenizeRequest& requ
     options.continue_final_message = request.continue_final_message;
     if (!request.without_tools) options.tools = request.tools.get();
     if (const auto& images = context.engine.model_info().images)
-      options.picture_placeholder = context.token_text(images->placeholder);
+      options.picture_placeholder = picture_mark(context, *images);
     ESP_ASSIGN_OR_RETURN(const std::string text, context.chat->render(*request.messages, options));
     encode.add_special_tokens = false;
     all.push_back(tokenizer->encode(text, encode));
