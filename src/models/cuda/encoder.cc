@@ -175,9 +175,9 @@ int64_t CudaEncoder::measure(int32_t units) {
 // As many units as batches may have: those of the largest picture, and more where bytes_max allows.
 int32_t CudaEncoder::fitting_units(int32_t units_least, int64_t bytes_max) {
   const PatchesSpec& patches = *spec_.patches;
-  const int32_t square = patches.merge * patches.merge;
-  const int64_t countable =
-      patches.num_patches == 0 ? kUnitsMost : std::max(1, kRowsMax / patches.num_rows());
+  const bool any_size = patches.num_patches == 0;  // a unit is a patch, else a tile
+  const int32_t square = any_size ? patches.square() : 1;
+  const int64_t countable = any_size ? kUnitsMost : std::max(1, kRowsMax / patches.num_rows());
   const auto most =
       std::max<int64_t>(units_least, std::min(int64_t{batch_max_} * units_least, countable));
   int64_t fits = units_least, fails = most + 1;

@@ -127,7 +127,9 @@ TEST_P(ImagesCuda, PicturesThatDoNotFitTogetherAreEncodedInParts) {
 class AnySizeCuda : public ImagesCuda {};  // models whose pictures have any size
 
 TEST_P(AnySizeCuda, PicturesBeyondTheBoundAreRefused) {
-  const auto encoder = load({.scratch_bytes_max = 1, .patches_max = 100});
+  // Pixtral's processor makes 36 patches of it at most.
+  const bool pixtral = std::string(std::get<0>(GetParam())) == "pixtral";
+  const auto encoder = load({.scratch_bytes_max = 1, .patches_max = pixtral ? 30 : 100});
   ASSERT_NE(encoder, nullptr);
   ASSERT_EQ(encoder->info().num_rows, 0);
   encode(*encoder, {test::drawn(20, 31)});
@@ -309,7 +311,7 @@ const auto kAll =
                      kTypes);
 const auto kAnySize =
     testing::Combine(testing::Values("llava_next", "llava_onevision", "qwen2_vl", "qwen2_5_vl",
-                                     "qwen3_vl", "pixtral", "mistral3", "internvl"),
+                                     "qwen3_vl", "pixtral", "mistral3"),
                      kTypes);
 const auto kPlaces =
     testing::Combine(testing::Values("qwen2_vl", "qwen2_5_vl", "qwen3_vl"), kTypes);
