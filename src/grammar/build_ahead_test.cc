@@ -8,6 +8,7 @@
 #include <thread>
 #include <vector>
 
+#include "base/rng.h"
 #include "grammar/conformance.h"
 #include "grammar/grammar.h"
 #include "grammar/masks/test_vocabulary.h"
@@ -141,6 +142,79 @@ TEST(MasksAhead, AreMadeInsidePatternsAndChangeNoMask) {
   EXPECT_LE(ahead->size().num_masks, CompiledGrammar::kMasksAheadMax);
   EXPECT_GT(ahead->num_bytes(), num_bytes);
   EXPECT_EQ(masks_along_patterns(ahead), masks_along_patterns(lazy));
+}
+
+// Strings of any length, keys, constants, numbers and arrays: what texts are likely to reach.
+constexpr const char* kLikely =
+    R"({"type":"object","properties":{"name":{"type":"string"},"id":{"type":"integer","maximum":127},
+        "key":{"enum":["name","me na",true]},"more":{"type":"array","items":{"enum":[7]}}},
+        "required":["name","id","key"],"additionalProperties":false})";
+constexpr std::string_view kLikelyText =
+    R"({"name": "a na12", "id": 120, "key": "me na", "more": [7, 7]})";
+
+// The tokens of a text, the longest first.
+std::vector<TokenId> longest_tokens(const TokenTrie& trie, std::string_view text) {
+  std::vector<TokenId> out;
+  while (!text.empty()) {
+    TokenId best = -1;
+    for (TokenId t = 0; t < trie.vocab_size(); ++t) {
+      const std::string_view bytes = trie.bytes(t);
+      if (!bytes.empty() && text.starts_with(bytes) &&
+          (best < 0 || bytes.size() > trie.bytes(best).size()))
+        best = t;
+    }
+    out.push_back(best);
+    text.remove_prefix(trie.bytes(best).size());
+  }
+  return out;
+}
+
+TEST(MasksAhead, AreMadeWhereTextsGo) {
+  const auto trie = made_up_vocabulary(7);
+  const auto grammar = compile_grammar({.kind = GrammarSpec::Kind::kJsonSchema,
+                                        .source = kLikely,
+                                        .choices = {},
+                                        .whitespace = Whitespace::kAny},
+                                       trie)
+                           .value();
+  grammar->build_ahead([] { return false; });
+  grammar->make_masks_ahead([] { return false; });
+  const size_t num_masks = grammar->size().num_masks;
+  std::vector<uint32_t> words(static_cast<size_t>(trie->words_per_mask()));
+  Matcher matcher(grammar);
+  for (const TokenId token : longest_tokens(*trie, kLikelyText)) {
+    matcher.fill_mask(words);
+    EXPECT_EQ(grammar->size().num_masks, num_masks) << "before '" << trie->bytes(token) << "'";
+    ASSERT_TRUE(matcher.accept_token(token)) << trie->bytes(token);
+  }
+  EXPECT_TRUE(matcher.can_end());
+}
+
+// Each "a" of a text adds an item to its sets, so the work of masks ahead soon exceeds what a trial
+// may take, while that of the text stays far below what a text may take.
+TEST(MasksAhead, ThatTakeTooMuchWorkEndWithoutATrace) {
+  const auto trie = made_up_vocabulary(7);
+  const auto compiled_expression = [&] {
+    return compile_grammar(
+               {.kind = GrammarSpec::Kind::kRegex, .source = "[ab]*a[ab]{3000}|z", .choices = {}},
+               trie)
+        .value();
+  };
+  const auto lazy = compiled_expression(), ahead = compiled_expression();
+  ahead->make_masks_ahead([] { return false; });
+  EXPECT_FALSE(ahead->exhausted());
+  EXPECT_LT(ahead->size().num_masks, CompiledGrammar::kMasksAheadMax);
+  std::vector<uint32_t> expected(static_cast<size_t>(trie->words_per_mask())), words = expected;
+  Matcher one(lazy), other(ahead);
+  Rng rng(3);
+  for (int i = 0; i < 300; ++i) {
+    ASSERT_TRUE(one.fill_mask(expected));
+    ASSERT_TRUE(other.fill_mask(words));
+    ASSERT_EQ(words, expected) << i;
+    const char byte = rng.below(2) == 0 ? 'a' : 'b';
+    ASSERT_TRUE(one.accept_bytes({&byte, 1}));
+    ASSERT_TRUE(other.accept_bytes({&byte, 1}));
+  }
 }
 
 TEST(MasksAhead, StopOnRequestAndNeedNoBuiltRules) {

@@ -16,6 +16,7 @@
 #include "grammar/frontends/structural_tag.h"
 #include "grammar/masks/budget_masks.h"
 #include "grammar/masks/item_lookahead.h"
+#include "grammar/masks/likely_sets.h"
 #include "grammar/masks/mask_cache.h"
 #include "grammar/schema/json_schema.h"
 
@@ -67,6 +68,26 @@ struct CompiledGrammar::Impl {
         earley(network, limits, static_cast<uint32_t>(trie->all().depth_max), builder.get()),
         masks(earley, *trie) {
     if (ItemLookahead::needed(network)) lookahead.emplace(earley, *trie);
+  }
+
+  // Takes the lock when no other thread waits for it.
+  std::unique_lock<AwaitedMutex> lock_politely() {
+    while (mutex.awaited()) std::this_thread::yield();
+    return std::unique_lock(mutex);
+  }
+  size_t ahead_bytes() const { return earley.num_bytes() + masks.num_bytes(); }
+  // Does work that no text needs yet, unless half of a limit is used; returns what it returns, and
+  // false where it reached a limit. REQUIRES: the lock.
+  template <typename Work>
+  bool in_trial(Work work) {
+    EarleyClosure& closure = earley.closure();
+    closure.begin_call();
+    if (closure.used_up() || closure.near_limit()) return false;
+    closure.begin_trial();
+    const bool result = work();
+    if (closure.end_trial()) return result;
+    masks.drop_unusable();
+    return false;
   }
 
   // `mutex` guards every member, except what the recogniser and the masks offer to any thread.
@@ -152,100 +173,53 @@ void CompiledGrammar::build_ahead(const std::function<bool()>& stop) {
   const size_t bytes_max = builder.num_bytes() + kBuiltAheadBytesMax;
   const auto num_rules = static_cast<RuleId>(impl_->network.starts.size());  // fixed by the plan
   for (RuleId rule = 0; rule < num_rules && builder.num_bytes() < bytes_max && !stop(); ++rule) {
-    while (impl_->mutex.awaited()) std::this_thread::yield();
-    const std::lock_guard lock(impl_->mutex);
+    const auto lock = impl_->lock_politely();
     builder.make(rule);
   }
 }
 
 void CompiledGrammar::make_masks_ahead(const std::function<bool()>& stop) {
+  if (make_pattern_masks_ahead(stop)) make_likely_masks_ahead(stop);
+}
+
+// Returns whether the grammar has room for more masks.
+bool CompiledGrammar::make_pattern_masks_ahead(const std::function<bool()>& stop) {
   constexpr size_t kNodesPerLock = 4096;
   const std::vector<Network::Node>& nodes = impl_->network.nodes;
-  const auto num_bytes = [&] { return impl_->earley.num_bytes() + impl_->masks.num_bytes(); };
-  const size_t bytes_max = num_bytes() + kMasksAheadBytesMax;
+  const size_t bytes_max = impl_->ahead_bytes() + kMasksAheadBytesMax;
   size_t num_made = 0;
   for (size_t node = 0; num_made < kMasksAheadMax && !stop();) {
-    while (impl_->mutex.awaited()) std::this_thread::yield();
-    const std::lock_guard lock(impl_->mutex);
-    // A mask of a rule that is not deterministic may take more work than a call may.
+    const auto lock = impl_->lock_politely();
+    // Only what is deterministic: another mask inside a rule may take more work than all its texts.
     const size_t end = std::min(node + kNodesPerLock, nodes.size());
     while (node < end && !nodes[node].deterministic) ++node;
-    impl_->earley.begin_call();
-    const bool enough = num_bytes() > bytes_max || impl_->earley.closure().near_limit();
-    if (node == nodes.size() || enough) return;
-    if (node < end && impl_->masks.make_ahead(static_cast<NodeId>(node++))) ++num_made;
+    if (node == nodes.size() || impl_->ahead_bytes() > bytes_max) break;
+    const bool made = impl_->in_trial([&] {
+      if (node < end && impl_->masks.make_ahead(static_cast<NodeId>(node++))) ++num_made;
+      return true;
+    });
+    if (!made) return false;
+  }
+  return true;
+}
+
+void CompiledGrammar::make_likely_masks_ahead(const std::function<bool()>& stop) {
+  const size_t bytes_max = impl_->ahead_bytes() + kMasksAheadBytesMax;
+  std::optional<LikelySets> sets;
+  for (size_t num_made = 0; num_made < kLikelyMasksMax && !stop(); ++num_made) {
+    const auto lock = impl_->lock_politely();
+    if (!sets) sets.emplace(impl_->earley, *impl_->trie, impl_->masks);
+    if (impl_->ahead_bytes() > bytes_max || !impl_->in_trial([&] { return sets->make_next(); }))
+      return;
   }
 }
 
-bool CompiledGrammar::exhausted() const { return impl_->earley.exhausted(); }
+bool CompiledGrammar::exhausted() const { return impl_->earley.used_up(); }
 size_t CompiledGrammar::num_bytes() const {
   const size_t network =
       impl_->builder != nullptr ? impl_->builder->num_bytes() : impl_->whole_bytes;
   return sizeof(Impl) + network + impl_->earley.num_bytes() + impl_->masks.num_bytes() +
          impl_->budget_bytes + impl_->lookahead_bytes;
-}
-
-namespace {
-
-// Serialises fields without ambiguity, so that different lists of fields give different keys.
-class KeyWriter {
- public:
-  template <typename... Fields>
-  void add_all(const Fields&... fields) {
-    (add(fields), ...);
-  }
-  std::string take() { return std::move(key_); }
-
- private:
-  void add(const std::string& text) {
-    add_number(text.size());
-    key_ += text;
-  }
-  void add(bool flag) { key_ += flag ? '1' : '0'; }
-  void add(GrammarSpec::Kind kind) { add_number(static_cast<uint64_t>(kind)); }
-  void add(Whitespace whitespace) { add_number(static_cast<uint64_t>(whitespace)); }
-  template <typename T>
-  void add(const std::vector<T>& list) {
-    add_number(list.size());
-    for (const T& item : list) add(item);
-  }
-  // The structured bindings make a new field that is missing here fail to compile.
-  void add(const SchemaText& document) {
-    const auto& [uri, text] = document;
-    add_all(uri, text);
-  }
-  void add(const SchemaOptions& options) {
-    const auto& [any_order, whole_fractions, formats_annotate, draft, documents] = options;
-    add_all(any_order, whole_fractions, formats_annotate, draft, documents);
-  }
-  void add_number(uint64_t number) { key_ += std::to_string(number) + ' '; }
-
-  std::string key_;
-};
-
-}  // namespace
-
-std::string key_of(const GrammarSpec& spec) {
-  const auto& [kind, source, choices, whitespace, reasoning_begin, reasoning_end, json] = spec;
-  KeyWriter key;
-  key.add_all(kind, source, choices, whitespace, reasoning_begin, reasoning_end, json);
-  return key.take();
-}
-
-Result<GrammarSpec::Kind> parse_grammar_kind(std::string_view name) {
-  using Kind = GrammarSpec::Kind;
-  constexpr std::pair<std::string_view, Kind> kKinds[] = {{"regex", Kind::kRegex},
-                                                          {"ebnf", Kind::kEbnf},
-                                                          {"json_schema", Kind::kJsonSchema},
-                                                          {"json", Kind::kAnyJson},
-                                                          {"choices", Kind::kChoices},
-                                                          {"structural_tag", Kind::kStructuralTag}};
-  std::string all;
-  for (const auto& [known, kind] : kKinds) {
-    if (known == name) return kind;
-    all += (all.empty() ? "" : ", ") + std::string(known);
-  }
-  return fail(invalid_argument("'{}' is no kind of grammar; it must be one of {}", name, all));
 }
 
 namespace {

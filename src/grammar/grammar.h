@@ -81,11 +81,12 @@ class CompiledGrammar {
   // without the lock. Matchers that wait for the lock go first.
   void build_ahead(const std::function<bool()>& stop);
   static constexpr size_t kBuiltAheadBytesMax = size_t{8} << 20;
-  // Makes masks inside patterns before a text reaches them, of the rules that are built: the masks
-  // that take longest. It ends when at most kMasksAheadMax are made, `stop` returns true, or what
-  // is made holds kMasksAheadBytesMax. Locks and threads as in build_ahead().
+  // Makes masks before a text reaches them: first inside patterns, of the rules that are built, for
+  // these take longest, then of the sets that texts are likely to reach. Each part ends when
+  // kMasksAheadMax are made, `stop` returns true, or what it has made holds kMasksAheadBytesMax.
+  // Locks and threads as in build_ahead().
   void make_masks_ahead(const std::function<bool()>& stop);
-  static constexpr size_t kMasksAheadMax = 1000;
+  static constexpr size_t kMasksAheadMax = 1000, kLikelyMasksMax = 250;
   static constexpr size_t kMasksAheadBytesMax = size_t{4} << 20;
 
  private:
@@ -94,6 +95,8 @@ class CompiledGrammar {
                                                                   std::shared_ptr<const TokenTrie>,
                                                                   GrammarLimits);
   bool exceeds_limits_at_start(const GrammarLimits& limits);
+  bool make_pattern_masks_ahead(const std::function<bool()>& stop);
+  void make_likely_masks_ahead(const std::function<bool()>& stop);
 
   struct Impl;
   std::unique_ptr<Impl> impl_;

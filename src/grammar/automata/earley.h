@@ -6,7 +6,7 @@
 //
 // Thread safety: one thread at a time may call the non-const functions (CompiledGrammar holds a
 // lock). Beside that thread any number may read what is cached: known_step(), known_canonical(),
-// accepting(), exhausted() and num_bytes(). Ownership: the network and the builder are borrowed.
+// accepting(), used_up() and num_bytes(). Ownership: the network and the builder are borrowed.
 #pragma once
 
 #include <algorithm>
@@ -95,6 +95,7 @@ class EarleyRecogniser {
 
   bool accepting(SetId set) const { return sets_.accepting(set); }
   bool exhausted() const { return closure_.exhausted(); }
+  bool used_up() const { return closure_.used_up(); }  // without regard to trials; any thread
   size_t num_sets() const { return sets_.size(); }
   size_t num_bytes() const { return closure_.num_bytes(); }  // any thread
   const Network& network() const { return network_; }

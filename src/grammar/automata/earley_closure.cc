@@ -91,7 +91,7 @@ SetId EarleyClosure::intern_settled(std::span<const EarleyItem> kernel) {
   EarleySets::Slot slot;
   if (const SetId known = sets_.find(kernel, slot); known != EarleySets::kDead) return known;
   if (full() || kernel.size() > items_max_) {
-    exhausted_ = true;
+    give_up();
     return EarleySets::kDead;
   }
   const SetId id = sets_.add(kernel, slot);
@@ -124,7 +124,7 @@ void EarleyClosure::close(SetId id) {
     work_.pop_back();
     follow(item, id, accepting);
   }
-  if (scanning_.size() + calls_.size() > items_max_) exhausted_ = true;
+  if (scanning_.size() + calls_.size() > items_max_) give_up();
   spend(followed);
   std::sort(calls_.begin(), calls_.end());
   calls_.erase(std::unique(calls_.begin(), calls_.end()), calls_.end());

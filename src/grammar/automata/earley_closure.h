@@ -1,7 +1,7 @@
 // Earley's prediction and completion over a transition network: turns the items that a byte led to
 // into an interned set, and keeps the limits on this work.
 //
-// Thread safety: one thread at a time, except for exhausted() and num_bytes(). Ownership: borrows
+// Thread safety: one thread at a time, except for used_up() and num_bytes(). Ownership: borrows
 // the network, the builder and the sets.
 #pragma once
 
@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <span>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "grammar/automata/earley_sets.h"
@@ -45,10 +46,23 @@ class EarleyClosure {
   // Counts items as processed in this call.
   void spend(size_t num_items) {
     followed_ += num_items;
-    if (followed_ > items_per_call_max_) exhausted_ = true;
+    if (followed_ > (in_trial_ ? kItemsPerTrialMax : items_per_call_max_)) give_up();
   }
-  // Returns whether some limit was reached. Any thread may call it.
-  bool exhausted() const { return exhausted_.load(std::memory_order_relaxed); }
+  // Starts work that no text needs yet. A limit that is reached before end_trial() ends this work
+  // alone: exhausted() then holds until end_trial(), which returns whether none was reached.
+  // REQUIRES: exhausted() does not hold, and no trial is under way.
+  void begin_trial() {
+    followed_ = 0;
+    in_trial_ = true;
+  }
+  bool end_trial() {
+    in_trial_ = false;
+    return !std::exchange(trial_failed_, false);
+  }
+  // Returns whether some limit was reached.
+  bool exhausted() const { return trial_failed_ || used_up(); }
+  // The same without regard to trials. Any thread may call it.
+  bool used_up() const { return exhausted_.load(std::memory_order_relaxed); }
 
   // Returns whether half of what a limit allows is used, in this call or by the grammar. Work that
   // masks do not need stops then.
@@ -63,6 +77,15 @@ class EarleyClosure {
   size_t num_bytes() const { return bytes_.load(std::memory_order_relaxed); }
 
  private:
+  static constexpr size_t kItemsPerTrialMax = 300'000;  // some 30 ms
+
+  void give_up() {
+    if (in_trial_) {
+      trial_failed_ = true;
+    } else {
+      exhausted_.store(true, std::memory_order_relaxed);
+    }
+  }
   void close(SetId id);
   void follow(const EarleyItem& item, SetId id, bool& accepting);
   void call(const Network::CallEdge& edge, const EarleyItem& item, SetId id);
@@ -80,6 +103,7 @@ class EarleyClosure {
   EarleySets& sets_;
   const size_t sets_max_, items_max_, bytes_max_, items_per_call_max_;
   size_t followed_ = 0;  // items processed in this call
+  bool in_trial_ = false, trial_failed_ = false;
   std::atomic<bool> exhausted_ = false;
   std::atomic<size_t> bytes_ = 0;
   ReturnStates returns_;

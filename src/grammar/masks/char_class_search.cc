@@ -176,13 +176,15 @@ bool CharClassSearch::search(SetId set, CharClassSet kinds, CharClassSet& failed
   return true;
 }
 
+void CharClassSearch::clear() {
+  leads_.clear();
+  targets_.clear();
+  std::ranges::fill(rows_, 0);
+  listed_ = EarleySets::kDead;
+}
+
 CharClassSet CharClassSearch::absorbed(SetId set) {
-  if (leads_.size() > kLeadsMax) {
-    leads_.clear();
-    targets_.clear();
-    std::ranges::fill(rows_, 0);
-    listed_ = EarleySets::kDead;
-  }
+  if (leads_.size() > kLeadsMax) clear();
   for (CharClassSet kinds = kAllCharClasses; kinds != 0;) {
     CharClassSet failed = 0;
     if (!search(set, kinds, failed)) return 0;

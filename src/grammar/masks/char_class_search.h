@@ -33,6 +33,7 @@ class CharClassSearch {
   // Returns the classes of which a character may follow, at once or behind other characters of the
   // classes; all classes where that is unknown.
   CharClassSet live(SetId set);
+  void clear();  // forgets what is known of sets
   size_t num_bytes() const {
     return held_bytes(rounds_) + held_bytes(found_) + held_bytes(marks_) + held_bytes(targets_) +
            held_bytes(leads_) + held_bytes(rows_) + seen_.num_bytes() + held_bytes(nodes_);

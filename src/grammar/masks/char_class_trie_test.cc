@@ -4,14 +4,11 @@
 
 #include <set>
 
+#include "grammar/masks/stored_mask.h"
 #include "grammar/masks/test_vocabulary.h"
 
 namespace espalier::grammar {
 namespace {
-
-bool has_token(std::span<const uint32_t> words, TokenId token) {
-  return words[static_cast<size_t>(token) / 32] >> (token % 32) & 1;
-}
 
 TEST(CharClassTrie, HasEachTokenOnceBelowTheClassesOfItsText) {
   const auto trie = made_up_vocabulary(3);
@@ -36,13 +33,36 @@ TEST(CharClassTrie, HasEachTokenOnceBelowTheClassesOfItsText) {
 TEST(CharClassTrie, MasksOfClassesHoldTheTokensOfTheseClassesAlone) {
   const auto trie = made_up_vocabulary(4);
   for (const int kinds : {0, 1, 5, 0x3ff, 0x40f, int{kAllCharClasses}}) {
-    const std::vector<uint32_t>& words = trie->of_char_classes(static_cast<CharClassSet>(kinds));
+    const std::vector<uint32_t>& words = *trie->of_char_classes(static_cast<CharClassSet>(kinds));
     for (TokenId token = 0; token < trie->vocab_size(); ++token) {
       const std::string_view text = trie->bytes(token);
       const bool expected = !text.empty() && (char_classes_of(text) & ~kinds) == 0;
       ASSERT_EQ(has_token(words, token), expected) << kinds << " '" << text << "'";
     }
   }
+}
+
+// A vocabulary whose masks of all classes would hold twice what may be kept.
+TEST(CharClassTrie, MasksOfClassesStayWithinTheirBound) {
+  constexpr size_t kTokens = 2 * TokenTrie::kClassMasksBytesMax * 8 / (kAllCharClasses + 1);
+  std::vector<std::string> tokens;
+  for (size_t i = 0; i < kTokens; ++i) tokens.push_back(std::to_string(i) + "aB /"[i % 5]);
+  const std::vector<std::string_view> views(tokens.begin(), tokens.end());
+  VocabView view;
+  view.token_bytes = views;
+  const TokenTrie trie(view);
+  std::vector<uint32_t> words(static_cast<size_t>(trie.words_per_mask()));
+  size_t num_kept = 0;
+  for (CharClassSet kinds = 0; kinds <= kAllCharClasses; ++kinds) {
+    const std::vector<uint32_t>* const kept = trie.of_char_classes(kinds);
+    if (kept == nullptr) continue;
+    ++num_kept;
+    std::ranges::fill(words, 0);
+    trie.add_char_classes(kinds, words);
+    ASSERT_EQ(*kept, words) << kinds;
+  }
+  EXPECT_EQ(num_kept, TokenTrie::kClassMasksBytesMax / (words.size() * sizeof(uint32_t)));
+  EXPECT_NE(trie.of_char_classes(0), nullptr) << "what is kept stays";
 }
 
 TEST(CharKinds, SplitTheClasses) {

@@ -5,10 +5,12 @@
 namespace espalier::grammar {
 
 void CharClassWalk::fill(SetId set, CharClassSet kinds, CharClassSet live, StoredMask& mask) {
-  if (kinds == 0) {
-    words_.assign(static_cast<size_t>(trie_.words_per_mask()), 0);
+  const std::vector<uint32_t>* const known = kinds == 0 ? nullptr : trie_.of_char_classes(kinds);
+  if (known != nullptr) {
+    words_ = *known;
   } else {
-    words_ = trie_.of_char_classes(kinds);
+    words_.assign(static_cast<size_t>(trie_.words_per_mask()), 0);
+    if (kinds != 0) trie_.add_char_classes(kinds, words_);
   }
   allowed_ = kinds;
   asked_.clear();
@@ -99,7 +101,9 @@ void CharClassWalk::walk_marked(SetId set) {
 void CharClassWalk::store(StoredMask& mask) {
   constexpr int kDifferencesMax = 256;
   for (const TokenId token : asked_) mask.add_conditional(token);
-  const std::vector<uint32_t>& base = trie_.of_char_classes(allowed_);
+  const std::vector<uint32_t>* const known = trie_.of_char_classes(allowed_);
+  if (known == nullptr) return mask.start_from(std::vector(words_));
+  const std::vector<uint32_t>& base = *known;
   int differences = 0;
   for (size_t i = 0; i < words_.size() && differences <= kDifferencesMax; ++i)
     differences += std::popcount(words_[i] ^ base[i]);

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "grammar/automata/held_bytes.h"
+#include "grammar/masks/follow_tokens.h"
 
 namespace espalier::grammar {
 namespace {
@@ -13,29 +14,6 @@ namespace {
 // Bytes that the masks of one grammar may hold; beyond it they are dropped and made again.
 constexpr size_t kKeptBytesMax = size_t{64} << 20;
 constexpr size_t kNodeBytes = 48;  // of a hash map's node and bucket, beside the mask
-
-// Follows tokens in the order of their bytes, each from where the previous token differs. `step`
-// maps (position, bytes before, byte) to the next position, or to nothing. `use` gets each token,
-// the positions after each of its bytes as far as it leads on, and whether that is to its end.
-template <typename At, typename Step, typename Use>
-void follow_tokens(const TokenTrie& trie, std::span<const TokenId> tokens, const At& from,
-                   Step step, Use use) {
-  std::vector<At> path = {from};  // [byte of `last`] the position after it, as far as it leads on
-  std::string_view last;
-  for (const TokenId token : tokens) {
-    const std::string_view bytes = trie.bytes(token);
-    const auto [differs, _] = std::ranges::mismatch(last.substr(0, path.size() - 1), bytes);
-    path.resize(static_cast<size_t>(differs - last.begin()) + 1, from);
-    while (path.size() <= bytes.size()) {
-      const std::optional<At> to =
-          step(path.back(), bytes.substr(0, path.size() - 1), bytes[path.size() - 1]);
-      if (!to) break;
-      path.push_back(*to);
-    }
-    use(token, path, path.size() == bytes.size() + 1);
-    last = bytes;
-  }
-}
 
 }  // namespace
 
@@ -184,6 +162,18 @@ bool MaskCache::make_ahead(NodeId node) {
   if (!is_wide(position) && !leads_to_wide(position)) return false;
   mask_of(open);
   return true;
+}
+
+void MaskCache::drop_unusable() {
+  tails_.clear();
+  insides_.clear();
+  char_classes_.clear();
+  const std::lock_guard lock(kept_mutex_);
+  const auto drop = [this](const auto& kept) {
+    if (kept.second.unusable()) kept_bytes_ -= kept.second.num_bytes() + kNodeBytes;
+    return kept.second.unusable();
+  };
+  std::erase_if(kept_, drop);
 }
 
 // Returns whether so many characters may follow that a walk would be slow.

@@ -47,6 +47,12 @@ class MaskCache {
   // Makes the mask inside a closed rule at this node unless a walk makes it fast enough; returns
   // whether it did. Masks of sets at the node then cost what follows the rule.
   bool make_ahead(NodeId node);
+  // The set's mask, made unless it is known. Valid until the next call of a function that is not
+  // const.
+  const StoredMask& made(SetId set) { return mask_of(earley_.canonical(set)); }
+  // Drops the masks that an exhausted recogniser has made, and what was found on the way to them.
+  // REQUIRES: it is exhausted no more.
+  void drop_unusable();
 
   size_t num_kept() const { return kept_.size(); }
   size_t num_bytes() const {  // held; any thread

@@ -9,9 +9,12 @@
 namespace espalier::grammar {
 namespace {
 
+enum class Making : uint8_t { kWhenReached, kAhead };
+
 // Follows random allowed tokens and compares each mask with trying all tokens.
 void expect_exact_masks(const char* schema, bool any_order,
-                        const std::shared_ptr<const TokenTrie>& trie, uint64_t seed, int texts) {
+                        const std::shared_ptr<const TokenTrie>& trie, uint64_t seed, int texts,
+                        Making making) {
   SCOPED_TRACE(fmt::format("seed {} schema {}", seed, schema));
   const auto grammar = compile_grammar({.kind = GrammarSpec::Kind::kJsonSchema,
                                         .source = schema,
@@ -19,6 +22,10 @@ void expect_exact_masks(const char* schema, bool any_order,
                                         .json = {.any_order = any_order}},
                                        trie);
   ASSERT_TRUE(grammar) << grammar.error().to_string();
+  if (making == Making::kAhead) {
+    (*grammar)->build_ahead([] { return false; });
+    (*grammar)->make_masks_ahead([] { return false; });
+  }
   Rng rng(seed);
   std::vector<uint32_t> words(static_cast<size_t>(trie->words_per_mask()));
   for (int text = 0; text < texts; ++text) {
@@ -90,8 +97,38 @@ TEST(Mask, EqualsTryingEveryToken) {
   const auto trie = made_up_vocabulary(1);
   uint64_t seed = 100;
   for (const char* schema : kSchemas) {
-    for (bool any_order : {false, true}) expect_exact_masks(schema, any_order, trie, ++seed, 6);
+    for (bool any_order : {false, true}) {
+      expect_exact_masks(schema, any_order, trie, ++seed, 6, Making::kWhenReached);
+      expect_exact_masks(schema, any_order, trie, ++seed, 6, Making::kAhead);
+    }
     if (HasFailure()) return;
+  }
+}
+
+// Two vocabularies of the same tokens, of which one keeps no more masks of character classes.
+TEST(Mask, IsTheSameWhereMasksOfClassesAreKeptNoMore) {
+  constexpr size_t kTokens = 2 * TokenTrie::kClassMasksBytesMax * 8 / (kAllCharClasses + 1);
+  std::vector<std::string> tokens = {"a", "/", "na/", "\"", "/\""};
+  for (size_t i = tokens.size(); i < kTokens; ++i)
+    tokens.push_back("na/" + std::to_string(i) + "aB /\""[i % 5]);
+  const std::vector<std::string_view> views(tokens.begin(), tokens.end());
+  VocabView view;
+  view.token_bytes = views;
+  const auto fresh = std::make_shared<const TokenTrie>(view);
+  const auto full = std::make_shared<const TokenTrie>(view);
+  for (CharClassSet kinds = kAllCharClasses; kinds > 0; --kinds) full->of_char_classes(kinds);
+  ASSERT_EQ(full->of_char_classes(1), nullptr);
+  for (const char* pattern :
+       {"[a-z/]+\"", "(\\w+/)*[0-9]+", "\"[a-z /]*\"", "([a-z]+/[0-9]+ ?)+"}) {
+    const GrammarSpec spec = {.kind = GrammarSpec::Kind::kRegex, .source = pattern, .choices = {}};
+    Matcher one(compile_grammar(spec, fresh).value()), other(compile_grammar(spec, full).value());
+    std::vector<uint32_t> expected(static_cast<size_t>(fresh->words_per_mask())), words = expected;
+    for (const char byte : std::string_view("na/a")) {
+      one.fill_mask(expected);
+      other.fill_mask(words);
+      EXPECT_EQ(words, expected) << pattern << " before " << byte;
+      if (one.accept_bytes({&byte, 1}) != other.accept_bytes({&byte, 1})) FAIL() << pattern;
+    }
   }
 }
 

@@ -12,11 +12,6 @@ namespace {
 // A mask with more changes than this is stored as words.
 constexpr size_t kChangesMax = 512;
 
-bool has_token(std::span<const uint32_t> words, TokenId token) {
-  const auto index = static_cast<uint32_t>(token);
-  return (words[index / 32] >> (index % 32) & 1) != 0;
-}
-
 }  // namespace
 
 void StoredMask::refer_to(const StoredMask& other) {

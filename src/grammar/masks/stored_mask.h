@@ -21,6 +21,11 @@ inline void set_token(std::span<uint32_t> words, TokenId token, bool on) {
   word = on ? word | bit : word & ~bit;
 }
 
+inline bool has_token(std::span<const uint32_t> words, TokenId token) {
+  const auto index = static_cast<uint32_t>(token);
+  return (words[index / 32] >> (index % 32) & 1) != 0;
+}
+
 // Not thread-safe, except that any number of threads may call the const functions. A base is
 // borrowed: it is a mask of the vocabulary, or the words of another stored mask, and outlives this.
 // So are the masks of a union.
@@ -61,6 +66,12 @@ class StoredMask {
 
   // REQUIRES of the rest: the mask is settled.
   const std::vector<TokenId>& conditional() const { return conditional_; }  // sorted by bytes
+  // Whether the mask is runs, which lead nowhere new, and a list of tokens, and these tokens.
+  bool is_list() const { return base_ == nullptr && words_.empty() && parts_.empty(); }
+  template <typename Use>
+  void for_each_listed(Use use) const {  // REQUIRES: is_list()
+    for (const uint32_t change : changes_) use(static_cast<TokenId>(change / 2));
+  }
   bool empty() const { return empty_; }  // apart from the conditional tokens
   bool unusable() const { return unusable_; }
   size_t num_bytes() const;

@@ -33,6 +33,7 @@ class StringInsides {
   // Returns the least number of characters of a string's inside behind which a quote or a control
   // character may follow; kNever where none may. REQUIRES: stays(node).
   uint16_t characters_to_exit(NodeId node) const;
+  void clear() { next_.clear(); }  // forgets what is known of sets
   size_t num_bytes() const {
     return held_bytes_of_map(next_) + held_bytes_of_map(stays_) + held_bytes_of_map(exits_);
   }

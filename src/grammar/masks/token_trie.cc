@@ -1,6 +1,7 @@
 #include "grammar/masks/token_trie.h"
 
 #include <algorithm>
+#include <cctype>
 #include <functional>
 #include <unordered_map>
 #include <utility>
@@ -74,6 +75,7 @@ TokenTrie::TokenTrie(const VocabView& vocab)
   not_string_inside_ = build(*this, others);
   measure_rests();
   arrange_by_char_classes();
+  list_samples();
   string_runs_.build(all_, [&](TokenId id) { return bytes(id); });
   Skips skip;
   std::vector<std::vector<TokenId>> by_characters;
@@ -103,8 +105,12 @@ TokenTrie::TokenTrie(const VocabView& vocab)
   }
   make_lexeme(Lexeme::kString);
   make_lexeme(Lexeme::kKey);
+  make_string_up_to();
+}
+
+void TokenTrie::make_string_up_to() {
   const LexemeMasks& string = lexeme(Lexeme::kString)[lexeme_automaton(Lexeme::kString).inside];
-  std::ranges::fill(mask, 0);
+  std::vector<uint32_t> mask(string_inside_mask_.size(), 0);
   for (size_t i = 0; string_up_to_.size() <= kUpToMasksMax;) {
     for (; i < string.inside_ids.size() && string.inside_characters[i] <= string_up_to_.size();
          ++i) {
@@ -168,15 +174,38 @@ uint64_t TokenTrie::class_sets_between(CharClassSet inner, CharClassSet outer) c
   return bits;
 }
 
-const std::vector<uint32_t>& TokenTrie::of_char_classes(CharClassSet kinds) const {
-  const std::lock_guard lock(of_char_classes_mutex_);
-  auto& made = of_char_classes_[kinds];
-  if (made == nullptr) {
-    std::vector<uint32_t> words(string_inside_mask_.size(), 0);
-    classes_.add_of(kinds, words);
-    made = std::make_unique<const std::vector<uint32_t>>(std::move(words));
+const std::vector<uint32_t>* TokenTrie::of_char_classes(CharClassSet kinds) const {
+  const std::lock_guard lock(class_masks_.mutex);
+  auto& masks = class_masks_.by_classes;
+  if (const auto known = masks.find(kinds); known != masks.end()) return known->second.get();
+  const size_t bytes = string_inside_mask_.size() * sizeof(uint32_t);
+  if ((masks.size() + 1) * bytes > kClassMasksBytesMax) return nullptr;
+  std::vector<uint32_t> words(string_inside_mask_.size(), 0);
+  classes_.add_of(kinds, words);
+  return masks.emplace(kinds, std::make_unique<const std::vector<uint32_t>>(std::move(words)))
+      .first->second.get();
+}
+
+void TokenTrie::list_samples() {
+  constexpr size_t kBytesMax = 4;
+  const auto is_punctuation = [](char c) {  // or white space
+    const auto byte = static_cast<unsigned char>(c);
+    return byte < 0x80 && std::isalnum(byte) == 0 && c != '\\';
+  };
+  for (const TokenId token : all_.token_ids) {
+    const std::string_view text = bytes(token);
+    if (text == "a" || text == "A" || text == "0") {
+      samples_.push_back(token);
+    } else if (text.size() <= kBytesMax && std::ranges::all_of(text, is_punctuation)) {
+      const bool one = text.size() == 1 || (text.size() == 2 && text[0] == ' ');
+      if (one || text.find('"') != std::string_view::npos) samples_.push_back(token);
+    }
   }
-  return *made;
+}
+
+bool TokenTrie::is_free_sample(TokenId token) const {
+  const std::string_view text = bytes(token);
+  return text.size() <= 2 && text.find('"') == std::string_view::npos;
 }
 
 void TokenTrie::make_lexeme(Lexeme lexeme) {

@@ -72,9 +72,14 @@ class TokenTrie {
 
   // Every token that has bytes, by the classes of its characters.
   const CharClassTrie& classes() const { return classes_; }
-  // The tokens made of these character classes alone, computed on first use. REQUIRES: a subset of
-  // kAllCharClasses.
-  const std::vector<uint32_t>& of_char_classes(CharClassSet kinds) const;
+  // The tokens made of these character classes alone, computed on first use and kept; null where
+  // kClassMasksBytesMax are kept already, for clients' patterns choose the classes. REQUIRES of
+  // both: a subset of kAllCharClasses. add_char_classes() sets these tokens' bits.
+  const std::vector<uint32_t>* of_char_classes(CharClassSet kinds) const;
+  void add_char_classes(CharClassSet kinds, std::span<uint32_t> words) const {
+    classes_.add_of(kinds, words);
+  }
+  static constexpr size_t kClassMasksBytesMax = size_t{8} << 20;
   // The sets of classes that tokens consist of are numbered; those behind the 63 that most tokens
   // have share the last number. Returns the bits of all sets but those within `inner` and those
   // that have a class outside of `outer` and not kOtherBytes: behind such bytes, a string's closing
@@ -89,6 +94,13 @@ class TokenTrie {
   // many more characters; for larger numbers see lexeme()
   const std::vector<std::vector<uint32_t>>& string_up_to() const { return string_up_to_; }
 
+  // Tokens that stand for all others where most may follow, as inside a string, sorted by bytes:
+  // short ones with a quote and without letters, digits and backslashes; one letter of each case
+  // and one digit; each other character of ASCII, also behind a space. Of these three a sample is
+  // free: it stands for other tokens.
+  std::span<const TokenId> samples() const { return samples_; }
+  bool is_free_sample(TokenId token) const;
+
   int32_t vocab_size() const { return vocab_size_; }
   int32_t words_per_mask() const { return (vocab_size_ + 31) / 32; }
   std::string_view bytes(TokenId id) const;  // empty: no grammar ever allows it
@@ -100,6 +112,8 @@ class TokenTrie {
  private:
   void measure_rests();
   void arrange_by_char_classes();
+  void list_samples();
+  void make_string_up_to();
   void make_lexeme(Lexeme lexeme);
   LexemeMasks masks_from(const LexemeAutomaton& automaton, uint8_t from) const;
 
@@ -115,12 +129,15 @@ class TokenTrie {
   std::vector<std::vector<TokenId>> inside_by_characters_;
   std::vector<std::vector<uint32_t>> inside_up_to_;
   std::vector<uint32_t> string_inside_mask_;
+  std::vector<TokenId> samples_;
   CharClassTrie classes_;
   StringRuns string_runs_;
   std::vector<std::pair<CharClassSet, uint8_t>> class_sets_;  // and the number of each
-  mutable std::mutex of_char_classes_mutex_;
-  mutable std::unordered_map<CharClassSet, std::unique_ptr<const std::vector<uint32_t>>>
-      of_char_classes_;
+  struct ClassMasks {
+    std::mutex mutex;
+    std::unordered_map<CharClassSet, std::unique_ptr<const std::vector<uint32_t>>> by_classes;
+  };
+  mutable ClassMasks class_masks_;
   std::array<std::vector<LexemeMasks>, kNumLexemes> lexemes_;
   std::vector<std::vector<uint32_t>> string_up_to_;
 };
