@@ -65,6 +65,7 @@ class Sampler {
   TokenLogprobs logprobs_of(std::span<const float> row, float max, float temperature, TokenId token,
                             const SamplingSpec& spec);
   void gather_best(std::span<const float> row, size_t count);
+  void sort_by_digits();
   void apply_mask(std::span<const uint32_t> mask);
   TokenId draw(const RowMax& best, std::span<const float> row, const SampleInput& input);
   Candidate filter(const SamplingSpec& spec, double total, float least);
@@ -78,7 +79,7 @@ class Sampler {
   std::vector<float> row_;                                    // adjusted logits
   std::vector<float> weights_;                                // exp((row - max) / temperature)
   std::vector<float> block_max_, block_sum_, order_scratch_;  // [row_blocks(vocab_size)]
-  std::vector<Candidate> candidates_;
+  std::vector<Candidate> candidates_, sorted_;
 };
 
 }  // namespace espalier

@@ -407,6 +407,39 @@ TEST(Sampler, LogprobsAreOfTheRawLogits) {
   }
 }
 
+// Of a whole vocabulary, too: equal values in the order of their ids, 0 beside -0, banned ones
+// last.
+TEST(Sampler, TopLogprobsAreInOrder) {
+  const uint64_t seed = 31;
+  Rng rng(seed);
+  for (const size_t n : {size_t{100}, size_t{129}, size_t{4096}}) {
+    constexpr float kValues[] = {3.5f, 0.0f, -0.0f, -1e-3f, -7.0f, 1e-30f, 400.0f, -400.0f};
+    std::vector<float> logits(n);
+    for (float& x : logits)
+      x = rng.below(3) == 0 ? static_cast<float>(rng.uniform()) * 20 - 10 : kValues[rng.below(8)];
+    std::vector<uint32_t> mask((n + 31) / 32, 0x7fff5ff7);
+    SamplingSpec spec;
+    spec.return_logprob = true;
+    spec.top_logprobs_num = static_cast<int32_t>(n);
+    const SampleInput in{.logits = logits, .spec = &spec, .mask = mask};
+    Sampler sampler(static_cast<int32_t>(n));
+    const auto got = sampler.sampled_logprobs(in, *sampler.sample(in));
+    ASSERT_TRUE(got) << got.error().to_string();
+    std::vector<TokenId> expected(n), ids;
+    std::iota(expected.begin(), expected.end(), 0);
+    std::stable_sort(expected.begin(), expected.end(), [&](TokenId a, TokenId b) {
+      const auto value = [&](TokenId id) {
+        const auto i = static_cast<size_t>(id);
+        return (mask[i / 32] >> (i % 32) & 1) != 0 ? logits[i]
+                                                   : -std::numeric_limits<float>::infinity();
+      };
+      return value(a) > value(b);
+    });
+    for (const auto& [id, logprob] : got->top) ids.push_back(id);
+    EXPECT_EQ(ids, expected) << n;
+  }
+}
+
 // In each mode: of the logits that the draw sees, without its temperature, of the raw ones.
 TEST(Sampler, SampledLogprobsFollowTheMode) {
   const uint64_t seed = 28;
