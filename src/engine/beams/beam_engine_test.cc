@@ -6,6 +6,7 @@
 
 #include <cmath>
 #include <set>
+#include <span>
 
 #include "engine/testing/beam_cases.h"
 
@@ -48,10 +49,13 @@ TEST_P(BeamsOf, AModelAreThoseOfTransformers) {
   }
   EXPECT_EQ(engine->stats().requests.num_running + engine->stats().requests.num_waiting, 0);
 }
+INSTANTIATE_TEST_SUITE_P(All, BeamsOf, testing::ValuesIn(kBeamModels));
 
 // Every search at once among other requests, in a pool that holds few of them; pages of several
 // tokens, whose last one beams cannot share; and no cache at all.
-TEST_P(BeamsOf, AModelDependOnTheRequestAlone) {
+class BeamsInACrowdOf : public testing::TestWithParam<const char*> {};
+
+TEST_P(BeamsInACrowdOf, AModelDependOnTheRequestAlone) {
   const std::vector<BeamCase> cases = read_beam_cases(GetParam());
   for (const int32_t page_size : {1, 4, 0}) {
     EngineConfig config;
@@ -66,7 +70,8 @@ TEST_P(BeamsOf, AModelDependOnTheRequestAlone) {
     expect_beams_in_a_crowd(*engine, cases, 1e-4f, fmt::format("pages of {}", page_size));
   }
 }
-INSTANTIATE_TEST_SUITE_P(All, BeamsOf, testing::ValuesIn(kBeamModels));
+INSTANTIATE_TEST_SUITE_P(Small, BeamsInACrowdOf,
+                         testing::ValuesIn(std::span(kBeamModels).first(3)));
 
 // A search with one beam is greedy, penalties and bans included.
 TEST(Beams, OfWidthOneAreGreedy) {
