@@ -6,6 +6,7 @@
 #include <condition_variable>
 #include <memory>
 #include <mutex>
+#include <numeric>
 #include <thread>
 #include <utility>
 
@@ -22,12 +23,24 @@ constexpr double kBytesPerGb = 1e9;
 constexpr int32_t kRequests = 64;  // of decode
 
 using Tokens = std::vector<TokenId>;
+// Seconds from one token of a request to the next, by token: the median of all requests.
+using Steps = std::vector<double>;
 
 double middle_of(std::vector<double> values) {
   if (values.empty()) return 0;
   std::ranges::nth_element(values, values.begin() + std::ssize(values) / 2);
   return values[values.size() / 2];
 }
+
+// Of the same tokens, in per cent. Contexts grow, so a median over all tokens would also move where
+// few of them take longer.
+double longer_percent(const Steps& steps, const Steps& base) {
+  std::vector<double> ratios;
+  for (size_t i = 0; i < std::min(steps.size(), base.size()); ++i)
+    ratios.push_back(steps[i] / base[i]);
+  return (middle_of(ratios) - 1) * 100;
+}
+double sum_of(const Steps& steps) { return std::accumulate(steps.begin(), steps.end(), 0.0); }
 
 double seconds_since(TimePoint start) { return to_seconds(SteadyClock().now() - start); }
 
@@ -55,8 +68,10 @@ class Timed {
   const RequestStats& stats() const { return stats_; }
   const Tokens& ids() const { return ids_; }
   double first_token_seconds() const { return to_seconds(stats_.first_token - stats_.arrived); }
-  void append_intervals(std::vector<double>& out) const {
-    for (size_t i = 1; i < times_.size(); ++i) out.push_back(to_seconds(times_[i] - times_[i - 1]));
+  void append_intervals(std::vector<std::vector<double>>& by_token) const {
+    by_token.resize(std::max(by_token.size(), times_.size() - 1));
+    for (size_t i = 1; i < times_.size(); ++i)
+      by_token[i - 1].push_back(to_seconds(times_[i] - times_[i - 1]));
   }
 
  private:
@@ -267,15 +282,15 @@ class TiersBench {
   Status decode() {
     constexpr int32_t kPool = kRequests * (1024 + 512 + 64) + 32768;
     const std::string name = "decode of 64 x 1,024/512, ";
-    double plain = 0;
+    Steps plain;
     for (const double host_gb : {0.0, 20.0}) {
       ESP_ASSIGN_OR_RETURN(auto engine, start(kPool, host_gb, kRequests + 1));
       int64_t num_loads = 0;
-      ESP_ASSIGN_OR_RETURN(const double step, decode_once(*engine, {}, num_loads));
-      if (host_gb == 0) plain = step;
-      add(name + (host_gb > 0 ? "a tier" : "no tier"), step * 1e3, "ms/step");
+      ESP_ASSIGN_OR_RETURN(const Steps steps, decode_once(*engine, {}, num_loads));
+      if (host_gb == 0) plain = steps;
+      add(name + (host_gb > 0 ? "a tier" : "no tier"), middle_of(steps) * 1e3, "ms/step");
       if (host_gb == 0) continue;
-      add(name + "a tier, longer", (step / plain - 1) * 100, "%");
+      add(name + "a tier, longer", longer_percent(steps, plain), "%");
       ESP_RETURN_IF_ERROR(engine->flush_cache());
       std::vector<Tokens> others;
       for (int i = 0; i < 6; ++i) {
@@ -283,14 +298,16 @@ class TiersBench {
         ESP_RETURN_IF_ERROR(ask(*engine, others.emplace_back(draw(8192 + 1)), 1, other));
       }
       const KvTiersStats before = engine->stats().tiers;
-      ESP_ASSIGN_OR_RETURN(const double busy, decode_once(*engine, others, num_loads));
-      add(name + "a busy tier", busy * 1e3, "ms/step");
+      ESP_ASSIGN_OR_RETURN(const Steps busy, decode_once(*engine, others, num_loads));
+      add(name + "a busy tier", middle_of(busy) * 1e3, "ms/step");
       // The same cache without loads: its pages have no order by now, as in no new engine.
       int64_t none = 0;
-      ESP_ASSIGN_OR_RETURN(const double after, decode_once(*engine, {}, none));
-      add(name + "the tier when it is quiet again", after * 1e3, "ms/step");
-      add(name + "a busy tier, longer than then", (busy / after - 1) * 100, "%");
-      add(name + "a busy tier, longer than no tier", (busy / plain - 1) * 100, "%");
+      ESP_ASSIGN_OR_RETURN(const Steps after, decode_once(*engine, {}, none));
+      add(name + "the tier when it is quiet again", middle_of(after) * 1e3, "ms/step");
+      add(name + "a busy tier, a token longer than then", longer_percent(busy, after), "%");
+      add(name + "a busy tier, a token longer than without", longer_percent(busy, plain), "%");
+      add(name + "a busy tier, all tokens longer than then",
+          (sum_of(busy) / sum_of(after) - 1) * 100, "%");
       const KvTiersStats tiers = engine->stats().tiers;
       add(name + "a busy tier, time of a load",
           (tiers.load_seconds - before.load_seconds) /
@@ -301,10 +318,9 @@ class TiersBench {
     }
     return {};
   }
-  // The median time from one token of a request to the next. Another client's prefixes are asked
+  // Another client's prefixes are asked
   // for in turn meanwhile; where the pool has no room for all, each has been evicted by then.
-  Result<double> decode_once(Engine& engine, const std::vector<Tokens>& others,
-                             int64_t& num_loads) {
+  Result<Steps> decode_once(Engine& engine, const std::vector<Tokens>& others, int64_t& num_loads) {
     // Shared with the sinks, because a failed submission returns before the others have ended.
     std::vector<std::shared_ptr<Timed>> all;
     for (int32_t i = 0; i < kRequests; ++i) {
@@ -324,16 +340,18 @@ class TiersBench {
       }
     });
     Status status;
-    std::vector<double> intervals;
+    std::vector<std::vector<double>> by_token;
     for (const auto& timed : all) {
       if (const Status ended = timed->wait(); !ended.ok()) status = ended;
-      timed->append_intervals(intervals);
+      if (status.ok()) timed->append_intervals(by_token);
     }
     ends = true;
     other.join();
     ESP_RETURN_IF_ERROR(status);
     num_loads = loaded;
-    return middle_of(intervals);
+    Steps steps;
+    for (std::vector<double>& intervals : by_token) steps.push_back(middle_of(intervals));
+    return steps;
   }
 
   // What copies alone cost the same steps: another thread copies a cache of its own meanwhile.
@@ -351,9 +369,9 @@ class TiersBench {
     std::vector<PageId> pages(static_cast<size_t>(pool_config.num_pages));
     for (PageId i = 0; i < pool_config.num_pages; ++i) pages[static_cast<size_t>(i)] = i;
     int64_t none = 0;
-    ESP_ASSIGN_OR_RETURN(const double plain, decode_once(*engine, {}, none));
+    ESP_ASSIGN_OR_RETURN(const Steps plain, decode_once(*engine, {}, none));
     const std::string name = "decode beside ";
-    add(name + "nothing", plain * 1e3, "ms/step");
+    add(name + "nothing", middle_of(plain) * 1e3, "ms/step");
     struct Case {
       const char* what;
       bool loads, whole;
@@ -378,13 +396,13 @@ class TiersBench {
           if (c.pause.count() > 0) std::this_thread::sleep_for(c.pause);
         }
       });
-      const auto step = decode_once(*engine, {}, none);
+      const auto steps = decode_once(*engine, {}, none);
       const double seconds = seconds_since(begin);
       ends = true;
       copies.join();
       ESP_RETURN_IF_ERROR(copied);
-      if (!step) return step.error();
-      add(name + c.what + ", longer", (*step / plain - 1) * 100, "%");
+      if (!steps) return steps.error();
+      add(name + c.what + ", longer", longer_percent(*steps, plain), "%");
       add(name + c.what + ", rate of the copies",
           static_cast<double>(num_pages * copier->page_bytes()) / kBytesPerGb / seconds, "GB/s");
     }
