@@ -254,11 +254,37 @@ void DeviceBuffer::swap(DeviceBuffer& other) noexcept {
   std::swap(size_bytes_, other.size_bytes_);
 }
 
+// Its memory stays while it is released.
+Result<std::unique_ptr<ReleasableBuffer>> ReleasableBuffer::allocate(int64_t size_bytes,
+                                                                     std::string_view what) {
+  std::unique_ptr<ReleasableBuffer> buffer(new ReleasableBuffer(size_bytes, what));
+  const auto rounded = static_cast<size_t>((size_bytes + 255) / 256 * 256);
+  buffer->address_ = reinterpret_cast<uint64_t>(std::aligned_alloc(256, rounded));
+  buffer->handle_ = 1;
+  return buffer;
+}
+ReleasableBuffer::~ReleasableBuffer() {
+  recording::memory.release(data(), size_bytes_);
+  std::free(data());
+}
+Status ReleasableBuffer::release() {
+  handle_ = 0;
+  return Status();
+}
+Status ReleasableBuffer::restore() {
+  handle_ = 1;
+  return Status();
+}
+
 int32_t current_device() { return 0; }
 Status use_device(int32_t) { return Status(); }
 
 // Weights are not read back here.
 Result<PinnedBuffer> PinnedBuffer::allocate(int64_t, std::string_view) { return PinnedBuffer(); }
+PinnedBuffer& PinnedBuffer::operator=(PinnedBuffer&& other) noexcept {
+  swap(other);
+  return *this;
+}
 PinnedBuffer::~PinnedBuffer() = default;
 void PinnedBuffer::swap(PinnedBuffer& other) noexcept { std::swap(data_, other.data_); }
 
