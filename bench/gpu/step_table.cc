@@ -99,10 +99,13 @@ std::vector<StepGroup> group_steps(const StepProfile& profile) {
 
 double busy_tokens_per_second(const StepProfile& profile, int32_t num_entries) {
   double seconds = 0, tokens = 0, busy_seconds = 0, busy_tokens = 0;
+  bool has_begun = false;
   for (const TimedStep& s : time_steps(profile)) {
+    const bool is_busy = s.step->entries >= num_entries;
+    if (!std::exchange(has_begun, has_begun || (is_busy && s.decodes()))) continue;
     seconds += s.seconds;
     tokens += s.step->entries + s.step->accepted_draft_tokens;
-    if (s.step->entries < num_entries) continue;
+    if (!is_busy) continue;
     busy_seconds = seconds;
     busy_tokens = tokens;
   }

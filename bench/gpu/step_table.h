@@ -26,8 +26,8 @@ struct StepGroup {
 // By entries, then rows. The first step of a profile has no step before it and is left out.
 std::vector<StepGroup> group_steps(const StepProfile& profile);
 
-// Tokens a second from the profile's first step to the last one with so many entries, so that
-// requests that end late, while others have none to follow, do not count.
+// Tokens a second behind the first step with so many entries, to the last one: neither do the
+// first prompts count, nor requests that end late while no others follow.
 double busy_tokens_per_second(const StepProfile& profile, int32_t num_entries);
 
 void print_steps(const std::vector<StepGroup>& groups);
