@@ -250,7 +250,7 @@ Status CudaExecutor::warm_up() {
 
 void CudaExecutor::launch(const ForwardBatch& batch) {
   const cuda::Range range("launch a step");
-  Place& p = place(batch.step);
+  Place& p = places_[batch.step % kPlaces];
   p.batch = &batch;
   if (adapters_) adapters_->begin_step();
   p.status = lost_.ok() ? enqueue(p) : lost_;
@@ -430,7 +430,7 @@ Status CudaExecutor::enqueue_samples(Place& p) {
 
 void CudaExecutor::provide_masks(uint64_t step, const MaskView& masks) {
   const cuda::Range range("masks");
-  Place& p = place(step);
+  Place& p = places_[step % kPlaces];
   if (!p.status.ok()) return;
   auto* host = reinterpret_cast<uint32_t*>(p.masks.data());
   const MaskedRows rows = pack_masks(*p.rows, masks, arrays_.mask_words, host);
@@ -444,7 +444,7 @@ void CudaExecutor::provide_masks(uint64_t step, const MaskView& masks) {
 }
 
 const StepResult& CudaExecutor::wait(uint64_t step) {
-  Place& p = place(step);
+  Place& p = places_[step % kPlaces];
   ESP_CHECK(p.batch != nullptr && p.batch->step == step, "step {} is not in flight", step);
   if (p.status.ok()) {
     const cuda::Range range("wait for the device");
@@ -475,7 +475,7 @@ const StepResult& CudaExecutor::wait(uint64_t step) {
 }
 
 Result<bool> CudaExecutor::is_done(uint64_t step) {
-  Place& p = place(step);
+  Place& p = places_[step % kPlaces];
   ESP_RETURN_IF_ERROR(p.status);
   Result<bool> done = p.done.is_done();
   if (!done) p.status = lose_device(done.error());

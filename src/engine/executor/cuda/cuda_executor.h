@@ -85,6 +85,7 @@ class CudaExecutor final : public Executor, public ReleasablePlanes {
   // Of the model's weights, which may be loading meanwhile.
   Status finish_loading() { return model_->finish_loading(); }
   MemoryPlan memory_plan() const override { return memory_; }
+  const KvView& kv() const { return kv_->view(); }  // after allocate_kv
 
   void launch(const ForwardBatch& batch) override;
   void provide_masks(uint64_t step, const MaskView& masks) override;
@@ -140,7 +141,6 @@ class CudaExecutor final : public Executor, public ReleasablePlanes {
 
   CudaExecutor(std::unique_ptr<CudaDecoder> model, const CudaExecutorConfig& config);
   Status allocate(std::unique_ptr<CudaDraftHead> head);
-  Place& place(uint64_t step) { return places_[step % kPlaces]; }
 
   Status enqueue(Place& place);
   Status run_decode(Place& place);
