@@ -11,13 +11,10 @@
 // prefill. Rates and history: docs/notes/mxfp4_experts.md, docs/notes/int4_experts.md.
 #include <algorithm>
 
-#include "kernels/activation/activation.cuh"
-#include "kernels/cuda/barrier.cuh"
 #include "kernels/cuda/launch.h"
-#include "kernels/cuda/mma.cuh"
 #include "kernels/cuda/wgmma_weights.cuh"
 #include "kernels/moe/coded_experts.h"
-#include "kernels/moe/expert_tiles.cuh"
+#include "kernels/moe/coded_params.cuh"
 #include "kernels/moe/int4_expert_codes.cuh"
 #include "kernels/moe/mxfp4_codes.cuh"
 
@@ -25,11 +22,9 @@ namespace espalier::kernels::cuda {
 namespace {
 
 constexpr int kWarpGroup = 128;            // threads
-constexpr int kItemRows = 128;             // of W
 constexpr int kBoxInputs = 64;             // of a row of x that lie together in a stage:
 constexpr int kRowBytes = kBoxInputs * 2;  // the swizzle's width
-constexpr int kHalves = 2;                 // of an item, a consumer warp group for each
-constexpr int kThreads = (1 + kHalves) * kWarpGroup;
+constexpr int kThreads = (1 + kItemHalves) * kWarpGroup;  // a consumer warp group for each half
 // The most rows a group on average that the divisions for few and for some rows are faster for.
 constexpr int kFewRows = 40, kSomeRows = 600;
 
@@ -50,88 +45,15 @@ struct Division {
   static constexpr float kWhole = Codes::kWhole;
 };
 
-struct Params {
-  const char* x;
-  int64_t x_stride_bytes;
-  const char* weights;
-  int64_t weights_stride;
-  const int32_t* begins;  // [groups + 1]
-  const int32_t* pairs;
-  int32_t pairs_per_row;
-  const bf16* bias;  // [groups, out_features], or none
-  bf16* y;
-  int64_t y_stride;
-  int32_t groups, in_bytes, out_features;  // in_bytes: of a row of x
-  int32_t columns;                         // of y
-  int32_t row_records;                     // of a matrix
-  int32_t chunks;                          // items of a tile of rows
-  int32_t steps;                           // stages of an item
-  Activation activation;
-  float limit;
-  bool row_invariant;
-};
-
 template <typename D>
 struct Shared {
   alignas(1024) char x[D::kStages][D::kBoxes * D::kBoxBytes];  // [boxes][rows], swizzled
-  alignas(128) char weights[D::kStages][kHalves * D::Codes::kRecordBytes];
+  alignas(128) char weights[D::kStages][kItemHalves * D::Codes::kRecordBytes];
   Barrier full[D::kStages], empty[D::kStages];
   ExpertTiles experts;
 };
 
-// --- the division of the work ---
-
-// Rows [first, first + rows) of y, kItemRows rows of W from chunk * kItemRows on, of which the
-// matrix has `halves` times 64.
-struct Item {
-  int group, first, rows, chunk, halves;
-};
-
-// Walks over every gridDim.x-th item.
-template <typename D>
-class Items {
- public:
-  __device__ Items(const Params& p, const ExpertTiles& experts)
-      : p_(p),
-        experts_(experts),
-        count_(experts.tiles[p.groups] * p.chunks),
-        at_(static_cast<int>(blockIdx.x)) {}
-
-  __device__ bool next(Item& item) {
-    if (at_ >= count_) return false;
-    const int tile = at_ / p_.chunks;
-    item.chunk = at_ % p_.chunks;
-    item.halves = min(kHalves, p_.row_records - item.chunk * kHalves);
-    item.group = bucket_of(experts_.tiles, p_.groups, tile);
-    item.first = experts_.begins[item.group] + (tile - experts_.tiles[item.group]) * D::kRows;
-    item.rows = min(D::kRows, experts_.begins[item.group + 1] - item.first);
-    at_ += static_cast<int>(gridDim.x);
-    return true;
-  }
-
- private:
-  const Params& p_;
-  const ExpertTiles& experts_;
-  const int count_;
-  int at_;
-};
-
 // --- the producer ---
-
-// Weights that are read once are evicted from L2 first.
-template <bool ONCE>
-__device__ __forceinline__ void copy_records(void* to, const char* from, uint32_t bytes,
-                                             Barrier& full) {
-  constexpr uint64_t kEvictFirst = 0x12f0000000000000;
-  if constexpr (ONCE)
-    ESP_HOPPER_ASM(
-        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
-        "[%0], [%1], %2, [%3], %4;" ::"r"(shared_address(to)),
-        "l"(from), "r"(bytes), "r"(barrier_address(full)), "l"(kEvictFirst)
-        : "memory");
-  else
-    bulk_copy(to, from, bytes, full);
-}
 
 // Stages whose rows of x are on their way. A stage is passed on when those of kBehind later ones
 // have been requested: a warp waits for its own copies, makes them visible to wgmma and arrives
@@ -167,7 +89,7 @@ class RowsOnTheirWay {
 };
 
 template <typename D, bool GATED>
-__device__ void produce(const Params& p, Shared<D>& shared) {
+__device__ void produce(const CodedParams& p, Shared<D>& shared) {
   // A thread copies 16 bytes of every sixteenth row.
   constexpr int kCopies = D::kRows / 16, kRowStep = 16;
   const int thread = static_cast<int>(threadIdx.x);
@@ -175,8 +97,8 @@ __device__ void produce(const Params& p, Shared<D>& shared) {
   const auto to = static_cast<uint32_t>(row0 * kRowBytes + (part ^ row0 % 8) * 16);
   PipelineState<D::kStages> pipeline;
   RowsOnTheirWay<D> coming(shared);
-  Items<D> items(p, shared.experts);
-  Item item;
+  ExpertItems<D::kRows> items(shared.experts, p.groups, p.chunks);
+  ExpertItem item;
   while (items.next(item)) {
     uint32_t offsets[kCopies];  // in units of 16 bytes: 32 bits reach 64 GiB
 #pragma unroll
@@ -185,9 +107,8 @@ __device__ void produce(const Params& p, Shared<D>& shared) {
       const int64_t row = GATED ? p.pairs[slot] / p.pairs_per_row : slot;
       offsets[i] = static_cast<uint32_t>(row * p.x_stride_bytes / 16 + part);
     }
-    const auto bytes = static_cast<uint32_t>(item.halves * D::Codes::kRecordBytes);
-    const char* weights = p.weights + item.group * p.weights_stride +
-                          int64_t{item.chunk} * p.steps * (kHalves * D::Codes::kRecordBytes);
+    const auto bytes = static_cast<uint32_t>(p.halves(item) * D::Codes::kRecordBytes);
+    const char* weights = p.records(item, D::Codes::kRecordBytes);
     for (int step = 0; step < p.steps; ++step) {
       barrier_wait(shared.empty[pipeline.stage], pipeline.parity ^ 1);
       if (thread == 0) {
@@ -331,68 +252,26 @@ struct Consumer {
   }
 };
 
-// A lane has rows lane / 4 and lane / 4 + 8 of its warp's 16 rows of W, of every eight rows of x
-// the two from lane % 4 * 2 on. GATED: its rows are of gate and of up.
-template <typename D, bool GATED>
-class Writer {
- public:
-  __device__ Writer(const Params& p, const Item& item, int half) : p_(p), item_(item) {
-    const int warp = half * 4 + static_cast<int>(threadIdx.x) % kWarpGroup / 32;
-    const int lane = static_cast<int>(threadIdx.x) % 32;
-    upper_ = item.chunk * kItemRows / (GATED ? 2 : 1) + warp * (GATED ? 8 : 16) + lane / 4;
-    lower_ = upper_ + (GATED ? p.columns : 8);
-  }
-
-  template <int COLUMNS>
-  __device__ void write(const float (&sums)[COLUMNS / 2]) const {
-    const float upper_bias = bias(upper_), lower_bias = bias(lower_);
-    const int row0 = static_cast<int>(threadIdx.x) % 4 * 2;
-#pragma unroll
-    for (int i = 0; i < COLUMNS / 4; ++i) {  // of every eight rows two, each with two rows of W
-      const int row = i / 2 * 8 + row0 + i % 2;
-      if (row >= item_.rows) continue;
-      const float high = sums[i / 2 * 4 + i % 2] * D::kWhole + upper_bias;
-      const float low = sums[i / 2 * 4 + 2 + i % 2] * D::kWhole + lower_bias;
-      bf16* y = p_.y + int64_t{item_.first + row} * p_.y_stride;
-      if constexpr (GATED) {
-        if (upper_ < p_.columns)
-          y[upper_] = from_float<bf16>(activated(p_.activation, high, low, p_.limit));
-      } else {
-        if (upper_ < p_.columns) y[upper_] = from_float<bf16>(high);
-        if (lower_ < p_.columns) y[lower_] = from_float<bf16>(low);
-      }
-    }
-  }
-
- private:
-  __device__ float bias(int row) const {
-    if (row >= p_.out_features || p_.bias == nullptr) return 0;
-    return to_float(p_.bias[int64_t{item_.group} * p_.out_features + row]);
-  }
-
-  const Params& p_;
-  const Item& item_;
-  int upper_, lower_;  // the lane's rows of W
-};
-
 template <typename D, bool GATED, int COLUMNS>
-__device__ __forceinline__ void compute(const Params& p, Consumer<D>& consumer, const Item& item) {
+__device__ __forceinline__ void compute(const CodedParams& p, Consumer<D>& consumer,
+                                        const ExpertItem& item) {
   float sums[COLUMNS / 2];
   consumer.template multiply<COLUMNS>(p.steps, sums);
-  Writer<D, GATED>(p, item, consumer.half).template write<COLUMNS>(sums);
+  const int warp = consumer.half * 4 + static_cast<int>(threadIdx.x) % kWarpGroup / 32;
+  CodedWriter<GATED>(p, item, warp, D::kWhole).write(sums);
 }
 
 template <typename D, bool GATED>
-__device__ void consume(const Params& p, Shared<D>& shared) {
+__device__ void consume(const CodedParams& p, Shared<D>& shared) {
   // The shuffle makes the group's index uniform for the compiler, which then keeps stages and
   // descriptors in uniform registers.
   const int half = __shfl_sync(~0u, static_cast<int>(threadIdx.x) / kWarpGroup, 0) - 1;
   Consumer<D> consumer{shared, half, matrix_descriptor(shared.x[0], 16), {}};
-  Items<D> items(p, shared.experts);
-  Item item;
+  ExpertItems<D::kRows> items(shared.experts, p.groups, p.chunks);
+  ExpertItem item;
   while (items.next(item)) {
     const bool narrows = D::kNarrows && !p.row_invariant;
-    if (consumer.half >= item.halves) {
+    if (consumer.half >= p.halves(item)) {
       consumer.pass(p.steps);
     } else if (narrows && item.rows <= D::kRows / 4) {
       if constexpr (D::kNarrows) compute<D, GATED, D::kRows / 4>(p, consumer, item);
@@ -405,7 +284,7 @@ __device__ void consume(const Params& p, Shared<D>& shared) {
 }
 
 template <typename D, bool GATED>
-__global__ void __launch_bounds__(kThreads, 1) coded_experts_kernel(const Params p) {
+__global__ void __launch_bounds__(kThreads, 1) coded_experts_kernel(const CodedParams p) {
   extern __shared__ char raw[];
   auto& shared = *reinterpret_cast<Shared<D>*>(raw + (1024 - shared_address(raw) % 1024) % 1024);
   release_next();
@@ -413,7 +292,7 @@ __global__ void __launch_bounds__(kThreads, 1) coded_experts_kernel(const Params
     for (int i = 0; i < D::kStages; ++i) {
       // The thread that expects TMA's bytes, and the warps whose copies have landed.
       barrier_init(shared.full[i], 1 + kWarpGroup / 32);
-      barrier_init(shared.empty[i], kHalves * kWarpGroup / 32);
+      barrier_init(shared.empty[i], kItemHalves * kWarpGroup / 32);
     }
     barrier_init_done();
   }
@@ -433,34 +312,13 @@ __global__ void __launch_bounds__(kThreads, 1) coded_experts_kernel(const Params
 
 template <typename D, bool GATED>
 Status start(const GroupedArgs& args, const DeviceTraits& traits, const LaunchOptions& launch) {
-  const typename D::Codes::Shape shape{args.out_features, args.in_features, GATED};
-  const Params params{.x = static_cast<const char*>(args.x),
-                      .x_stride_bytes = args.x_stride * 2,
-                      .weights = static_cast<const char*>(args.weights),
-                      .weights_stride = args.weights_stride,
-                      .begins = args.plan->begins,
-                      .pairs = args.plan->pairs,
-                      .pairs_per_row = args.pairs_per_row,
-                      .bias = static_cast<const bf16*>(args.bias),
-                      .y = static_cast<bf16*>(args.y),
-                      .y_stride = args.y_stride,
-                      .groups = args.num_groups,
-                      .in_bytes = args.in_features * 2,
-                      .out_features = args.out_features,
-                      .columns = GATED ? args.out_features / 2 : args.out_features,
-                      .row_records = shape.row_records(),
-                      .chunks = (shape.row_records() + kHalves - 1) / kHalves,
-                      .steps = shape.input_records(),
-                      .activation = args.activation.value_or(Activation::kSilu),
-                      .limit = args.limit,
-                      .row_invariant = args.row_invariant};
   auto* kernel = coded_experts_kernel<D, GATED>;
   constexpr size_t kBytes = sizeof(Shared<D>) + 1024;
   static_assert(kBytes <= 227 * 1024);
   ESP_RETURN_IF_ERROR(allow_shared("grouped linear", kernel, kBytes));
   return launch_kernel("grouped linear", kernel,
                        dim3(static_cast<unsigned>(traits.num_multiprocessors)), kThreads, kBytes,
-                       launch, params);
+                       launch, coded_params<typename D::Codes>(args));
 }
 
 template <typename D>

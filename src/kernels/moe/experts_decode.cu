@@ -20,7 +20,7 @@
 #include "kernels/cuda/tensor_map.h"
 #include "kernels/cuda/wgmma.cuh"
 #include "kernels/linear/quantize_rows.h"
-#include "kernels/moe/expert_tiles.cuh"
+#include "kernels/moe/expert_items.cuh"
 #include "kernels/moe/experts_decode.h"
 
 namespace espalier::kernels::cuda {
@@ -29,9 +29,10 @@ namespace {
 constexpr int kWarpGroup = 128;           // threads
 constexpr int kThreads = 3 * kWarpGroup;  // a producer group, two consumer groups
 constexpr int kConsumerWarps = 8;
-constexpr int kItemOutputs = 128;  // rows of W of an item
-constexpr int kTileRows = 64;      // of x
-constexpr int kDepthBytes = 128;   // inputs of a stage: the swizzle's width
+constexpr int kItemOutputs = kExpertItemRows;
+constexpr int kTileRows = 64;  // of x
+using Items = ExpertItems<kTileRows>;
+constexpr int kDepthBytes = 128;  // inputs of a stage: the swizzle's width
 constexpr uint32_t kWeightsBytes = kItemOutputs * kDepthBytes;
 constexpr uint32_t kStageBytes = kWeightsBytes + kTileRows * kDepthBytes;
 // With more rows a group on average, the tiles of 128 rows of grouped_gemm_sm90.cu are faster.
@@ -105,40 +106,6 @@ __device__ __forceinline__ void copy_weights(void* to, const CUtensorMap& map, i
         : "memory");
 }
 
-// --- the division of the work ---
-
-// Rows [first, first + rows) of y, kItemOutputs rows of W from chunk * kItemOutputs on.
-struct Item {
-  int group, first, rows, chunk;
-};
-
-// Walks over every gridDim.x-th item.
-class Items {
- public:
-  __device__ Items(const Params& p, const ExpertTiles& experts)
-      : p_(p),
-        experts_(experts),
-        count_(experts.tiles[p.groups] * p.chunks),
-        at_(static_cast<int>(blockIdx.x)) {}
-
-  __device__ bool next(Item& item) {
-    if (at_ >= count_) return false;
-    const int tile = at_ / p_.chunks;
-    item.chunk = at_ % p_.chunks;
-    item.group = bucket_of(experts_.tiles, p_.groups, tile);
-    item.first = experts_.begins[item.group] + (tile - experts_.tiles[item.group]) * kTileRows;
-    item.rows = min(kTileRows, experts_.begins[item.group + 1] - item.first);
-    at_ += static_cast<int>(gridDim.x);
-    return true;
-  }
-
- private:
-  const Params& p_;
-  const ExpertTiles& experts_;
-  const int count_;
-  int at_;
-};
-
 // --- the producer ---
 
 // Four bytes to shared memory.
@@ -153,7 +120,7 @@ struct ScaleCopy {
   const float* from = nullptr;  // of the first stage; null: none
   int64_t step = 0;             // to the next stage's
 
-  __device__ ScaleCopy(const Params& p, const Item& item) {
+  __device__ ScaleCopy(const Params& p, const ExpertItem& item) {
     const int thread = static_cast<int>(threadIdx.x);
     if (thread < item.rows) {
       const int slot = item.first + thread;
@@ -177,7 +144,7 @@ __device__ void produce(const Params& p, Shared<T>& shared, Items& items,
   const int part = thread % 8, row0 = thread / 8;
   const uint32_t to = static_cast<uint32_t>(row0 * kDepthBytes + (part ^ row0 % 8) * 16);
   PipelineState<kStages<T>> pipeline;
-  Item item;
+  ExpertItem item;
   while (items.next(item)) {
     [[maybe_unused]] const ScaleCopy<GATED> scale(p, item);
     uint32_t offsets[kCopies];  // in units of 16 bytes: 32 bits reach 64 GiB
@@ -293,7 +260,7 @@ __device__ void multiply(Shared<T>& shared, PipelineState<kStages<T>>& pipeline,
 template <typename T, bool GATED>
 class Writer {
  public:
-  __device__ Writer(const Params& p, const Item& item) : p_(p), item_(item) {
+  __device__ Writer(const Params& p, const ExpertItem& item) : p_(p), item_(item) {
     const int thread = static_cast<int>(threadIdx.x);
     const int warp = thread / 32 - kWarpGroup / 32, lane = thread % 32;
     upper_ = item.chunk * kItemOutputs / (GATED ? 2 : 1) + warp * (GATED ? 8 : 16) + lane / 4;
@@ -342,13 +309,14 @@ class Writer {
   }
 
   const Params& p_;
-  const Item& item_;
+  const ExpertItem& item_;
   int upper_, lower_;  // the lane's rows of W
 };
 
 template <typename T, bool GATED, int COLUMNS>
 __device__ __forceinline__ void compute(const Params& p, Shared<T>& shared,
-                                        PipelineState<kStages<T>>& pipeline, const Item& item) {
+                                        PipelineState<kStages<T>>& pipeline,
+                                        const ExpertItem& item) {
   const int warp_group = static_cast<int>(threadIdx.x) / kWarpGroup - 1;
   float sums[COLUMNS / 2];
   if constexpr (kHasBlocks<T>)
@@ -361,7 +329,7 @@ __device__ __forceinline__ void compute(const Params& p, Shared<T>& shared,
 template <typename T, bool GATED>
 __device__ void consume(const Params& p, Shared<T>& shared, Items& items) {
   PipelineState<kStages<T>> pipeline;
-  Item item;
+  ExpertItem item;
   while (items.next(item)) {
     if (item.rows <= 16)
       compute<T, GATED, 16>(p, shared, pipeline, item);
@@ -389,7 +357,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   wait_for_previous();
   divide_experts<kTileRows, kThreads>(p.begins, p.groups, shared.experts);
   __syncthreads();
-  Items items(p, shared.experts);
+  Items items(shared.experts, p.groups, p.chunks);
   if (threadIdx.x < kWarpGroup)
     produce<T, GATED>(p, shared, items, weights_map);
   else
