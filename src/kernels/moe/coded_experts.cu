@@ -14,6 +14,7 @@
 #include "kernels/cuda/launch.h"
 #include "kernels/cuda/wgmma_weights.cuh"
 #include "kernels/moe/coded_experts.h"
+#include "kernels/moe/coded_experts_decode.h"
 #include "kernels/moe/coded_params.cuh"
 #include "kernels/moe/int4_expert_codes.cuh"
 #include "kernels/moe/mxfp4_codes.cuh"
@@ -353,6 +354,7 @@ bool coded_experts_supports(const GroupedArgs& args, const DeviceTraits& traits)
 
 Status coded_experts(const GroupedArgs& args, const DeviceTraits& traits,
                      const LaunchOptions& launch) {
+  if (coded_experts_decode_suits(args)) return coded_experts_decode(args, traits, launch);
   return args.int4 ? start_codes<Int4ExpertCodes>(args, traits, launch)
                    : start_codes<Mxfp4Codes>(args, traits, launch);
 }
