@@ -50,6 +50,11 @@ struct SmallBatchMoeArgs {
   const float* gate_up_scales = nullptr;  // [experts, 2 ffn]
   const float* down_scales = nullptr;     // [experts, dim]
 
+  // The experts' matrices are records of int4_experts.h, so many bytes between experts; for one row
+  // alone, without a shared expert and biases.
+  bool int4 = false;
+  int64_t gate_up_stride = 0, down_stride = 0;
+
   int32_t shared_ffn = 0;                        // 0: no shared expert; a multiple of 8
   const void* shared_gate_up = nullptr;          // [2 shared_ffn, dim]
   const void* shared_down = nullptr;             // [dim, shared_ffn]

@@ -13,6 +13,9 @@
 
 namespace espalier::kernels::cuda {
 
+// The 16 rows that one of a record's four warps has.
+inline constexpr int32_t kInt4ExpertPartBytes = kInt4ExpertRecordBytes / 4;
+
 // The fragment of a word, as whole numbers over 64; zero points by int4_zero_pair().
 __device__ __forceinline__ void widen_int4_word(uint32_t word, __nv_bfloat162 upper,
                                                 __nv_bfloat162 lower, uint32_t (&fragment)[4]) {
@@ -27,11 +30,12 @@ struct Int4ExpertScales {
   __half2 scales;
   uint32_t zeros;  // bytes
 
-  __device__ Int4ExpertScales(const char* record, int thread) {
-    const char* behind = record + kInt4ExpertCodeBytes;
-    scales = reinterpret_cast<const __half2*>(behind)[thread / 4];
-    zeros = reinterpret_cast<const uint16_t*>(behind + kInt4ExpertScaleBytes)[thread / 4];
-  }
+  __device__ Int4ExpertScales(const char* record, int thread)
+      : Int4ExpertScales(record + kInt4ExpertCodeBytes,
+                         record + kInt4ExpertCodeBytes + kInt4ExpertScaleBytes, thread) {}
+  __device__ Int4ExpertScales(const char* all_scales, const char* all_zeros, int thread)
+      : scales(reinterpret_cast<const __half2*>(all_scales)[thread / 4]),
+        zeros(reinterpret_cast<const uint16_t*>(all_zeros)[thread / 4]) {}
   __device__ __forceinline__ float upper() const { return kInt4Whole * __low2float(scales); }
   __device__ __forceinline__ float lower() const { return kInt4Whole * __high2float(scales); }
   __device__ __forceinline__ __nv_bfloat162 upper_zero() const {
@@ -98,9 +102,17 @@ struct Int4ExpertCodes {
   Int4ExpertScales scales;
 
   // thread: of the warp group.
-  __device__ Int4ExpertCodes(const char* record, int thread) : scales(record, thread) {
-    first = reinterpret_cast<const uint4*>(record)[thread];
-    second = reinterpret_cast<const uint4*>(record + kInt4ExpertCodeBytes / 2)[thread];
+  __device__ Int4ExpertCodes(const char* record, int thread)
+      : first(reinterpret_cast<const uint4*>(record)[thread]),
+        second(reinterpret_cast<const uint4*>(record + kInt4ExpertCodeBytes / 2)[thread]),
+        scales(record, thread) {}
+  // Of a warp's part alone, kInt4ExpertPartBytes: the codes of 64 inputs, those of the other 64,
+  // scales, zero points.
+  static __device__ Int4ExpertCodes of_part(const char* part, int lane) {
+    constexpr int kScalesAt = kInt4ExpertCodeBytes / 4;
+    return {reinterpret_cast<const uint4*>(part)[lane],
+            reinterpret_cast<const uint4*>(part + kScalesAt / 2)[lane],
+            Int4ExpertScales(part + kScalesAt, part + kScalesAt + kInt4ExpertScaleBytes / 4, lane)};
   }
   // The fragments of 32 inputs, the PART-th of the record, as whole numbers over 64: times 64 and
   // the rows' scales they are the weights.
@@ -111,6 +123,11 @@ struct Int4ExpertCodes {
     widen_int4_word(PART % 2 == 0 ? words.x : words.z, upper, lower, fragments[0]);
     widen_int4_word(PART % 2 == 0 ? words.y : words.w, upper, lower, fragments[1]);
   }
+
+ private:
+  __device__ Int4ExpertCodes(const uint4& of_first, const uint4& of_second,
+                             const Int4ExpertScales& of_rows)
+      : first(of_first), second(of_second), scales(of_rows) {}
 };
 
 }  // namespace espalier::kernels::cuda

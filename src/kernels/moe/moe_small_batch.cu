@@ -20,8 +20,8 @@
 #include "kernels/cuda/launch.h"
 #include "kernels/cuda/mma.cuh"
 #include "kernels/linear/warp_sums.cuh"
-#include "kernels/moe/cuda_small_batch.h"
-#include "kernels/router/router_topk.cuh"
+#include "kernels/moe/one_row_int4_experts.h"
+#include "kernels/moe/small_batch_experts.cuh"
 
 namespace espalier::kernels::cuda {
 namespace {
@@ -30,16 +30,11 @@ constexpr int kScoreWarps = 4;
 constexpr int kWarps = 8, kThreads = kWarps * 32;
 constexpr int kMaxTileInputs = 2048, kMinTileInputs = 512;  // of a tile, of each of its two rows
 constexpr int kMaxStages = 8;                               // tiles of a warp
-constexpr uint8_t kNoPair = 255;
 
 struct Params {
   SmallBatchMoeArgs args;
   int tile_inputs, num_stages;  // of the kernel's ring buffers
 };
-
-__device__ __forceinline__ const bf16* bf16s(const void* at) {
-  return static_cast<const bf16*>(at);
-}
 
 // W below: of the experts' weights, bf16 or uint8_t for codes of e4m3.
 template <typename W>
@@ -112,95 +107,6 @@ __global__ void __launch_bounds__(kScoreWarps * 32) moe_score_kernel(const Param
   else
     args.scores[row * experts + output] =
         sum + (args.router_bias == nullptr ? 0.0f : args.router_bias[output]);
-}
-
-// --- top-k selection ---
-
-// The experts that the rows selected, by their index among those that are here. A pair (row,
-// expert) is row * top_k + rank; an active expert is one that is here and that some row selected.
-struct ChosenExperts {
-  int32_t experts[kSmallBatchMoePairs];  // of each pair; another rank's is not in [0, num_local)
-  float weights[kSmallBatchMoePairs];
-  int32_t num_active;
-  int32_t active_experts[kSmallBatchMoePairs];
-  int32_t active_rows[kSmallBatchMoePairs];                       // how many rows selected it,
-  uint8_t active_pairs[kSmallBatchMoePairs][kSmallBatchMoeRows];  // and their pairs
-  uint8_t pair_of_row[kSmallBatchMoePairs][kSmallBatchMoeRows];   // each row's pair, or kNoPair
-  float shared_gates[kSmallBatchMoeRows];
-};
-
-__device__ __forceinline__ bool is_here(const SmallBatchMoeArgs& args, int expert) {
-  return static_cast<uint32_t>(expert) < static_cast<uint32_t>(args.num_local);
-}
-
-// One warp collects the active experts from the pairs.
-__device__ void gather_active(const SmallBatchMoeArgs& args, ChosenExperts& chosen, int lane) {
-  const int top_k = args.router.top_k, count = args.rows * top_k;
-  int num_active = 0;
-#pragma unroll 1
-  for (int base = 0; base < count; base += 32) {
-    const int pair = base + lane;
-    const int expert = pair < count ? chosen.experts[pair] : -1;
-    bool first = is_here(args, expert);
-#pragma unroll 1
-    for (int i = 0; i < pair && first; ++i) first = chosen.experts[i] != expert;
-    const uint32_t all = __ballot_sync(~0u, first);
-    if (first) {
-      const int active = num_active + __popc(all & ((1u << lane) - 1));
-#pragma unroll
-      for (int row = 0; row < kSmallBatchMoeRows; ++row) chosen.pair_of_row[active][row] = kNoPair;
-      int rows = 0;
-#pragma unroll 1
-      for (int i = pair; i < count; ++i) {
-        if (chosen.experts[i] != expert) continue;
-        chosen.active_pairs[active][rows++] = static_cast<uint8_t>(i);
-        chosen.pair_of_row[active][i / top_k] = static_cast<uint8_t>(i);
-      }
-      chosen.active_experts[active] = expert;
-      chosen.active_rows[active] = rows;
-    }
-    num_active += __popc(all);
-  }
-  if (lane == 0) chosen.num_active = num_active;
-}
-
-// Selects the experts of all rows, by the whole block. words: [rows, route_words()] in shared
-// memory. Loads of the scores bypass L1, which may hold those of the layer before. REQUIRES: the
-// scores are written.
-__device__ void select_experts(const SmallBatchMoeArgs& args, float* words, ChosenExperts& chosen) {
-  const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
-  const RouterSpec& router = args.router;
-  if (warp < args.rows) {
-    float* own = words + warp * route_words(router);
-#pragma unroll 4
-    for (int i = lane; i < router.num_experts; i += 32)
-      own[i] = __ldcg(args.scores + warp * router.num_experts + i);
-    if (lane == 0) {
-      chosen.shared_gates[warp] = args.shared_gate_weights == nullptr
-                                      ? 1.0f
-                                      : 1.0f / (1.0f + expf(-__ldcg(args.shared_gate + warp)));
-    }
-    __syncwarp();
-    int32_t* experts = chosen.experts + warp * router.top_k;
-    route_row(router, args.correction, own, lane, experts, chosen.weights + warp * router.top_k);
-    if (args.first_local > 0) {
-      __syncwarp();
-      for (int i = lane; i < router.top_k; i += 32) experts[i] -= args.first_local;
-    }
-  }
-  __syncthreads();
-  if (warp == 0) gather_active(args, chosen, lane);
-  __syncthreads();
-}
-
-// Adds the rows of each active expert that are no padding to its count, by one block.
-__device__ void count_rows(const SmallBatchMoeArgs& args, const ChosenExperts& chosen) {
-  const int active = static_cast<int>(threadIdx.x), num_rows = *args.counts.num_rows;
-  if (active >= chosen.num_active) return;
-  unsigned long long count = 0;
-  for (int row = 0; row < args.rows; ++row)
-    if (row < num_rows && chosen.pair_of_row[active][row] != kNoPair) ++count;
-  if (count > 0) atomicAdd(&args.counts.pairs[chosen.active_experts[active]], count);
 }
 
 // --- rings ---
@@ -770,16 +676,16 @@ Result<bool> small_batch_moe_supports(const SmallBatchMoeArgs& args) {
                          static_cast<const void*>(args.shared_gate_weights)}) {
     if (!aligned(at, 16)) return false;
   }
+  if (score_bytes(args.dim) > static_cast<size_t>(traits.shared_bytes_per_block)) return false;
+  if (args.int4) return one_row_int4_supports(args, traits);
   const Plan plan = plan_for(args, traits);
-  return plan.up.num_stages > 0 && plan.down.num_stages > 0 &&
-         score_bytes(args.dim) <= static_cast<size_t>(traits.shared_bytes_per_block);
+  return plan.up.num_stages > 0 && plan.down.num_stages > 0;
 }
 
 Status small_batch_moe(const SmallBatchMoeArgs& arguments, const LaunchOptions& launch) {
   const SmallBatchMoeArgs args = resolve(arguments);
   if (args.rows == 0) return {};
   ESP_ASSIGN_OR_RETURN(const DeviceTraits traits, device_traits());
-  const Plan plan = plan_for(args, traits);
   const int scores = args.router.num_experts + (args.shared_gate_weights == nullptr ? 0 : 1);
   const size_t bytes = score_bytes(args.dim);
   ESP_RETURN_IF_ERROR(allow_shared("small_batch_moe", moe_score_kernel, bytes));
@@ -788,6 +694,8 @@ Status small_batch_moe(const SmallBatchMoeArgs& arguments, const LaunchOptions& 
                     dim3(static_cast<unsigned>((scores + kScoreWarps - 1) / kScoreWarps),
                          static_cast<unsigned>(args.rows)),
                     kScoreWarps * 32, bytes, launch, Params{args, 0, 0}));
+  if (args.int4) return one_row_int4_experts(args, traits, launch);
+  const Plan plan = plan_for(args, traits);
   const int blocks = traits.num_multiprocessors;
   return has_scales(args) ? start_experts<uint8_t>(args, plan, blocks, launch)
                           : start_experts<bf16>(args, plan, blocks, launch);

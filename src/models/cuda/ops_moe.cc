@@ -56,6 +56,9 @@ kc::SmallBatchMoeArgs moe_block_args(const CudaContext& c, const Op& op) {
                              .down_bias = weights.data(experts.down.bias),
                              .gate_up_scales = weights.at(experts.gate_up.weight).scales,
                              .down_scales = weights.at(experts.down.weight).scales,
+                             .int4 = weights.at(experts.down.weight).format.codes.int4.group > 0,
+                             .gate_up_stride = weights.at(experts.gate_up.weight).group_stride,
+                             .down_stride = weights.at(experts.down.weight).group_stride,
                              .y = c.write(op.outputs[0]),
                              .scale = experts.combine.scale,
                              .normed = c.write(op.outputs[1]),
@@ -81,7 +84,7 @@ Result<bool> runs_moe_block(CudaContext& c, const Op& op) {
   if (c.attention_group(op).shape.fixed_split > 0) return false;
   const auto& block = op.as<MoeBlock>();
   const WeightCodes codes = c.weights().at(block.experts.gate_up.weight).format.codes;
-  if (codes.mxfp4 || codes.int4.group > 0 || codes.block_scales) return false;
+  if (codes.mxfp4 || codes.block_scales) return false;
   if (block.experts.combine.shared &&
       c.weights().at(block.shared_gate_up.weight).format.codes.block_scales) {
     return false;
