@@ -26,7 +26,7 @@ namespace espalier {
 namespace {
 
 constexpr int64_t kHidden = 256, kExpertFfn = 128, kVocab = 128, kHeads = 4, kKvHeads = 2,
-                  kHeadDim = 64;
+                  kHeadDim = 64, kSharedFfn = 384;
 constexpr int kNumLayers = 2, kNumExperts = 8;
 
 struct MixtureFile {
@@ -34,22 +34,25 @@ struct MixtureFile {
   int top_k = 2;
   int group = 128;
   bool act_order = false;  // of one expert's matrix in layer 1
+  bool shared = false;     // Qwen2: an expert that all tokens pass
   uint64_t seed = 7;
 };
 
-// Writes config.json and model.safetensors of a Qwen3 mixture with random weights.
+// Writes config.json and model.safetensors of a mixture of Qwen3, or of Qwen2 with a shared expert,
+// with random weights.
 class MixtureWriter {
  public:
   explicit MixtureWriter(const MixtureFile& file) : file_(file), rng_(file.seed) {
     const std::string config = fmt::format(
-        R"({{"architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe",
-             "attention_bias": false, "decoder_sparse_step": 1, "head_dim": {}, "hidden_act": "silu",
+        R"({{"architectures": ["{}MoeForCausalLM"], "model_type": "{}",
+             "attention_bias": false, "qkv_bias": false, "shared_expert_intermediate_size": {}, "decoder_sparse_step": 1, "head_dim": {}, "hidden_act": "silu",
              "hidden_size": {}, "intermediate_size": 512, "max_position_embeddings": 256,
              "mlp_only_layers": [], "moe_intermediate_size": {}, "norm_topk_prob": true,
              "num_attention_heads": {}, "num_experts": {}, "num_experts_per_tok": {},
              "num_hidden_layers": {}, "num_key_value_heads": {}, "rms_norm_eps": 1e-06,
              "rope_theta": 10000.0, "tie_word_embeddings": false, "torch_dtype": "bfloat16",
              "vocab_size": {}, "quantization_config": {}}})",
+        file.shared ? "Qwen2" : "Qwen3", file.shared ? "qwen2_moe" : "qwen3_moe", kSharedFfn,
         kHeadDim, kHidden, kExpertFfn, kHeads, kNumExperts, file.top_k, kNumLayers, kKvHeads,
         kVocab, file.method.config);
     folder_.write("config.json", config);
@@ -83,8 +86,12 @@ class MixtureWriter {
     coded(name + "self_attn.k_proj", kKvHeads * kHeadDim, kHidden);
     coded(name + "self_attn.v_proj", kKvHeads * kHeadDim, kHidden);
     coded(name + "self_attn.o_proj", kHidden, kHeads * kHeadDim);
-    numbers(name + "self_attn.q_norm.weight", {kHeadDim}, 0, 1);
-    numbers(name + "self_attn.k_norm.weight", {kHeadDim}, 0, 1);
+    if (file_.shared) {
+      shared_expert(name + "mlp.");
+    } else {
+      numbers(name + "self_attn.q_norm.weight", {kHeadDim}, 0, 1);
+      numbers(name + "self_attn.k_norm.weight", {kHeadDim}, 0, 1);
+    }
     numbers(name + "post_attention_layernorm.weight", {kHidden}, 0, 1);
     numbers(name + "mlp.gate.weight", {kNumExperts, kHidden}, 0.1f);
     for (int i = 0; i < kNumExperts; ++i) {
@@ -94,6 +101,12 @@ class MixtureWriter {
       coded(expert + "down_proj", kHidden, kExpertFfn);
       if (file_.act_order && index == 1 && i == 3) add_order(expert + "up_proj");
     }
+  }
+  void shared_expert(const std::string& name) {
+    coded(name + "shared_expert.gate_proj", kSharedFfn, kHidden);
+    coded(name + "shared_expert.up_proj", kSharedFfn, kHidden);
+    coded(name + "shared_expert.down_proj", kHidden, kSharedFfn);
+    numbers(name + "shared_expert_gate.weight", {1, kHidden}, 0.1f);
   }
   // Inputs of the two groups take turns.
   void add_order(const std::string& stem) {
@@ -204,6 +217,27 @@ TEST(Int4ExpertsModelCuda, HaveTheLogitsOfTheirNumbers) {
     constexpr int64_t kCoded = kNumLayers * (kNumExperts * 3 * kHidden * kExpertFfn +
                                              2 * kHidden * (kHeads + kKvHeads) * kHeadDim);
     EXPECT_LT(bytes, wide_bytes - kCoded * 4 / 3) << "4.2 to 4.4 bits instead of 16";
+  }
+}
+
+// The expert that all tokens pass is in codes too, whose sum is weighted by a gate: all tokens at
+// once, several and one at a time.
+TEST(Int4ExpertsModelCuda, ShareAnExpertInCodes) {
+  ESPALIER_REQUIRE_DEVICE();
+  for (const test::Int4Method& method : test::kInt4Methods) {
+    SCOPED_TRACE(method.name);
+    const MixtureWriter file({.method = method, .top_k = kNumExperts, .shared = true});
+    const quantized::Logits want = cpu_logits(file.path());
+    for (const int32_t chunk : {1, 5, 32}) {
+      const double error = quantized::difference(gpu_logits({.path = file.path()}, chunk), want);
+      fmt::print("{}, chunks of {}: difference {:.4f}\n", method.name, chunk, error);
+      EXPECT_LT(error, 0.05) << "chunks of " << chunk;
+    }
+    if (!keeps_int4()) continue;
+    const LoadedMixture loaded(file);
+    EXPECT_EQ(loaded.group_of_experts(1), 128);
+    for (const WeightKind kind : {WeightKind::kGateUp, WeightKind::kDown})
+      EXPECT_EQ(loaded.weights.at({kind, 1}).format.codes.int4.group, 128);
   }
 }
 
