@@ -683,7 +683,7 @@ void int4(Bench& bench, Linear& linear, Memory& workspace) {
     out.residual = p.residual ? y.get() : nullptr;
     return out;
   };
-  for (const int rows : {1, 8, 16, 32, 64, 128, 256, 512, 2048}) {
+  for (const int rows : {1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 2048}) {
     const LaunchOptions launch{bench.stream(), true};
     size_t at = 0;
     for (const Gemm& p : kGemms) {
