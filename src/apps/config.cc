@@ -435,6 +435,13 @@ void add_system_rows(SettingTable& table, EngineConfig& engine) {
 }
 
 void add_adapter_rows(SettingTable& table, EngineConfig& engine) {
+  table.group("Control vectors");
+  Setting& vectors = table.list(
+      "control-vector", engine.control.control_vectors, "NAME=PATH",
+      "take the directions in this file, GGUF (as llama.cpp has them) or safetensors with tensors "
+      "direction.N, which a request adds to hidden states by the field control_vector");
+  vectors.takes_several = true;
+  shown_default(vectors, "none");
   table.group("LoRA adapters");
   table.toggle("enable-lora", engine.lora.enable_lora,
                "take LoRA adapters: those of --lora-paths, and what "

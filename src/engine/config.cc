@@ -367,6 +367,9 @@ Result<EngineConfig> resolve(const EngineConfig& user, const ModelInfo& info,
   ESP_RETURN_IF_ERROR(check_images(c));
   c.lora.enable_lora = c.lora.enable_lora || !c.lora.lora_paths.empty();
   ESP_RETURN_IF_ERROR(check_lora(c.lora));
+  ESP_ASSIGN_OR_RETURN(const auto vectors,
+                       parse_named_paths("control-vector", c.control.control_vectors));
+  static_cast<void>(vectors);
   ESP_RETURN_IF_ERROR(check_hidden_states(c));
   if (c.model.context_length == 0) c.model.context_length = info.context_length;
   if (c.schedule.max_running_requests == 0) c.schedule.max_running_requests = kDefaultMaxRunning;
@@ -421,6 +424,8 @@ ModelLoadOptions model_load_options(const EngineConfig& config) {
           .ep_size = config.compute.ep_size,
           .draft_path = draft_path(config),
           .enable_lora = config.lora.enable_lora,
+          .control_vectors = parse_named_paths("control-vector", config.control.control_vectors)
+                                 .value_or(std::vector<NamedPath>()),  // resolve() has checked it
           .return_hidden_states = config.compute.enable_return_hidden_states,
           .max_lora_rank = config.lora.max_lora_rank,
           .progress = config.model.load_progress};

@@ -197,6 +197,11 @@ struct AudioSettings {
   double max_audio_seconds = 3600;
 };
 
+// Vectors that requests may have added to hidden states (docs/insides.md): NAME=PATH.
+struct ControlSettings {
+  std::vector<std::string> control_vectors;
+};
+
 // LoRA adapters. lora_paths: NAME=PATH, or a path whose last part is the name; they
 // are loaded at the start and imply enable_lora.
 struct LoraSettings {
@@ -228,6 +233,7 @@ struct EngineConfig {
   SpeculationSettings speculation;
   ImageSettings images;
   AudioSettings audio;
+  ControlSettings control;
   LoraSettings lora;
   WatchSettings watch;
   bool check_invariants = false;  // each time the engine falls idle: for tests

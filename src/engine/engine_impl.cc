@@ -9,6 +9,7 @@
 #include "base/rng.h"
 #include "engine/beams/beam_params.h"
 #include "engine/images/place_images.h"
+#include "engine/requests/control_vector.h"
 #include "engine/requests/embedding.h"
 #include "engine/requests/hidden_states.h"
 #include "engine/sampling/logit_library.h"
@@ -356,6 +357,7 @@ Status check_prompt_bytes(size_t num_bytes, int64_t num_tokens, int64_t bytes_pe
 Status resolve_insides(const GenerateRequest& request, const ModelInfo& info,
                        const SamplingContext& context, LiveRequest& live) {
   ESP_ASSIGN_OR_RETURN(live.sampling.spec.hidden_layers, resolve_hidden_layers(request, info));
+  ESP_ASSIGN_OR_RETURN(live.sampling.spec.control, resolve_control(request, info));
   ESP_ASSIGN_OR_RETURN(live.hooks,
                        make_hooks(request.sampling, context.history, context.vocab_size));
   return {};
@@ -455,7 +457,8 @@ Result<std::unique_ptr<LiveRequest>> EngineImpl::prepare(GenerateRequest& reques
                       .with_context("lora_path, or the adapter that model names"));
     ESP_ASSIGN_OR_RETURN(live->adapter, adapters_.acquire(request.lora));
   }
-  live->cache_namespace = namespace_of_adapter(live->adapter.id(), request.extra_key);
+  live->cache_namespace = namespace_of_control(
+      live->sampling.spec.control, namespace_of_adapter(live->adapter.id(), request.extra_key));
   live->tenant = std::move(request.tenant);
   live->tenant_weight = request.tenant_weight;
   live->session = std::move(request.session);

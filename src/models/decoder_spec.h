@@ -14,6 +14,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -21,6 +22,7 @@
 #include <vector>
 
 #include "base/status.h"
+#include "checkpoint/control_vectors.h"
 #include "kernels/activation/gelu.h"
 #include "kernels/activation/op.h"
 #include "kernels/router/op.h"
@@ -404,6 +406,9 @@ struct DecoderSpec {
   // For a draft head: layers in front of which states are kept. One is the number of layers where
   // those behind the last layer are kept, behind the final norm too where `keeps_normed_states`.
   std::vector<int32_t> kept_states;
+  // Rows may have one of these added behind layers (ControlUse). Null: there are none. Shared by
+  // the spec's copies.
+  std::shared_ptr<const ControlVectors> control_vectors;
   bool keeps_normed_states = false;
   StageSpec stage;
   WeightNames names;

@@ -23,6 +23,7 @@ ModelInfo describe_model(const DecoderSpec& spec) {
   if (info.sliding_window == 0) info.window_layers.clear();
   info.num_parameters = spec.num_parameters();
   info.eos_ids = spec.eos_ids;
+  if (spec.control_vectors != nullptr) info.control_vectors = spec.control_vectors->names();
   if (spec.images) {
     info.images = ImagesInfo{.placeholder = spec.images->placeholder,
                              .num_rows = spec.images->num_rows,

@@ -156,6 +156,22 @@ std::vector<BeamSearchCase> read_beam_searches(const std::string& name) {
   return cases;
 }
 
+std::vector<ControlledAnswer> read_controlled_answers(const std::string& name) {
+  const auto file = SafetensorsFile::open("tests/golden/control/" + name + ".answers.safetensors");
+  ESP_CHECK(file.has_value(), "{}", file.error().message());
+  std::vector<ControlledAnswer> out;
+  for (int i = 0; find(*file, fmt::format("prompt_{}", i)) != nullptr; ++i) {
+    const std::vector<float> use = floats(*file, fmt::format("use_{}", i));
+    out.push_back({.scale = use[0],
+                   .first_layer = static_cast<int32_t>(use[1]),
+                   .last_layer = static_cast<int32_t>(use[2]),
+                   .prompt = ids(*file, fmt::format("prompt_{}", i)),
+                   .tokens = ids(*file, fmt::format("tokens_{}", i)),
+                   .logprobs = floats(*file, fmt::format("logprobs_{}", i))});
+  }
+  return out;
+}
+
 PooledGolden read_pooled(const std::filesystem::path& folder) {
   PooledGolden golden{folder, {}};
   const auto file = SafetensorsFile::open(folder / "reference.safetensors");

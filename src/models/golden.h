@@ -77,6 +77,16 @@ struct BeamSearchCase {
 };
 std::vector<BeamSearchCase> read_beam_searches(const std::string& name);
 
+// tests/golden/control, of some of the models: greedy answers with a control vector, whose file
+// lies beside them.
+struct ControlledAnswer {
+  float scale = 0;
+  int32_t first_layer = 0, last_layer = 0;
+  std::vector<TokenId> prompt, tokens;
+  std::vector<float> logprobs;  // of `tokens`
+};
+std::vector<ControlledAnswer> read_controlled_answers(const std::string& name);
+
 // Pages in a shuffled order, and a view of them.
 class KvMemory {
  public:

@@ -121,6 +121,7 @@ class ModelWithPool final : public Model {
     return model_->load_adapter(id, folder, rank_max);
   }
   void unload_adapter(AdapterId id) override { model_->unload_adapter(id); }
+  void set_control(SlotId slot, const ControlUse& use) override { model_->set_control(slot, use); }
   Status replace_weights(const OpenWeights& open) override { return model_->replace_weights(open); }
   DraftHead* draft_head() override { return model_->draft_head(); }
 
@@ -353,6 +354,12 @@ Result<ModelPlan> plan_model(const ModelLoadOptions& options) {
   ESP_ASSIGN_OR_RETURN(DecoderSpec spec, read_spec(options));
   ESP_RETURN_IF_ERROR(set_context_length(options.context_length, spec));
   spec.expert_groups = options.ep_size;
+  if (!options.control_vectors.empty()) {
+    ESP_ASSIGN_OR_RETURN(
+        spec.control_vectors,
+        ControlVectors::load(options.control_vectors, static_cast<int32_t>(spec.layers.size()),
+                             spec.hidden_size));
+  }
   ESP_ASSIGN_OR_RETURN(const DType type, choose_dtype(options.dtype, spec.checkpoint_dtype));
   return ModelPlan{std::move(spec), type, choose_weight_types(options.dtype, type)};
 }
@@ -368,6 +375,7 @@ Result<std::unique_ptr<Model>> load_model_part(const ModelLoadOptions& options, 
   };
   if (options.pp_size != 1) return refuse("stages are", "--pp-size");
   if (options.enable_lora) return refuse("adapters are", "--enable-lora");
+  if (!options.control_vectors.empty()) return refuse("control vectors are", "--control-vector");
   if (!options.draft_path.empty()) return refuse("draft heads are", "--speculative-algorithm");
   return load(options, &group);
 }

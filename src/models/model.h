@@ -12,7 +12,9 @@
 #include <vector>
 
 #include "base/status.h"
+#include "checkpoint/control_vectors.h"
 #include "models/load_progress.h"
+#include "seams/control_use.h"
 #include "seams/forward_batch.h"
 #include "seams/kv_view.h"
 #include "seams/stored_vocabulary.h"
@@ -75,7 +77,8 @@ struct ModelInfo {
   // The model has a draft head, whose keys and values lie in a layer of their own behind the
   // others.
   std::optional<DraftKvInfo> draft_kv;
-  bool returns_hidden_states = false;  // takes entries with hidden_begin >= 0
+  bool returns_hidden_states = false;        // takes entries with hidden_begin >= 0
+  std::vector<std::string> control_vectors;  // names, in the order of ControlUse::index
 
   int32_t num_window_layers() const {
     return static_cast<int32_t>(std::count(window_layers.begin(), window_layers.end(), true));
@@ -135,9 +138,10 @@ struct ModelLoadOptions {
   int32_t pp_micro_batch_tokens = 0;
   // Groups of these ranks that have whole experts; divides tp_size.
   int32_t ep_size = 1;
-  std::filesystem::path draft_path;   // the folder of a draft head; empty: none
-  int32_t first_cpu = 0;              // of the usable ones, where ranks' threads begin
-  bool enable_lora = false;           // load_adapter() is to be used
+  std::filesystem::path draft_path;        // the folder of a draft head; empty: none
+  int32_t first_cpu = 0;                   // of the usable ones, where ranks' threads begin
+  bool enable_lora = false;                // load_adapter() is to be used
+  std::vector<NamedPath> control_vectors;  // that rows may have added (ControlVectors)
   bool return_hidden_states = false;  // entries may ask for them; kUnimplemented where they cannot
   int32_t max_lora_rank = 0;  // of an adapter, where scratch is sized by it; 0: the back end's own
   // Where the model counts the tokens of its experts; borrowed. Null: it does not.
@@ -202,6 +206,10 @@ class Model {
                                            int32_t rank_max);
   // Unknown ids are no error. Thread-safe; entries that still name it run without an adapter.
   virtual void unload_adapter(AdapterId) {}
+
+  // The control vector that entries of this slot have from the next forward on. REQUIRES: the model
+  // has the vector (ModelInfo::control_vectors).
+  virtual void set_control(SlotId, const ControlUse&) {}
 
   // Loads weights of the same shapes in place of the model's, all of them or, where it fails, none.
   // Holds both until it returns. REQUIRES that no forward runs.

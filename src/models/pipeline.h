@@ -48,6 +48,9 @@ class PipelineModel final : public Model {
                         const KvView& kv, const InputLogitsSink& input_logits) override;
   std::vector<float> finish_pooled(std::span<const float> row) override;
   Status replace_weights(const OpenWeights& open) override;
+  void set_control(SlotId slot, const ControlUse& use) override {
+    for (Stage& stage : stages_) stage.model->set_control(slot, use);
+  }
 
  private:
   struct Stage {

@@ -61,6 +61,9 @@ class TensorParallelModel final : public StageModel {
   std::vector<float> finish_pooled(std::span<const float> row) override;
   Result<std::vector<DecoderWeights>> read_weights(const OpenWeights& open) override;
   void set_weights(std::vector<DecoderWeights> weights) override;
+  void set_control(SlotId slot, const ControlUse& use) override {
+    for (Rank& rank : ranks_) rank.model->set_control(slot, use);
+  }
 
  private:
   struct Rank {

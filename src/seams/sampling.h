@@ -13,6 +13,7 @@
 #include <utility>
 #include <vector>
 
+#include "seams/control_use.h"
 #include "seams/vocab_view.h"
 
 namespace espalier {
@@ -168,6 +169,8 @@ struct SamplingSpec : SamplingValues, HistoryValues {
   // Of which states the hidden states are returned, in this order: 0: the embeddings, i: behind
   // layer i, the number of layers: behind the final norm. Empty: none.
   std::vector<int32_t> hidden_layers;
+
+  ControlUse control;  // of the forward pass of all its tokens
 
   // Banned until min_new_tokens are out: the end-of-sequence and stop ids.
   std::vector<TokenId> banned_before_min;

@@ -83,6 +83,9 @@ void write_private_settings(JsonWriter& w, const Context& context, bool admin) {
   // Without the user and password.
   path("hicache_storage_backend_extra_config",
        e.tiers.s3.bucket.empty() ? e.tiers.redis.shown_url() : e.tiers.s3.shown_url());
+  w.key("control_vectors").begin_array();
+  for (const std::string& name : context.engine.model_info().control_vectors) w.value(name);
+  w.end_array();
   w.key("lora_paths");
   if (admin) {
     w.begin_array();

@@ -334,4 +334,33 @@ Status read_body(std::string_view body, bool& malformed,
   return status;
 }
 
+namespace {
+
+Status read_layer_range(const Json& value, const std::string& where, ControlRequest& out) {
+  if (!value.is_array() || value.get_array().size() != 2)
+    return mismatch(where, "a list of the first layer and the last", value);
+  ESP_RETURN_IF_ERROR(read_value(value.get_array()[0], where + "[0]", out.first_layer));
+  return read_value(value.get_array()[1], where + "[1]", out.last_layer);
+}
+
+}  // namespace
+
+Status read_control_vector(const Json& value, std::string_view where,
+                           std::optional<ControlRequest>& out) {
+  ControlRequest& control = out.emplace();
+  if (value.is_string()) return read_value(value, where, control.name);
+  ESP_RETURN_IF_ERROR(
+      for_each_member(value, where, [&](std::string_view name, const Json& member) -> Status {
+        const std::string place = fmt::format("{}.{}", where, name);
+        if (is_null(member)) return {};
+        if (name == "name") return read_value(member, place, control.name);
+        if (name == "scale") return read_value(member, place, control.scale);
+        if (name == "layers") return read_layer_range(member, place, control);
+        return invalid_argument("{} is not known: a control vector has name, scale and layers",
+                                place);
+      }));
+  if (control.name.empty()) return invalid_argument("{}.name is missing", where);
+  return {};
+}
+
 }  // namespace espalier::server

@@ -19,6 +19,7 @@
 #include <vector>
 
 #include "base/status.h"
+#include "engine/requests/request.h"
 #include "seams/request_fields.h"
 #include "seams/sampling.h"
 #include "seams/vocab_view.h"
@@ -211,6 +212,21 @@ Field<T> refused(std::string name, std::string until = "is not supported yet") {
     return refuse(value, where, until);
   };
   return {std::move(name), "", "refused when set: it " + until, std::move(read), nullptr};
+}
+
+// A name, or {"name", "scale", "layers": [first, last]}.
+Status read_control_vector(const Json& value, std::string_view where,
+                           std::optional<ControlRequest>& out);
+template <typename T, typename Get>
+Field<T> control_vector_field(Get get) {
+  return custom<T>(
+      "control_vector",
+      R"({"anyOf":[{"type":"string"},{"type":"object","required":["name"],"properties":{"name":{"type":"string"},"scale":{"type":"number"},"layers":{"type":"array","items":{"type":"integer"}}}}]})",
+      "a vector of --control-vector that is added to hidden states: its name, or an object with "
+      "name, scale (1) and layers (the first and the last, all unless stated)",
+      [get](const Json& value, std::string_view where, T& out) {
+        return read_control_vector(value, where, get(out));
+      });
 }
 
 // Calls `visit` for each member of an object; kInvalidArgument when `value` is no object.

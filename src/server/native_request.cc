@@ -27,6 +27,7 @@ struct NativeBody {
   std::optional<int32_t> priority, dimensions;
   std::optional<SessionParams> session;
   std::string session_id;
+  std::optional<ControlRequest> control_vector;
   BootstrapFields bootstrap;
   bool return_text_in_logprobs = false;
   bool return_token_origins = false;
@@ -160,6 +161,7 @@ const Fields<NativeBody>& native_fields() {
         custom<B>("lora_path",
                   R"({"anyOf":[{"type":"string"},{"type":"array","items":{"type":"string"}}]})",
                   "the name of a loaded LoRA adapter, or a list with one for each", read_adapters),
+        control_vector_field<B>([](B & b) -> auto& { return b.control_vector; }),
         refused<B>("lora_id"),
         refused<B>("custom_logit_processor",
                    "holds code, and code from requests is never run: name a processor of the "
@@ -228,6 +230,7 @@ NativeItem make_item(const NativeBody& body, size_t i, size_t n) {
   r.extra_key = cache_namespace(value_or<std::string>(body.extra_key, i, {}),
                                 value_or<std::string>(body.cache_salt, i, {}));
   r.lora = value_or<std::string>(body.lora_path, i, {});
+  r.control_vector = body.control_vector;
   r.session = session_of(body.session, body.session_id);
   r.bootstrap = body.bootstrap.at(i);
   return item;

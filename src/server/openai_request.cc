@@ -51,6 +51,7 @@ void append_common(Fields<T>& fields, FieldPlaces place) {
   fields.push_back(
       field<T>("priority", "larger is sooner, where the scheduler has priorities", &T::priority));
   fields.push_back(field<T>("lora_path", "the name of a loaded LoRA adapter", &T::lora_path));
+  fields.push_back(control_vector_field<T>([](T & t) -> auto& { return t.control_vector; }));
   fields.push_back(session_field<T>(&T::session));
   fields.push_back(session_id_field<T>(&T::session_id));
   append_bootstrap_fields(fields);
@@ -464,6 +465,7 @@ GenerateRequest OpenAiCommon::make_request(size_t i, size_t n) const {
   request.rid = rid_of(rid, i, n);
   request.extra_key = cache_namespace(item_text(extra_key, i), item_text(cache_salt, i));
   request.lora = item_text(lora_path, i);
+  request.control_vector = control_vector;
   request.priority = priority.value_or(0);
   request.sampling = sampling;
   request.session = session_of(session, session_id);

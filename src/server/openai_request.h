@@ -22,6 +22,7 @@ struct OpenAiCommon {
   bool include_usage = false;           // stream_options
   bool continuous_usage_stats = false;  // stream_options
   PerItem<std::string> rid, extra_key, cache_salt, lora_path;
+  std::optional<ControlRequest> control_vector;
   std::optional<int32_t> priority;
   std::optional<SessionParams> session;
   std::string session_id;

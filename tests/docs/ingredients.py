@@ -61,6 +61,14 @@ def adapter(folder):
     (folder / "adapter_config.json").write_text(json.dumps({"peft_type": "LORA", "r": RANK, "lora_alpha": 4}))
 
 
+def control_vector(path):
+    """Directions for all layers of the model that ships but the first."""
+    hidden, rng = stored_tensors()["model.norm.weight"][1][0], random.Random(1)
+    directions = {f"direction.{layer}": [rng.gauss(0, 0.1) for _ in range(hidden)] for layer in range(1, 8)}
+    write_safetensors(path, {name: ("F32", [hidden], struct.pack(f"<{hidden}f", *values))
+                             for name, values in directions.items()})
+
+
 def some_tensors(path):
     """A file with one of the model's tensors."""
     name, (kind, shape, read) = next((name, stored) for name, stored in stored_tensors().items() if "norm" in name)
@@ -112,6 +120,7 @@ MADE = {
     "checkpoints/step-100": checkpoint,
     "checkpoints/step-200": checkpoint,
     "delta.safetensors": some_tensors,
+    "happy.safetensors": control_vector,
     "adapters/french": adapter,
     "adapters/german": adapter,
     "fullchain.pem": certificate,

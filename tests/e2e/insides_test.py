@@ -113,6 +113,24 @@ class Insides(unittest.TestCase):
             self.assertEqual(scores, [answer["meta_info"]["beam_score"] for answer in (best, second)])
             self.assertIn("use_beam_search", json.dumps(self.ask(server, 400, sampling={"length_penalty": 1})))
 
+    def test_control_vectors(self):
+        vector = os.path.join(ROOT, "tests", "golden", "control", "llama_tied_llama3.vector.safetensors")
+        with serve("--control-vector", f"own={vector}") as server:
+            self.assertEqual(json.loads(server.get("/server_info")[2])["control_vectors"], ["own"])
+            plain = self.ask(server)["output_ids"]
+            whole = self.ask(server, control_vector="own")["output_ids"]
+            part = self.ask(server, control_vector={"name": "own", "scale": -1.5, "layers": [1, -1]})["output_ids"]
+            self.assertEqual(len({tuple(plain), tuple(whole), tuple(part)}), 3)
+            self.assertEqual(self.ask(server)["output_ids"], plain)
+            status, _, text = server.request("POST", "/v1/completions", {
+                "model": "m", "prompt": PROMPT, "max_tokens": ANSWER, "ignore_eos": True, "temperature": 0,
+                "logprobs": 1, "control_vector": "own"})
+            self.assertEqual(status, 200, text)
+            for wrong, why in (("other", "the server has own"), ({"scale": 1}, "control_vector.name is missing"),
+                               ({"name": "own", "layers": [0]}, "control_vector.layers"),
+                               ({"name": "own", "strength": 1}, "control_vector.strength is not known")):
+                self.assertIn(why, json.dumps(self.ask(server, 400, control_vector=wrong)))
+
     def test_what_cannot_be_is_refused_by_name(self):
         with serve("--enable-return-hidden-states") as server:
             for fields, why in ((dict(hidden_states_layers=[9]), "[0, 3]"),

@@ -89,6 +89,7 @@ void CpuExecutor::init_slots(const ForwardBatch& batch) {
   for (const SlotInit& init : batch.slot_inits) {
     Slot& slot = slots_[static_cast<size_t>(init.slot)];
     slot.sampling = init.sampling;
+    parts_.model->set_control(init.slot, init.sampling->control);
     slot.last_token = 0;
     lengths_.reset(init.slot);
     slot.counts.reset(init.prompt_ids, init.output_ids);

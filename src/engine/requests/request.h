@@ -55,6 +55,14 @@ struct Bootstrap {
   uint64_t room = 0;
 };
 
+// A control vector that the server was started with, added to the hidden states behind the layers
+// [first_layer, last_layer], counted from 0; negative ones from the end.
+struct ControlRequest {
+  std::string name;
+  float scale = 1;
+  int32_t first_layer = 0, last_layer = -1;
+};
+
 struct GenerateRequest {
   std::string rid;   // empty: the engine makes one
   std::string text;  // used when input_ids is empty
@@ -73,7 +81,8 @@ struct GenerateRequest {
   bool return_hidden_states = false;
   std::vector<int32_t> hidden_states_layers;
   int32_t priority = 0;
-  std::string lora;       // the name of a loaded adapter; empty: the model as it is
+  std::string lora;  // the name of a loaded adapter; empty: the model as it is
+  std::optional<ControlRequest> control_vector;
   std::string extra_key;  // requests with different keys never share cache entries
   // Whose the request is, for --fair-share tenant; empty: extra_key says it.
   std::string tenant;

@@ -70,6 +70,20 @@ bool is_tuned(const Op& op) {
 
 }  // namespace
 
+namespace {
+
+Result<cuda::DeviceBuffer> upload(const ControlVectors& vectors) {
+  const std::span<const std::byte> bytes = std::as_bytes(vectors.values());
+  ESP_ASSIGN_OR_RETURN(auto out,
+                       cuda::DeviceBuffer::allocate(std::ssize(bytes), "control vectors"));
+  ESP_ASSIGN_OR_RETURN(const cuda::Stream stream, cuda::Stream::create());
+  ESP_RETURN_IF_ERROR(cuda::copy_to_device(out.data(), bytes.data(), std::ssize(bytes), stream));
+  ESP_RETURN_IF_ERROR(stream.synchronize());
+  return out;
+}
+
+}  // namespace
+
 CudaDecoder::CudaDecoder(const ModelPlan& whole, const CudaRank& rank, PendingCudaWeights weights,
                          std::unique_ptr<kc::Linear> linear, CudaPlan plan)
     : device_(cuda::current_device()),
@@ -120,7 +134,10 @@ Result<std::unique_ptr<CudaDecoder>> CudaDecoder::begin_load(ModelPlan plan,
   std::unique_ptr<CudaDecoder> model(
       new CudaDecoder(plan, rank, std::move(weights), std::move(linear), std::move(cuda_plan)));
   model->load_start_ = start;
-  ESP_ASSIGN_OR_RETURN(model->ropes_, CudaRopes::upload(model->spec_));
+  ESP_ASSIGN_OR_RETURN(model->constants_.ropes, CudaRopes::upload(model->spec_));
+  if (plan.spec.control_vectors != nullptr) {
+    ESP_ASSIGN_OR_RETURN(model->constants_.control_vectors, upload(*plan.spec.control_vectors));
+  }
   // The router has the same result on ranks that divide the same experts, so the first one counts.
   if (options.expert_counts != nullptr &&
       program::expert_ranks(plan.spec, ranks).slices.rank == 0) {
@@ -137,15 +154,16 @@ Result<std::unique_ptr<CudaDecoder>> CudaDecoder::begin_load(ModelPlan plan,
                                               model->weights_, *model->linear_, model->policy_));
   }
   if (!ranks.single()) return model;  // the kernel of one token's layers has no sums over ranks
-  if (!plan.spec.kept_states.empty()) {
-    // That kernel runs the steps whose states nothing reads.
+  if (!plan.spec.kept_states.empty() || plan.spec.control_vectors != nullptr) {
+    // That kernel runs the steps whose states nothing reads, and that add nothing to them.
     plan.spec.kept_states.clear();
+    plan.spec.control_vectors.reset();
     lowered = program::partition(plan.spec, ranks, program::RankPages::kOwn);
     if (rewrite) lowered = rewrite(std::move(lowered));
   }
   ESP_ASSIGN_OR_RETURN(model->one_token_,
                        CudaOneToken::create(lowered, program::gpu_passes(lowered), model->spec_,
-                                            model->weights_, model->ropes_));
+                                            model->weights_, model->constants_.ropes));
   return model;
 }
 
@@ -295,10 +313,12 @@ Status CudaDecoder::lay_out(cuda::Arena& arena, int64_t linear_bytes, int64_t me
   std::byte* megakernel = megakernel_bytes > 0 ? arena.take<std::byte>(megakernel_bytes) : nullptr;
   auto* linear = arena.take<std::byte>(linear_bytes);
   ESP_RETURN_IF_ERROR(prologue_.lay_out_attention(arena, limits_));
-  CudaScratch scratch{.ropes = ropes_.frequencies(),
-                      .gemm_workspace = {linear, static_cast<size_t>(linear_bytes)},
-                      .collective = rank_.collective,
-                      .expert_tally = expert_tally_.get()};
+  CudaScratch scratch{
+      .ropes = constants_.ropes.frequencies(),
+      .gemm_workspace = {linear, static_cast<size_t>(linear_bytes)},
+      .collective = rank_.collective,
+      .expert_tally = expert_tally_.get(),
+      .control_vectors = reinterpret_cast<float*>(constants_.control_vectors.data())};
   prologue_.describe(scratch);
   context_.bind(scratch);
   if (adapted_) adapted_->bind(arena, limits, scratch);

@@ -142,7 +142,12 @@ class CudaDecoder {
   const std::unique_ptr<kernels::cuda::Linear> linear_;
   ModelInfo info_;
   std::chrono::steady_clock::time_point load_start_;
-  CudaRopes ropes_;
+  // In device memory, whatever the step.
+  struct Constants {
+    CudaRopes ropes;
+    cuda::DeviceBuffer control_vectors;  // [vectors, layers, hidden] float32; empty: there are none
+  };
+  Constants constants_;
   std::shared_ptr<CudaExpertTally> expert_tally_;  // shared with the reader; null: no counts
 
   const CudaPlan plan_;  // of any step

@@ -1,6 +1,7 @@
 #include "models/cuda/ops.h"
 
 #include "kernels/activation/cuda.h"
+#include "kernels/control/cuda.h"
 #include "kernels/embedding/cuda.h"
 #include "kernels/moe/cuda.h"
 #include "kernels/norm/cuda.h"
@@ -58,6 +59,27 @@ Status run_add_spans(CudaContext& c, const Op& op) {
         c.launch(op)));
   }
   return Status();
+}
+
+// Behind attention of the last layer rows are wanted ones alone.
+Status run_add_control(CudaContext& c, const Op& op) {
+  const CudaStep& step = c.step();
+  if (step.slot_controls == nullptr) return Status();
+  const Operand& x = op.outputs[0];
+  const bool wanted =
+      c.plan().program().buffer(x).rows.count == program::RowCount::kWanted && step.rows != nullptr;
+  return kc::add_control({.type = c.type(),
+                          .x = c.write(x),
+                          .x_stride = c.stride(x),
+                          .rows = c.num_rows(x),
+                          .dim = x.columns,
+                          .layer = op.layer,
+                          .tokens = wanted ? step.rows : nullptr,
+                          .token_slots = step.token_slots,
+                          .slots = step.slot_controls,
+                          .vectors = c.scratch().control_vectors,
+                          .num_layers = static_cast<int32_t>(c.spec().layers.size())},
+                         c.launch(op));
 }
 
 // Starts when all that was enqueued before it has ended, so what starts after it, with PDL or not,
@@ -370,6 +392,8 @@ CudaOp cuda_op(OpKind kind) {
       return run_grid_position;
     case OpKind::kAddSpans:
       return run_add_spans;
+    case OpKind::kAddControl:
+      return run_add_control;
     case OpKind::kInput:
       return run_input;
     case OpKind::kPatches:

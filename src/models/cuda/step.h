@@ -10,6 +10,7 @@
 #include "kernels/attention/latent_prefill.h"
 #include "kernels/embedding/op.h"
 #include "kernels/lora/cuda.h"
+#include "seams/control_use.h"
 
 namespace espalier {
 
@@ -81,6 +82,8 @@ struct CudaStep {
   // Of an encoder with learned positions of a grid, [entries.num_tokens].
   const kernels::MixedRow* grid_positions = nullptr;
   StepAdapters adapters;  // REQUIRES, where there are some: the model takes adapters
+  // The control vectors of slots, [slots]; null: no row has one.
+  const ControlUse* slot_controls = nullptr;
   // A draft head reads the states of this step, which the kernel of one token's layers keeps none
   // of.
   bool keeps_states = false;

@@ -24,6 +24,7 @@ Arity arity_of(OpKind kind) {
       return {0, 0, 1, 1};
     case OpKind::kClassEmbed:
     case OpKind::kAddSpans:
+    case OpKind::kAddControl:
     case OpKind::kScale:
     case OpKind::kSoftcap:
     case OpKind::kNorm:
@@ -179,6 +180,7 @@ class Checker {
       }
       case OpKind::kClassEmbed:
       case OpKind::kAddSpans:
+      case OpKind::kAddControl:
       case OpKind::kScale:
       case OpKind::kSoftcap:
       case OpKind::kRelu:

@@ -50,4 +50,11 @@ void CpuAdapters::add(kernels::CpuBackend& backend, WeightId weight, RowCount co
   if (!segments_.empty()) kernels::lora(backend, args);
 }
 
+void CpuAdapters::set_control(SlotId slot, const ControlUse& use) {
+  const auto at = static_cast<size_t>(slot);
+  if (at >= controls_.size() && !use.any()) return;
+  if (at >= controls_.size()) controls_.resize(at + 1);
+  controls_[at] = use;
+}
+
 }  // namespace espalier::program

@@ -1,4 +1,5 @@
-// The adapters of a step's rows, and what they add to the result of a GEMM.
+// The adapters of a step's rows, and what they add to the result of a GEMM; and the rows' control
+// vectors.
 #pragma once
 
 #include <cstdint>
@@ -26,6 +27,13 @@ class CpuAdapters {
   void begin(const AdapterTable& table, std::span<const BatchEntry> entries,
              const WantedRows& wanted);
 
+  // The control vector of a slot's rows, from here on.
+  void set_control(SlotId slot, const ControlUse& use);
+  ControlUse control_of(SlotId slot) const {
+    const auto at = static_cast<size_t>(slot);
+    return at < controls_.size() ? controls_[at] : ControlUse();
+  }
+
   // y += what the rows' adapters have for this matrix. x and y: `count` says which rows they are.
   void add(kernels::CpuBackend& backend, WeightId weight, RowCount count, kernels::LoraArgs args);
 
@@ -38,6 +46,7 @@ class CpuAdapters {
                      int64_t row, int64_t num_rows);
 
   std::vector<AdaptedRows> tokens_, wanted_;
+  std::vector<ControlUse> controls_;  // of the slots that have had one
   std::vector<kernels::LoraSegment> segments_;
 };
 

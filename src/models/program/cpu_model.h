@@ -63,6 +63,9 @@ class CpuModel final : public StageModel {
   Result<AdapterInfo> load_adapter(AdapterId id, const std::filesystem::path& folder,
                                    int32_t rank_max) override;
   void unload_adapter(AdapterId id) override { adapters_.remove(id); }
+  void set_control(SlotId slot, const ControlUse& use) override {
+    context_.adapters().set_control(slot, use);
+  }
   Result<std::vector<DecoderWeights>> read_weights(const OpenWeights& open) override;
   void set_weights(std::vector<DecoderWeights> weights) override {
     weights_ = std::move(weights.front());

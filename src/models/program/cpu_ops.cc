@@ -64,6 +64,22 @@ void run_add_spans(CpuContext& context, const Op& op) {
       [&](const float* from, float* to) { kernels::add(context.backend(), to, from, width); });
 }
 
+// Of the entries' rows, or of their wanted tails.
+void run_add_control(CpuContext& context, const Op& op) {
+  const int64_t width = op.outputs[0].columns;
+  const int32_t layer = context.spec().stage.first_layer + op.layer;
+  const CpuView rows = context.view(op.outputs[0]);
+  for (const BatchEntry& entry : context.entries(context.rows_of(op.outputs[0]).count)) {
+    const ControlUse use = context.adapters().control_of(entry.slot);
+    if (!use.any() || layer < use.first_layer || layer > use.last_layer) continue;
+    const float* const from = context.spec().control_vectors->row(use.index, layer).data();
+    for (int32_t i = 0; i < entry.num_query_tokens; ++i) {
+      float* const to = rows.data + (entry.query_begin + i) * rows.stride;
+      for (int64_t k = 0; k < width; ++k) to[k] += use.scale * from[k];
+    }
+  }
+}
+
 void run_embed(CpuContext& context, const Op& op) {
   const DecoderSpec& spec = context.spec();
   const bool spans = !context.batch().embedding_spans.empty();
@@ -424,6 +440,8 @@ CpuOp cpu_op(OpKind kind) {
       return run_class_embed;
     case OpKind::kAddSpans:
       return run_add_spans;
+    case OpKind::kAddControl:
+      return run_add_control;
     case OpKind::kScale:
       return run_scale;
     case OpKind::kSoftcap:

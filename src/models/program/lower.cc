@@ -322,6 +322,7 @@ void lower_layer(Builder& b, int32_t index, const Operand& hidden) {
   }
   lower_residual(b, layer.mlp_output_norm, WeightKind::kMlpOutputNorm, hidden, branch);
   lower_deepstack(b, index, hidden);
+  if (b.spec().control_vectors != nullptr) b.add(OpKind::kAddControl, {hidden}, {hidden});
 }
 
 void lower_positions(Builder& b, const Operand& hidden) {

@@ -177,13 +177,14 @@ std::vector<WeightId> weights_of(const Op& op) {
 
 std::string_view op_name(OpKind kind) {
   static constexpr std::string_view kNames[] = {
-      "embed",          "embed_position", "grid_position", "patches",        "input",
-      "output",         "class_embed",    "add_spans",     "scale",          "softcap",
-      "norm",           "matmul",         "head_matmul",   "head_copy",      "rope",
-      "kv_append",      "attention",      "select_rows",   "mean_parts",     "activation",
-      "residual_add",   "gated_add",      "moe_route",     "moe_matmul",     "moe_combine",
-      "pool",           "relu",           "all_reduce",    "all_gather",     "barrier",
-      "qk_rope_append", "moe_experts",    "moe_block",     "latent_prefill", "megakernel"};
+      "embed",       "embed_position", "grid_position", "patches",     "input",
+      "output",      "class_embed",    "add_spans",     "add_control", "scale",
+      "softcap",     "norm",           "matmul",        "head_matmul", "head_copy",
+      "rope",        "kv_append",      "attention",     "select_rows", "mean_parts",
+      "activation",  "residual_add",   "gated_add",     "moe_route",   "moe_matmul",
+      "moe_combine", "pool",           "relu",          "all_reduce",  "all_gather",
+      "barrier",     "qk_rope_append", "moe_experts",   "moe_block",   "latent_prefill",
+      "megakernel"};
   static_assert(std::size(kNames) == static_cast<size_t>(OpKind::kMegakernel) + 1);
   return kNames[static_cast<size_t>(kind)];
 }

@@ -75,6 +75,7 @@ enum class OpKind : uint8_t {
   kOutput,         // x -> : rows that the step gives to the next stage
   kClassEmbed,     // x -> x: each picture's first row becomes the class embedding
   kAddSpans,       // x -> x: a part of pictures' rows is added (SpanPart)
+  kAddControl,     // x -> x: the rows' control vectors of the layer are added
   kScale,          // x -> y = factor * x
   kSoftcap,        // x -> x = cap * tanh(x / cap)
   kNorm,           // x -> y: of each group of columns by itself

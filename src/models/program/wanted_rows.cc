@@ -35,6 +35,7 @@ void WantedRows::plan(std::span<const BatchEntry> entries) {
     tail.query_begin = num_rows_;
     tail.page_begin = entry.page_begin;
     tail.num_pages = entry.num_pages;
+    tail.slot = entry.slot;
     tails_.push_back({static_cast<int32_t>(i), first, entry.query_begin + first, num_rows_, count});
     num_rows_ += count;
   }

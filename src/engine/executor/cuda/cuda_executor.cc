@@ -135,6 +135,8 @@ Status CudaExecutor::allocate(std::unique_ptr<CudaDraftHead> head) {
   const int32_t vocab_size = model_->info().vocab_size;
   ESP_ASSIGN_OR_RETURN(SlotTable slots, SlotTable::create(config_.max_slots, vocab_size));
   slots_ = std::make_unique<SlotTable>(std::move(slots));
+  ESP_ASSIGN_OR_RETURN(controls_, SlotControls::create(model_->info(), config_.max_slots));
+  if (controls_) packer_->set_controls(controls_->device());
   ESP_ASSIGN_OR_RETURN(const size_t workspace,
                        kc::sample_workspace_bytes(limits_.max_entries, vocab_size));
   arrays_.workspace_bytes = static_cast<int64_t>(workspace);
@@ -169,7 +171,7 @@ Status CudaExecutor::allocate(std::unique_ptr<CudaDraftHead> head) {
   memory_.scratch = model_->scratch_bytes() + (chains_ ? chains_->device_bytes() : 0);
   memory_.steps = packer_->device_bytes() + slots_->device_bytes() + block_.size_bytes();
   memory_.graphs = graph_bytes(config_, limits_, chains_ != nullptr, model_->info().num_layers,
-                               adapters_ ? 2 : 1);
+                               (adapters_ ? 2 : 1) * (controls_ ? 2 : 1));
   return Status();
 }
 
@@ -268,6 +270,7 @@ Status CudaExecutor::enqueue(Place& p) {
   if (CudaPageStaging* const staging = staging_of(page_copier_.get()))
     ESP_RETURN_IF_ERROR(staging->precede(stream_));
   ESP_RETURN_IF_ERROR(p.started.record(stream_));
+  if (controls_) ESP_RETURN_IF_ERROR(controls_->init(p.batch->slot_inits, stream_));
   if (samples_) {
     for (const SlotInit& init : p.batch->slot_inits)
       ESP_RETURN_IF_ERROR(slots_->init(init, stream_));
@@ -280,6 +283,7 @@ Status CudaExecutor::enqueue(Place& p) {
     chains_->pack(*p.batch, *p.rows, p.packed, p.chains);
     p.packed.keeps_states = p.chains.reads;
   }
+  p.packed.has_controls = controls_ && controls_->any(*p.batch);
   p.results_on_device = p.logprobs.sampled || p.packed.keeps_states;
   find_spans(*p.batch, model_->type(), p.spans);
   if (p.logprobs.num_wanted > 0) {
@@ -309,7 +313,7 @@ Status CudaExecutor::run_decode(Place& p) {
       packed.num_tokens == 1 &&
       (packed.keeps_states || packed.max_prefix_len >= model_->megakernel_context_max());
   return graphs_.run({packed.num_tokens, packed.cascade, !packed.adapters.empty(), long_entry,
-                      packed.fresh_positions},
+                      packed.fresh_positions, packed.has_controls},
                      stream_, run, p.graph_use);
 }
 

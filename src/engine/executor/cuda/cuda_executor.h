@@ -19,6 +19,7 @@
 #include "engine/executor/cuda/device_planes.h"
 #include "engine/executor/cuda/draft_rows.h"
 #include "engine/executor/cuda/sampling_arrays.h"
+#include "engine/executor/cuda/slot_controls.h"
 #include "engine/executor/cuda/slot_table.h"
 #include "engine/executor/cuda/step_block.h"
 #include "engine/executor/cuda/step_graphs.h"
@@ -136,8 +137,8 @@ class CudaExecutor final : public Executor, public ReleasablePlanes {
     Status allocate(const StepLimits& limits, int64_t input_bytes, int64_t mask_words);
   };
   // By rows with padding, cascade, adapters, whether it is one entry that the layers' one kernel
-  // does not take, and fresh positions.
-  using DecodeKey = std::tuple<int32_t, bool, bool, bool, int32_t>;
+  // does not take, fresh positions, and control vectors.
+  using DecodeKey = std::tuple<int32_t, bool, bool, bool, int32_t, bool>;
 
   CudaExecutor(std::unique_ptr<CudaDecoder> model, const CudaExecutorConfig& config);
   Status allocate(std::unique_ptr<CudaDraftHead> head);
@@ -158,6 +159,7 @@ class CudaExecutor final : public Executor, public ReleasablePlanes {
   cuda::Stream stream_;
   std::unique_ptr<StepPacker> packer_;
   std::unique_ptr<SlotTable> slots_;
+  std::unique_ptr<SlotControls> controls_;      // null: the model has no control vectors
   std::unique_ptr<CudaAdapterStore> adapters_;  // null: entries have none
   std::unique_ptr<KvPool> kv_;
 

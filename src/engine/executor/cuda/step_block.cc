@@ -354,6 +354,7 @@ CudaStep StepPacker::step(const PackedStep& packed, const int32_t* slot_tokens) 
                 .places = device_.places,
                 .last_seen = packed.decode ? nullptr : device_.last_seen,
                 .adapters = step_adapters(packed),
+                .slot_controls = packed.has_controls ? controls_ : nullptr,
                 .keeps_states = packed.keeps_states};
   if (window_pages_) {
     step.window_entries = step.entries;

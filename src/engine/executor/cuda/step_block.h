@@ -77,6 +77,7 @@ struct PackedStep {
   // One token a row, all sampled, no input log-probabilities, no pictures' rows: has graphs.
   bool decode = false;
   bool keeps_states = false;  // CudaStep's
+  bool has_controls = false;  // some entry has a control vector
 };
 
 // How attention reads the keys of entries that have some in common.
@@ -98,6 +99,9 @@ class StepPacker {
 
   // Where entries' adapters are, borrowed; null: entries have none. REQUIRES StepLimits::adapters.
   void set_adapters(CudaAdapterStore* adapters) { adapters_ = adapters; }
+
+  // The control vectors of slots, borrowed; null: there are none.
+  void set_controls(const ControlUse* controls) { controls_ = controls; }
 
   // The smallest number of rows with a graph that holds `rows`.
   static int32_t graph_rows(int32_t rows, int32_t max_rows);
@@ -152,6 +156,7 @@ class StepPacker {
   int32_t num_runs_ = 0;
   int64_t num_pages_ = 0;
   CudaAdapterStore* adapters_ = nullptr;
+  const ControlUse* controls_ = nullptr;
   AdapterTiles tiles_;
   std::vector<AdapterId> adapter_ids_;  // of each entry
   std::vector<const kernels::cuda::LoraPart*> adapter_parts_;
