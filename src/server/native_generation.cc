@@ -5,6 +5,13 @@
 namespace espalier::server {
 namespace {
 
+// Of an answer that beam search has found.
+void write_beam(JsonWriter& w, const Sample& sample) {
+  if (!sample.beam) return;
+  w.member("beam_score", sample.beam->score)
+      .member("cumulative_logprob", sample.beam->cumulative_logprob);
+}
+
 class NativeGeneration final : public Generation {
  public:
   NativeGeneration(ContextPtr context, net::ResponsePtr response, std::vector<GenerationItem> items,
@@ -93,9 +100,7 @@ class NativeGeneration final : public Generation {
     if (sample.item->request.return_hidden_states)
       write_hidden_states(w.key("hidden_states"), sample.hidden_states, sample.hidden_rows_sent,
                           hidden_shape(context(), sample), sample.item->hidden_format);
-    if (sample.beam)
-      w.member("beam_score", sample.beam->score)
-          .member("cumulative_logprob", sample.beam->cumulative_logprob);
+    write_beam(w, sample);
     if (sample.finish) {
       w.member("e2e_latency", to_seconds(s.finished - s.arrived));
       if (context().config.answers.enable_metrics) write_timings(w, s);
