@@ -111,6 +111,7 @@ void EngineLoop::run() {
     ForwardBatch* const launched = launch_next();  // 2 next, 3 launch
     turn_.is_stalled = launched == nullptr && in_flight_ == nullptr;
     if (in_flight_ != nullptr) wait_and_commit(*in_flight_);  // 4 wait
+    beams_.advance();  // searches whose last sequence ended in a message, in next() or in commit()
     in_flight_ = launched;
     if (launched != nullptr) provide_masks(*launched);  // 5 masks
     watch_.enter(LoopPhase::kPublish);
@@ -185,7 +186,6 @@ void EngineLoop::wait_and_commit(ForwardBatch& batch) {
   stats_.add_forward(result.forward_seconds);
   events_.begin_step();
   scheduler_.commit(batch, result, [this] { beams_.advance(); });
-  beams_.advance();               // those that were aborted
   batch.embedding_spans.clear();  // an idle engine keeps no pictures of its last step
 }
 

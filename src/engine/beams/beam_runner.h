@@ -35,7 +35,8 @@ class BeamRunner {
   void abort(LiveRequest& request, const FinishReason& reason);
 
   // Goes on with the searches whose sequences have ended: the next step, or the answers. Call when
-  // a step's results are in (Scheduler::commit's `continue_searches`) and behind each commit.
+  // a step's results are in (Scheduler::commit's `continue_searches`), and once a turn before
+  // events are emitted, for sequences also end where there is no step: when a load ends.
   void advance();
 
  private:

@@ -154,7 +154,8 @@ TEST_F(TiersEngineTest, PrefixesThatTheDeviceEvictsComeBack) {
   }
 }
 
-// While one request waits for its slow load, others run; aborted it frees everything.
+// While one request waits for its slow load, others run; aborted it frees everything, a beam search
+// too.
 TEST_F(TiersEngineTest, OthersRunWhileOneIsLoading) {
   FlakyStore* store = nullptr;
   const MakeTiers make_tiers = [&](const EngineConfig& c, const ModelInfo&,
@@ -173,13 +174,15 @@ TEST_F(TiersEngineTest, OthersRunWhileOneIsLoading) {
   };
   start(config(), make_tiers);
   ask(prompt(1, 101));
-  for (const bool aborts : {false, true}) {
-    const TokenId fresh = aborts ? 150 : 50;                      // of prompts that no tier has
+  for (const TokenId fresh : {50, 150, 200}) {  // of prompts that no tier has
+    const bool aborts = fresh > 50, searches = fresh == 200;
     for (TokenId i = 0; i < 6; ++i) ask(prompt(fresh + i, 100));  // evict the slow one's prefix
     const int64_t loads = engine_->stats().tiers.loads;
     Collector loading;
     GenerateRequest request{.rid = "slow", .input_ids = prompt(1, 101)};
     request.sampling.max_new_tokens = 6;
+    request.sampling.use_beam_search = searches;
+    if (searches) request.sampling.beam_width = 2;
     ASSERT_TRUE(engine_->submit(std::move(request), loading.sink()));
     for (TokenId i = 10; i < (aborts ? 11 : 30); ++i) ask(prompt(fresh + i, 30));
     if (aborts) engine_->abort("slow", Engine::AbortScope::kExact);
