@@ -110,7 +110,7 @@ TEST_F(ReleasedCuda, IsRefusedOrRepeatedWhereFilesAreMissing) {
 }
 
 // Prints how long it takes for the model that ESPALIER_LARGE_MODEL names.
-TEST_F(ReleasedCuda, LargeMemoryTakesShort) {
+TEST_F(ReleasedCuda, LargeMemoryIsReleasedAndResumed) {
   const char* const path = std::getenv("ESPALIER_LARGE_MODEL");
   if (path == nullptr) GTEST_SKIP() << "SKIPPED: ESPALIER_LARGE_MODEL names no model";
   EngineConfig config;

@@ -67,23 +67,22 @@ class CudaModelWeights final : public ModelWeights,
     if (loaded_) {
       ESP_RETURN_IF_ERROR(prepare_from(*loaded_, nullptr));  // they can be read again
       drop();
+      copies_.clear();
     } else {
-      ESP_RETURN_IF_ERROR(each([&](size_t i) { return keep_copy(memory(i)); }));
+      ESP_ASSIGN_OR_RETURN(copies_, copies_of_all());
     }
     int64_t bytes = 0;
-    ESP_RETURN_IF_ERROR(each([&](size_t i) {
+    const Status status = each([&](size_t i) {
       bytes += memory(i).size_bytes();
       return memory(i).release();
-    }));
-    return bytes;
+    });
+    if (status.ok()) return bytes;
+    ESP_RETURN_IF_ERROR(restore_released());
+    return fail(status);
   }
 
   Status restore_memory() override {
-    Status status = each([&](size_t i) -> Status {
-      ESP_RETURN_IF_ERROR(memory(i).restore());
-      return fill(memory(i));
-    });
-    if (status.ok()) status = copies_.empty() ? read_again() : write_copies();
+    Status status = restore_released();
     if (status.ok()) return status;
     is_whole_ = true;
     ESP_RETURN_IF_ERROR(
@@ -138,14 +137,34 @@ class CudaModelWeights final : public ModelWeights,
     return commit();
   }
 
-  Status keep_copy(const cuda::ReleasableBuffer& memory) {
+  // Takes memory again where it is released, then writes the weights of all decoders.
+  Status restore_released() {
+    const Status status = each([&](size_t i) -> Status {
+      if (!memory(i).is_released()) return Status();
+      ESP_RETURN_IF_ERROR(memory(i).restore());
+      return fill(memory(i));
+    });
+    if (!status.ok()) return status;
+    return copies_.empty() ? read_again() : write_copies();
+  }
+
+  Result<std::vector<cuda::PinnedBuffer>> copies_of_all() {
+    std::vector<cuda::PinnedBuffer> copies;
+    ESP_RETURN_IF_ERROR(each([&](size_t i) -> Status {
+      ESP_ASSIGN_OR_RETURN(copies.emplace_back(), copy_of(memory(i)));
+      return Status();
+    }));
+    return copies;
+  }
+
+  static Result<cuda::PinnedBuffer> copy_of(const cuda::ReleasableBuffer& memory) {
     ESP_ASSIGN_OR_RETURN(
         auto copy, cuda::PinnedBuffer::allocate(memory.size_bytes(), "weights that are released"));
     ESP_ASSIGN_OR_RETURN(const cuda::Stream stream, cuda::Stream::create());
     ESP_RETURN_IF_ERROR(
         cuda::copy_to_host(copy.data(), memory.data(), memory.size_bytes(), stream));
-    copies_.push_back(std::move(copy));
-    return stream.synchronize();
+    ESP_RETURN_IF_ERROR(stream.synchronize());
+    return copy;
   }
 
   Status write_copies() {
