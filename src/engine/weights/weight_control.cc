@@ -133,14 +133,18 @@ Status WeightControl::replace(const WeightUpdate& update, const RequestsLeft& le
   return Status();
 }
 
+Status WeightControl::check_present() const {
+  if (!memory_.is_released(MemoryPart::kWeights)) return Status();
+  return error(StatusCode::kFailedPrecondition,
+               "the weights' memory is released: POST /resume_memory_occupation with "
+               "\"tags\": [\"weights\"] before");
+}
+
 Result<WeightUpdateReport> WeightControl::update(const WeightUpdate& update) {
   const std::unique_lock lock(changing_, std::try_to_lock);
   if (!lock.owns_lock()) return fail(update_under_way());
   if (parts_.weights == nullptr) return fail(parts_.unsupported);
-  if (memory_.is_released(MemoryPart::kWeights))
-    return fail(error(StatusCode::kFailedPrecondition,
-                      "the weights' memory is released: POST /resume_memory_occupation with "
-                      "\"tags\": [\"weights\"] before"));
+  ESP_RETURN_IF_ERROR(check_present());
   ESP_RETURN_IF_ERROR(check_cache_use(update, {}));
   const PreparedScope prepared(*parts_.weights);
   ESP_RETURN_IF_ERROR(prepare(update));
@@ -176,6 +180,7 @@ Result<std::vector<float>> WeightControl::read(const std::string& name, int64_t 
   const std::unique_lock lock(changing_, std::try_to_lock);
   if (!lock.owns_lock()) return fail(update_under_way());
   if (parts_.weights == nullptr) return fail(parts_.unsupported);
+  ESP_RETURN_IF_ERROR(check_present());
   return parts_.weights->read(name, num_max);
 }
 
@@ -196,6 +201,7 @@ Status WeightControl::set_version(std::string name, bool abort_requests) {
 
 Result<CheckableWeights*> WeightControl::checkable_weights() const {
   if (parts_.weights == nullptr) return fail(parts_.unsupported);
+  ESP_RETURN_IF_ERROR(check_present());
   if (auto* const checkable = dynamic_cast<CheckableWeights*>(parts_.weights)) return checkable;
   return fail(
       error(StatusCode::kUnimplemented,

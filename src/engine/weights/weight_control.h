@@ -67,12 +67,14 @@ class WeightControl {
   // a GPU): requests are then refused with kUnavailable until an update succeeds.
   Result<WeightUpdateReport> update(const WeightUpdate& update);
 
-  // As ModelWeights::read; kUnavailable while an update runs.
+  // As ModelWeights::read; kUnavailable while an update runs, kFailedPrecondition while the
+  // weights' memory is released.
   Result<std::vector<float>> read(const std::string& name, int64_t num_max);
 
   // For /weights_checker. kUnimplemented where tensors are not compared (on a GPU); kUnavailable
   // while an update runs. compare(): the names of tensors that are not as take_snapshot() found
-  // them; kFailedPrecondition where there was none.
+  // them. kFailedPrecondition while the weights' memory is released, and of compare() where there
+  // was no snapshot.
   Result<std::vector<TensorDigest>> digests();
   Status take_snapshot();
   Result<std::vector<std::string>> compare();
@@ -103,6 +105,7 @@ class WeightControl {
   Status check_cache_use(const WeightUpdate& update, const RequestsLeft& left) const;
   Result<RequestsLeft> hold(bool abort_requests);
   void release(Status refusal = {});
+  Status check_present() const;
   Status prepare(const WeightUpdate& update);
   Status replace(const WeightUpdate& update, const RequestsLeft& left, const std::string& name,
                  WeightUpdateReport& report);

@@ -210,6 +210,10 @@ TEST_F(WeightControlTest, ReleasedWeightsServeNobodyUntilTheyAreBack) {
   const auto updated = update("2");
   ASSERT_FALSE(updated);
   EXPECT_EQ(updated.error().code(), StatusCode::kFailedPrecondition);
+  for (const StatusCode code :
+       {control.read("a", 1).error().code(), control.digests().error().code(),
+        control.take_snapshot().code(), control.compare().error().code()})
+    EXPECT_EQ(code, StatusCode::kFailedPrecondition);
   EXPECT_TRUE(control.set_version("named").ok());
   EXPECT_FALSE(engine_->generate(request(3))) << "a name brings no weights back";
   memory_.fails = true;
@@ -221,6 +225,7 @@ TEST_F(WeightControlTest, ReleasedWeightsServeNobodyUntilTheyAreBack) {
   const auto resumed = control.resume_memory(kWeightsOnly);
   ASSERT_TRUE(resumed) << resumed.error().to_string();
   EXPECT_TRUE(resumed->released.empty());
+  EXPECT_TRUE(control.read("a", 1));
   EXPECT_EQ(engine_->generate(request(3))->output_ids, std::vector<TokenId>(3, 1));
   ASSERT_TRUE(update("2"));
   EXPECT_EQ(engine_->generate(request(3))->output_ids, std::vector<TokenId>(3, 2));
