@@ -16,9 +16,9 @@ class CandidateEnds {
 
   std::optional<FinishReason> operator()(const BeamSearch::Candidate& candidate) {
     std::optional<FinishReason> end = end_of_grammar(candidate);
-    if (end && end->type == FinishReason::Type::kError) failed_ = end->status;
     if (auto stopped = request_.beams->has_stops ? end_of_text(candidate) : std::nullopt)
-      return stopped;
+      if (!end || end->type != FinishReason::Type::kError) end = std::move(stopped);
+    if (end && end->type == FinishReason::Type::kError) failed_ = end->status;
     if (end) return end;
     const std::vector<TokenId>& stops = request_.sampling.stop_ids;
     if (!std::binary_search(stops.begin(), stops.end(), candidate.token)) return std::nullopt;
@@ -86,9 +86,9 @@ Status BeamRunner::add_steps(LiveRequest& request) {
     spec.prompt_ids.insert(spec.prompt_ids.end(), beams[i].tokens.begin(), beams[i].tokens.end());
     spec.num_generated = state.search->length();
     if (spec.num_generated > 0) spec.logprob_start_len = -1;
-    const SequenceId id = spec.id = parts_.requests.add_sequence(sample);
+    spec.id = parts_.requests.add_sequence(sample);
     if (Status status = parts_.scheduler.add(std::move(spec)); !status.ok()) {
-      parts_.requests.remove_sequence(id);
+      parts_.requests.remove_sequence(std::exchange(sample.sequence, 0));
       return status;
     }
     ++state.num_running;
