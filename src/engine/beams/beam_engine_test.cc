@@ -267,6 +267,10 @@ TEST(Beams, AreRefusedWhereTheyCannotBe) {
   EXPECT_THAT(message_of([](R& r) { r.sampling.n = 100; }), HasSubstr("at most 64 beams"));
   EXPECT_THAT(message_of([](R& r) { r.sampling.max_new_tokens = 0; }),
               HasSubstr("needs at least 1"));
+  EXPECT_THAT(message_of([](R& r) {
+                for (TokenId id = 0; id < 65; ++id) r.sampling.stop_token_ids.push_back(id);
+              }),
+              HasSubstr("a beam search has at most 64"));
   EXPECT_THAT(message_of([](R& r) { r.session.emplace(); }), StartsWith("session_params does not"));
   EXPECT_THAT(message_of([](R& r) { r.sampling.logit_processor = "calm"; }),
               HasSubstr("logit_processor"));

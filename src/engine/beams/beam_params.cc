@@ -65,13 +65,19 @@ Result<std::optional<BeamOptions>> resolve_beams(const GenerateRequest& request,
                       "{} does not go with use_beam_search: leave one out", field));
   if (sampling.length != ResolvedSampling::Length::kToContext && sampling.max_new_tokens == 0)
     return fail(invalid_argument("max_new_tokens is 0, and a beam search needs at least 1"));
+  if (sampling.stop_ids.size() > kBeamStopIdsMax)
+    return fail(invalid_argument(
+        "the request has {} stop tokens with those of the model, but a beam search has at most {}: "
+        "send fewer stop_token_ids",
+        sampling.stop_ids.size(), kBeamStopIdsMax));
   BeamOptions options{.num_beams = width_of(p),
                       .length_penalty = p.length_penalty.value_or(1.0f),
                       .early_stopping = p.early_stopping.value_or(EarlyStopping::kNo),
                       .return_logprob = request.return_logprob,
                       .top_logprobs_num = request.top_logprobs_num};
-  options.num_candidates =
-      num_beam_candidates(options.num_beams, sampling.stop_ids.size(), vocab_size);
+  options.num_candidates = num_beam_candidates(options.num_beams, sampling.stop_ids.size());
+  options.candidates_per_beam =
+      candidates_of_one_beam(options.num_beams, sampling.stop_ids.size(), vocab_size);
   return std::optional(options);
 }
 
@@ -80,7 +86,7 @@ SamplingSpec beam_sampling(const SamplingSpec& spec, const BeamOptions& options)
   steps.temperature = 0;
   steps.xtc_probability = 0;
   steps.logprobs_mode = LogprobsMode::kOriginal;
-  steps.top_logprobs_num = std::max(options.num_candidates, options.top_logprobs_num);
+  steps.top_logprobs_num = std::max(options.candidates_per_beam, options.top_logprobs_num);
   if (!options.return_logprob) steps.token_ids_logprob.clear();
   steps.return_logprob = true;
   return steps;

@@ -11,6 +11,7 @@
 namespace espalier {
 
 inline constexpr int32_t kBeamsMax = 64;
+inline constexpr size_t kBeamStopIdsMax = 64;  // stop tokens of a search, the model's included
 
 // How many sequences run for a request at once: its samples, or its beams.
 int32_t num_sequences_of(const SamplingParams& params);

@@ -9,9 +9,13 @@
 
 namespace espalier {
 
-int32_t num_beam_candidates(int32_t num_beams, size_t num_stop_ids, int32_t vocab_size) {
-  const auto each = static_cast<int64_t>(std::max<size_t>(2, 1 + num_stop_ids));
-  return static_cast<int32_t>(std::min<int64_t>(each * num_beams, vocab_size));
+int32_t num_beam_candidates(int32_t num_beams, size_t num_stop_ids) {
+  return num_beams * std::max(2, 1 + static_cast<int32_t>(num_stop_ids));
+}
+
+int32_t candidates_of_one_beam(int32_t num_beams, size_t num_stop_ids, int32_t vocab_size) {
+  const int32_t most = num_beams + std::max(num_beams, static_cast<int32_t>(num_stop_ids));
+  return std::min(most, vocab_size);
 }
 
 BeamSearch::BeamSearch(const BeamOptions& options, int32_t max_new_tokens)

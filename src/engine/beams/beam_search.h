@@ -26,13 +26,17 @@ struct BeamOptions {
   int32_t num_beams = 1;
   float length_penalty = 1.0f;
   EarlyStopping early_stopping = EarlyStopping::kNo;
-  int32_t num_candidates = 2;    // of a step: num_beam_candidates()
-  bool return_logprob = false;   // hypotheses have the log-probabilities of their tokens
-  int32_t top_logprobs_num = 0;  // of each token, as far as take() has them
+  int32_t num_candidates = 2;       // of a step: num_beam_candidates()
+  int32_t candidates_per_beam = 2;  // candidates_of_one_beam()
+  bool return_logprob = false;      // hypotheses have the log-probabilities of their tokens
+  int32_t top_logprobs_num = 0;     // of each token, as far as take() has them
 };
 
 // How many candidates a step needs so that num_beams of them go on, whatever stop tokens come.
-int32_t num_beam_candidates(int32_t num_beams, size_t num_stop_ids, int32_t vocab_size);
+int32_t num_beam_candidates(int32_t num_beams, size_t num_stop_ids);
+// How many of them can be of one beam: behind num_beams that go on, or of which some end at stop
+// tokens, none is read. Twice num_beams at least, for stop strings and grammars end others too.
+int32_t candidates_of_one_beam(int32_t num_beams, size_t num_stop_ids, int32_t vocab_size);
 
 class BeamSearch {
  public:
@@ -64,8 +68,9 @@ class BeamSearch {
   std::span<const Beam> beams() const { return beams_; }
   int32_t length() const { return length_; }  // of each beam
 
-  // The distribution behind a beam: its `top` has the num_candidates likeliest tokens, the best
-  // first. A token of log-probability -FLT_MAX is banned. REQUIRED for each beam before advance().
+  // The distribution behind a beam: its `top` has the candidates_per_beam likeliest tokens, the
+  // best first. A token of log-probability -FLT_MAX is banned. REQUIRED for each beam before
+  // advance().
   void take(int32_t beam, TokenLogprobs&& distribution);
 
   // One step. `end_of` is called for candidates in their order, as far as it takes. Returns the

@@ -14,8 +14,6 @@
 namespace espalier {
 namespace {
 
-constexpr TokenId kStop = 0;
-
 // A language model whose next token depends on all tokens before it.
 class RandomModel {
  public:
@@ -44,15 +42,20 @@ class RandomModel {
   const int32_t vocab_size_;
 };
 
-std::optional<FinishReason> end_at_stop(const BeamSearch::Candidate& candidate) {
-  if (candidate.token != kStop) return std::nullopt;
-  return FinishReason{.type = FinishReason::Type::kStop, .matched = kStop};
-}
-
-int run(BeamSearch& search, const RandomModel& model) {
+// The first tokens are stop tokens. The search gets no more of a distribution than it asks for.
+int run(BeamSearch& search, const RandomModel& model, int32_t num_stops) {
+  const auto end_at_stop =
+      [&](const BeamSearch::Candidate& candidate) -> std::optional<FinishReason> {
+    if (candidate.token >= num_stops) return std::nullopt;
+    return FinishReason{.type = FinishReason::Type::kStop, .matched = candidate.token};
+  };
   for (int steps = 1;; ++steps) {
-    for (size_t i = 0; i < search.beams().size(); ++i)
-      search.take(static_cast<int32_t>(i), model.behind(search.beams()[i].tokens));
+    for (size_t i = 0; i < search.beams().size(); ++i) {
+      TokenLogprobs distribution = model.behind(search.beams()[i].tokens);
+      const auto most = static_cast<size_t>(search.options().candidates_per_beam);
+      distribution.top.resize(std::min(distribution.top.size(), most));
+      search.take(static_cast<int32_t>(i), std::move(distribution));
+    }
     if (search.advance(end_at_stop).empty()) return steps;
   }
 }
@@ -63,7 +66,7 @@ void enumerate(const RandomModel& model, std::vector<TokenId>& tokens, double lo
   for (const auto& [token, own] : model.behind(tokens).top) {
     if (own <= -FLT_MAX) continue;
     tokens.push_back(token);
-    if (token == kStop || std::ssize(tokens) == length_max)
+    if (token == 0 || std::ssize(tokens) == length_max)
       scores[tokens] = (logprob + own) / std::pow(static_cast<double>(tokens.size()), penalty);
     else
       enumerate(model, tokens, logprob + own, length_max, penalty, scores);
@@ -82,9 +85,10 @@ TEST(BeamSearch, FindsTheBestWhereItsBeamsHoldAll) {
     BeamSearch search({.num_beams = 300,
                        .length_penalty = penalty,
                        .early_stopping = EarlyStopping::kNever,
-                       .num_candidates = 1200},
+                       .num_candidates = 1200,
+                       .candidates_per_beam = 4},
                       4);
-    EXPECT_EQ(run(search, model), 4);
+    EXPECT_EQ(run(search, model, 1), 4);
     ASSERT_EQ(search.hypotheses().size(), scores.size()) << "seed " << seed;
     float last = FLT_MAX;
     for (const BeamSearch::Hypothesis& found : search.hypotheses()) {
@@ -92,7 +96,7 @@ TEST(BeamSearch, FindsTheBestWhereItsBeamsHoldAll) {
       EXPECT_NEAR(found.score, scores[found.beam.tokens], 1e-4);
       EXPECT_LE(found.score, last);
       last = found.score;
-      const bool stops = found.beam.tokens.back() == kStop && found.beam.tokens.size() < 4;
+      const bool stops = found.beam.tokens.back() == 0 && found.beam.tokens.size() < 4;
       EXPECT_EQ(found.finish.type == FinishReason::Type::kStop, stops);
     }
   }
@@ -100,7 +104,7 @@ TEST(BeamSearch, FindsTheBestWhereItsBeamsHoldAll) {
 
 // The definition once more, with whole lists and no care for cost.
 std::vector<BeamSearch::Hypothesis> naive(const RandomModel& model, const BeamOptions& options,
-                                          int32_t length_max) {
+                                          int32_t length_max, int32_t num_stops) {
   using Beam = BeamSearch::Beam;
   std::vector<Beam> beams = {{}};
   std::vector<BeamSearch::Hypothesis> found;
@@ -119,7 +123,7 @@ std::vector<BeamSearch::Hypothesis> naive(const RandomModel& model, const BeamOp
     all.resize(std::min(all.size(), static_cast<size_t>(options.num_candidates)));
     beams.clear();
     for (size_t i = 0; i < all.size(); ++i) {
-      const bool ends = all[i].tokens.back() == kStop || length == length_max;
+      const bool ends = all[i].tokens.back() < num_stops || length == length_max;
       if (!ends && beams.size() < count) beams.push_back(all[i]);
       if (ends && i < count)
         found.push_back({.beam = all[i],
@@ -144,17 +148,20 @@ TEST(BeamSearch, IsTheDefinition) {
   for (uint64_t seed = 0; seed < 600; ++seed) {
     Rng rng(seed);
     const auto vocab = static_cast<int32_t>(3 + rng.below(8));
+    const auto num_stops = static_cast<int32_t>(1 + rng.below(3));
     const RandomModel model(seed, vocab);
     BeamOptions options{.num_beams = static_cast<int32_t>(1 + rng.below(5)),
                         .length_penalty = static_cast<float>(rng.below(5)) - 1.5f,
                         .early_stopping = static_cast<EarlyStopping>(rng.below(3)),
                         .return_logprob = true,
                         .top_logprobs_num = 2};
-    options.num_candidates = num_beam_candidates(options.num_beams, 1, vocab * 64);
+    options.num_candidates = num_beam_candidates(options.num_beams, static_cast<size_t>(num_stops));
+    options.candidates_per_beam =
+        candidates_of_one_beam(options.num_beams, static_cast<size_t>(num_stops), vocab);
     const auto length_max = static_cast<int32_t>(1 + rng.below(9));
     BeamSearch search(options, length_max);
-    run(search, model);
-    const auto expected = naive(model, options, length_max);
+    run(search, model, num_stops);
+    const auto expected = naive(model, options, length_max, num_stops);
     ASSERT_EQ(search.hypotheses().size(), expected.size()) << "seed " << seed;
     for (size_t i = 0; i < expected.size(); ++i) {
       const BeamSearch::Hypothesis& found = search.hypotheses()[i];
@@ -172,10 +179,13 @@ TEST(BeamSearch, IsTheDefinition) {
 }
 
 TEST(BeamSearch, NeedsEnoughCandidates) {
-  EXPECT_EQ(num_beam_candidates(4, 0, 1000), 8);
-  EXPECT_EQ(num_beam_candidates(4, 1, 1000), 8);
-  EXPECT_EQ(num_beam_candidates(4, 3, 1000), 16);
-  EXPECT_EQ(num_beam_candidates(4, 3, 10), 10);
+  EXPECT_EQ(num_beam_candidates(4, 0), 8);
+  EXPECT_EQ(num_beam_candidates(4, 1), 8);
+  EXPECT_EQ(num_beam_candidates(4, 3), 16);
+  EXPECT_EQ(candidates_of_one_beam(4, 0, 1000), 8);
+  EXPECT_EQ(candidates_of_one_beam(4, 9, 1000), 13);
+  EXPECT_EQ(candidates_of_one_beam(4, 9, 10), 10);
+  EXPECT_EQ(candidates_of_one_beam(64, 64, 100'000), 128);
 }
 
 }  // namespace

@@ -10,6 +10,15 @@
 #include "engine/sampling/sampler.h"
 
 namespace espalier {
+namespace {
+
+// Without the memory of the others.
+void keep_top(std::vector<TokenLogprobs>& logprobs, int32_t count) {
+  for (TokenLogprobs& one : logprobs)
+    if (std::ssize(one.top) > count) one.top = {one.top.begin(), one.top.begin() + count};
+}
+
+}  // namespace
 
 void EventEmitter::add_pending(SampleState& sample) {
   if (!sample.has_pending_event) pending_.push_back(&sample);
@@ -35,6 +44,8 @@ void EventEmitter::on_input_logprobs(SequenceId id, int32_t first,
   const int32_t known = std::max(1, sample.request->logprob_start_len) + sample.num_input_logprobs;
   ESP_CHECK(first <= known, "input log-probabilities from {}, but only those before {} are known",
             first, known);
+  // A search's steps compute as many as they need of each position, the prompt's too.
+  if (sample.beam >= 0) keep_top(logprobs, sample.request->beams->options.top_logprobs_num);
   // After a retraction the prompt is computed again, with the log-probabilities that are known.
   for (auto i = static_cast<size_t>(known - first); i < logprobs.size(); ++i) {
     sample.event.input_logprobs.push_back(std::move(logprobs[i]));
@@ -150,9 +161,6 @@ void EventEmitter::finish_beam(SampleState& sample, const BeamSearch::Hypothesis
   if (sample.return_origins) sample.event.origins.assign(num_tokens, TokenOrigin::kSampled);
   sample.event.logprobs = found.beam.logprobs;
   sample.event.input_logprobs = request.beam_samples[0].event.input_logprobs;
-  const auto num_top = static_cast<size_t>(request.beams->options.top_logprobs_num);
-  for (TokenLogprobs& one : sample.event.input_logprobs)
-    if (one.top.size() > num_top) one.top.resize(num_top);
   stats.completion_tokens = sample.num_tokens = static_cast<int32_t>(num_tokens);
   new_tokens_ += std::ssize(found.beam.tokens);
   finish(sample, found.finish, stats);

@@ -313,12 +313,14 @@ void InboxHandler::free_memory(bool shed) {
   if (LiveRequest* const largest = shed ? largest_request() : nullptr) abort(*largest, why);
 }
 
-// The one with the most samples and log-probabilities; of equal ones the newest.
+// The one with the most samples, or beams, and log-probabilities; of equal ones the newest.
 LiveRequest* InboxHandler::largest_request() {
   LiveRequest* largest = nullptr;
   const auto weight = [](const LiveRequest& r) {
-    const auto entries = static_cast<size_t>(1 + r.sampling.spec.top_logprobs_num);
-    return std::pair(r.samples.size() * entries, r.arrived);
+    const int32_t num_top = r.beams != nullptr ? r.beams->options.candidates_per_beam : 0;
+    const auto entries =
+        static_cast<size_t>(1 + std::max(num_top, r.sampling.spec.top_logprobs_num));
+    return std::pair(std::max(r.samples.size(), r.beam_samples.size()) * entries, r.arrived);
   };
   parts_.requests.for_each([&](LiveRequest& request) {
     if (largest == nullptr || weight(*largest) < weight(request)) largest = &request;
