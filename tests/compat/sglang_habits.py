@@ -78,7 +78,8 @@ def logprobs_after_mask_and_temperature(server):
         odds.append(temperature * math.log(best / second))
     assert max(odds) - min(odds) < 0.05, odds
     biased = generate(server, QUESTION, {"logit_bias": {"5": 100}, "temperature": 1}, return_logprob=True)["meta_info"]
-    assert biased["output_token_logprobs"][0][:2] == [0.0, 5] or biased["output_token_logprobs"][0][0] > -1e-3, biased
+    chance, token = biased["output_token_logprobs"][0][:2]
+    assert token == 5 and chance > -1e-3, biased
 
 
 def names_of_models(server):
@@ -90,12 +91,15 @@ def names_of_models(server):
 def first_call_of_a_session(server):
     session = server.post("/open_session", {"capacity_of_str_len": 1000})
     generate(server, "a", session_params={"id": session, "rid": None, "offset": -1, "replace": True})
-    server.request("POST", "/close_session", {"session_id": session})
+    assert server.request("POST", "/close_session", {"session_id": session})[0] == 200
 
 
 def gap_by_suffix(server):
     status, _, text = server.request("POST", "/v1/completions", {"model": NAME, "prompt": "a", "suffix": "b"})
-    assert status == 200 or "suffix" in json.loads(text)["message"], text
+    if status == 200:
+        assert os.environ.get("ESPALIER_MODEL_PATH"), "the model that ships has no tokens for it"
+        return
+    assert status == 400 and "needs a model whose vocabulary has tokens for it" in json.loads(text)["message"], text
 
 
 def count_of_streamed_logprobs(server):
@@ -116,7 +120,7 @@ def grammar_of_llguidance(server):
 
 def tools(server):
     count = len(server.post("/v1/tokenize", {"messages": HI, "tools": [TOOL]})["tokens"])
-    assert count >= len(server.post("/v1/tokenize", {"messages": HI})["tokens"])
+    assert count > len(server.post("/v1/tokenize", {"messages": HI})["tokens"])
     for mode in ("auto", "required"):
         choice = {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": [
             {"type": "function", "function": {"name": "now"}}]}}
@@ -166,7 +170,7 @@ def full_queue():
         assert ends["overtakes"][0] == 200, ends
         evicted = json.loads(ends["gives way"][2])
         assert ends["gives way"][0] == 503 and evicted["object"] == "error", ends
-        assert "request queue is full" in evicted["message"] or "priority" in evicted["message"], evicted
+        assert "aborted by a higher priority request" in evicted["message"], evicted
         assert 'priority="' in server.get("/metrics")[2]
 
 
