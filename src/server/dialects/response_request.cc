@@ -266,9 +266,12 @@ Status read_response_metadata(const Json& value, std::string_view where, Respons
 }
 
 // Chat's sampling fields, but for its length, which is max_output_tokens here, the number of
-// samples, for a response is one, and token healing, for a response begins behind the template.
+// samples and beam search's, for a response is one, and token healing, for a response begins behind
+// the template.
 void append_chat_sampling(Fields<ResponseRequest>& fields) {
-  constexpr std::string_view kNotHere[] = {"max_tokens", "n", "token_healing"};
+  constexpr std::string_view kNotHere[] = {"max_tokens",      "n",          "token_healing",
+                                           "use_beam_search", "beam_width", "length_penalty",
+                                           "early_stopping"};
   Fields<ResponseRequest> of_chat;
   append_sampling_fields(
       of_chat, kInChat, [](ResponseRequest & r) -> auto& { return r.sampling; });
@@ -281,10 +284,12 @@ void append_chat_sampling(Fields<ResponseRequest>& fields) {
 // What chat takes beside its sampling to choose weights and cached prefixes.
 void append_chat_extensions(Fields<ResponseRequest>& fields) {
   using R = ResponseRequest;
-  fields.push_back(
-      field<R>("extra_key", "requests of different keys share no cached prefixes", &R::extra_key));
+  fields.push_back(field<R>(
+      "extra_key", "requests of different keys share no cached prefixes; a list has one entry here",
+      &R::extra_key));
   fields.push_back(field<R>("cache_salt", "as extra_key; the two are joined", &R::cache_salt));
-  fields.push_back(field<R>("lora_path", "the name of a loaded LoRA adapter", &R::lora_path));
+  fields.push_back(field<R>(
+      "lora_path", "the name of a loaded LoRA adapter; a list has one entry here", &R::lora_path));
 }
 
 const Fields<ResponseRequest>& response_fields() {

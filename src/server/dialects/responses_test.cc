@@ -350,7 +350,8 @@ TEST_F(ResponsesTest, TakesTheSamplingFieldsOfChat) {
                             R"("min_p":0.25,"frequency_penalty":0.5,"presence_penalty":-0.5,)"
                             R"("repetition_penalty":1.5,"min_tokens":2,"stop":["a","b"],)"
                             R"("stop_token_ids":[9],"ignore_eos":true,"seed":4,)"
-                            R"("logit_bias":{"5":1},"extra_key":"k"})");
+                            R"("logit_bias":{"5":1},"extra_key":"k","use_beam_search":true,)"
+                            R"("beam_width":3,"length_penalty":2,"early_stopping":true})");
   ASSERT_EQ(answer.status, 200) << answer.body;
   const GenerateRequest got = engine_.submitted().back();
   const SamplingParams& s = got.sampling;
@@ -369,6 +370,10 @@ TEST_F(ResponsesTest, TakesTheSamplingFieldsOfChat) {
   EXPECT_EQ(s.logit_bias.at(5), 1.0f);
   EXPECT_EQ(got.extra_key, "k");
   EXPECT_EQ(s.n, 1);
+  const SamplingParams unset;  // a response is one answer: beam search's fields are not read
+  EXPECT_FALSE(s.use_beam_search);
+  EXPECT_EQ(s.beam_width, unset.beam_width);
+  EXPECT_EQ(s.length_penalty, unset.length_penalty);
   const auto refusal = [&](std::string_view field) {
     return post("/v1/responses", fmt::format(R"({{"input":"x",{}}})", field)).body;
   };
