@@ -113,12 +113,15 @@ void add_worker(const AdminContext& context, HttpRequest&& request, ResponsePtr 
 }
 
 // Whether a request's body says "hand_over": true.
-bool hands_over(const HttpRequest& request) {
+Result<bool> hands_over(const HttpRequest& request) {
   boost::system::error_code failed;
   const json::value body = json::parse(request.body, failed);
   const json::value* const flag =
       !failed && body.is_object() ? body.as_object().if_contains("hand_over") : nullptr;
-  return flag != nullptr && flag->is_bool() && flag->as_bool();
+  if (flag == nullptr) return false;
+  if (!flag->is_bool())
+    return fail(error(StatusCode::kInvalidArgument, "hand_over must be true or false"));
+  return flag->as_bool();
 }
 
 json::object describe(const HandedOver& handed) {
@@ -167,10 +170,12 @@ Status resume_worker(const AdminContext& context, const std::string& url) {
 void drain_worker(const AdminContext& context, HttpRequest&& request, ResponsePtr response) {
   const Result<std::string> url = named_url(context, request);
   if (!url) return response->send(failure(url.error()));
+  const Result<bool> hand_over = hands_over(request);
+  if (!hand_over) return response->send(failure(hand_over.error()));
   if (const Status drained = context.dispatcher.drain_worker(*url, false); !drained.ok())
     return response->send(failure(drained));
   json::object answer{{"status", "draining"}, {"url", *url}};
-  if (!hands_over(request) || context.handover == nullptr)
+  if (!*hand_over || context.handover == nullptr)
     return response->send(HttpResponse::json(200, json::serialize(answer)));
   context.handover->start(*url, [answer = std::move(answer), response = std::move(response)](
                                     const Result<HandedOver>& handed) mutable {

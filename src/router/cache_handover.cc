@@ -4,6 +4,8 @@
 #include <boost/json/object.hpp>
 #include <boost/json/parse.hpp>
 #include <boost/json/serialize.hpp>
+#include <new>
+#include <random>
 #include <utility>
 
 #include "base/log.h"
@@ -33,16 +35,21 @@ int64_t number_of(const json::object& object, std::string_view name) {
 }  // namespace
 
 CacheHandover::CacheHandover(CacheHandoverConfig config, Dispatcher& dispatcher)
-    : config_(std::move(config)), dispatcher_(dispatcher), thread_([this] { run(); }) {}
+    : config_(std::move(config)),
+      dispatcher_(dispatcher),
+      file_(fmt::format("handover-{:08x}.kv", std::random_device()())),
+      thread_([this] { run(); }) {}
 
 CacheHandover::~CacheHandover() {
+  begin_stop();
+  thread_.join();
+}
+
+void CacheHandover::begin_stop() {
   stopped_ = true;
   jobs_.close();
-  {
-    const std::lock_guard lock(client_mutex_);
-    if (client_ != nullptr) client_->interrupt();
-  }
-  thread_.join();
+  const std::lock_guard lock(client_mutex_);
+  if (client_ != nullptr) client_->interrupt();
 }
 
 void CacheHandover::start(const std::string& url, Done done) {
@@ -55,7 +62,7 @@ void CacheHandover::start(const std::string& url, Done done) {
 void CacheHandover::run() {
   set_thread_name("hand-over");
   while (std::optional<Job> job = jobs_.pop()) {
-    Result<HandedOver> handed = stopped_ ? fail(stopping()) : hand_over(job->url);
+    Result<HandedOver> handed = stopped_ ? fail(stopping()) : guarded_hand_over(job->url);
     if (handed)
       log_info("cache handed over from={} pages={} to={} workers", job->url, handed->num_pages,
                handed->peers.size());
@@ -65,14 +72,23 @@ void CacheHandover::run() {
   }
 }
 
+Result<HandedOver> CacheHandover::guarded_hand_over(const std::string& url) {
+  try {
+    return hand_over(url);
+  } catch (const std::bad_alloc&) {
+    return fail(error(StatusCode::kResourceExhausted, "there is no memory to hand a cache over"));
+  }
+}
+
 Result<HandedOver> CacheHandover::hand_over(const std::string& url) {
   ESP_ASSIGN_OR_RETURN(const std::vector<std::string> peers, await_requests(url));
-  HandedOver handed{.file = fmt::format("handover-{:016x}.kv", std::hash<std::string>()(url))};
+  HandedOver handed{.file = file_};
   auto exported = call(url, "/cache/export", handed.file, &handed.num_bytes);
   if (!exported)
     return fail(
         error(StatusCode::kUnavailable,
-              "the worker's cache cannot be exported (it needs --cache-file-dir and tiers): {}",
+              "the worker's cache cannot be exported (that needs --cache-file-dir, tiers and, as "
+              "--worker-api-key, the administrator's key): {}",
               exported.error().message()));
   handed.num_pages = *exported;
   for (const std::string& peer : peers) {
@@ -95,6 +111,9 @@ Result<std::vector<std::string>> CacheHandover::await_requests(const std::string
     const auto from = std::ranges::find(workers, url, &WorkerInfo::url);
     if (from == workers.end())
       return fail(error(StatusCode::kNotFound, "the worker {} has left", url));
+    if (from->state != WorkerState::kDraining)
+      return fail(error(StatusCode::kFailedPrecondition,
+                        "the worker {} drains no more, so it keeps its cache", url));
     if (from->requests_in_flight > 0 && left > Duration::zero()) {
       std::this_thread::sleep_for(kLook);
       continue;
@@ -106,7 +125,7 @@ Result<std::vector<std::string>> CacheHandover::await_requests(const std::string
         peers.push_back(worker.url);
     if (peers.empty())
       return fail(error(StatusCode::kNotFound,
-                        "no other healthy worker serves a model of {}: its cache goes to nobody",
+                        "no other healthy worker serves a model of {}: its cache is not exported",
                         url));
     return peers;
   }

@@ -3,7 +3,8 @@
 // that all of them share (--cache-file-dir). So the prefixes of the worker's clients are loaded
 // elsewhere instead of being computed again.
 //
-// Hand-overs run one after the other, on a thread of their own, until this is destroyed.
+// Hand-overs run one after the other, on a thread of their own, through one file that each one
+// overwrites.
 // Thread-safe.
 #pragma once
 
@@ -48,11 +49,12 @@ class CacheHandover {
 
   // Borrows the dispatcher.
   CacheHandover(CacheHandoverConfig config, Dispatcher& dispatcher);
-  ~CacheHandover();  // ends what is in progress with a failure
+  ~CacheHandover();  // as begin_stop(), and waits
+  void begin_stop();  // ends what is in progress and what waits with a failure
 
   // Of a worker that drains, to all healthy workers of one of its models. Calls done() on a thread
   // of its own; with kResourceExhausted where too many wait, with kNotFound without such workers,
-  // and with kUnavailable where the worker cannot export.
+  // with kFailedPrecondition where it drains no more, and with kUnavailable where it cannot export.
   void start(const std::string& url, Done done);
 
  private:
@@ -61,6 +63,7 @@ class CacheHandover {
     Done done;
   };
   void run();
+  Result<HandedOver> guarded_hand_over(const std::string& url);
   Result<HandedOver> hand_over(const std::string& url);
   Result<std::vector<std::string>> await_requests(const std::string& url);
   Result<int64_t> call(const std::string& url, std::string_view path, const std::string& file,
@@ -68,6 +71,7 @@ class CacheHandover {
 
   const CacheHandoverConfig config_;
   Dispatcher& dispatcher_;
+  const std::string file_;  // of a drawn name, since several routers may share workers
   BoundedQueue<Job> jobs_{16};
   std::atomic<bool> stopped_ = false;
   std::mutex client_mutex_;

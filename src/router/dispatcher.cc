@@ -199,10 +199,11 @@ bool Dispatcher::report_check(WorkerSlot slot, uint64_t generation, bool healthy
   return false;
 }
 
-bool Dispatcher::is_broken(WorkerSlot slot, uint64_t generation) const {
+bool Dispatcher::is_back(WorkerSlot slot, uint64_t generation) const {
   std::lock_guard lock(mutex_);
   const Worker* const worker = find(slot, generation);
-  return worker != nullptr && worker->state == WorkerState::kBroken;
+  return worker != nullptr &&
+         (worker->state == WorkerState::kHealthy || worker->state == WorkerState::kStarting);
 }
 
 void Dispatcher::set_models(WorkerSlot slot, uint64_t generation, std::vector<std::string> models,

@@ -121,7 +121,7 @@ class Dispatcher {
   // Of the worker that had this generation; of another one they do nothing. report_check: whether
   // the worker is in doubt, since a check failed and too few have for it to be broken.
   bool report_check(WorkerSlot slot, uint64_t generation, bool healthy);
-  bool is_broken(WorkerSlot slot, uint64_t generation) const;
+  bool is_back(WorkerSlot slot, uint64_t generation) const;  // it answers checks again
   void set_models(WorkerSlot slot, uint64_t generation, std::vector<std::string> models,
                   std::vector<std::string> adapters = {});
   void set_takes_ids(WorkerSlot slot, uint64_t generation, TakenIds takes_ids);

@@ -313,6 +313,7 @@ void Forwarding::slow_down() {
   if (attempt_.call == nullptr || response_ == nullptr) return;
   if (response_->pending_output() <= kPendingBytesMax) return attempt_.call->resume();
   attempt_.call->pause();
+  attempt_.last_paused = std::chrono::steady_clock::now();
   response_->post_after(kPauseStep, [self = shared_from_this()] { self->slow_down(); });
 }
 
@@ -374,13 +375,14 @@ void Forwarding::abandon(uint64_t generation) {
   net::post_on(io_, [self = shared_from_this(), generation] { self->end_if_silent(generation); });
 }
 
-// A worker that is being stopped takes no connections, so its checks fail, and completes what it
-// has begun. One that stands still is silent.
+// A worker that is being stopped takes no connections, so its checks fail, and completes its
+// streams. Time in which the client does not read is no silence of the worker.
 void Forwarding::end_if_silent(uint64_t generation) {
   const Lease& lease = attempt_.lease;
   if (!lease.active() || lease.generation() != generation) return;
-  if (!proxy_.dispatcher_.is_broken(lease.slot(), generation)) return;  // it is back
-  const Duration silent = std::chrono::steady_clock::now() - attempt_.last_bytes;
+  if (proxy_.dispatcher_.is_back(lease.slot(), generation)) return;
+  const TimePoint last_sign = std::max(attempt_.last_bytes, attempt_.last_paused);
+  const Duration silent = std::chrono::steady_clock::now() - last_sign;
   if (streaming_ && silent < kSilenceMax)
     return response_->post_after(kSilenceMax - silent, [self = shared_from_this(), generation] {
       self->end_if_silent(generation);

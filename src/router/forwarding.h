@@ -86,7 +86,8 @@ class Forwarding final : public net::UpstreamHandler,
     Lease lease;
     std::shared_ptr<net::UpstreamCall> call;
     std::shared_ptr<PrefillCall> prefill;
-    TimePoint last_bytes{};  // when whole messages of its stream came
+    TimePoint last_bytes{};   // when whole messages of its stream came
+    TimePoint last_paused{};  // when the client was last found not to read
   };
   Attempt attempt_;
   Duration backoff_;

@@ -17,18 +17,24 @@ void ModelIndex::erase(WorkerSlot slot, std::span<const std::string> models,
     ESP_CHECK(found != listed_.end() && found->second.num_as_adapter > 0, "'{}' is no adapter",
               name);
     --found->second.num_as_adapter;
+    erase_if_empty(found);
   }
   for (const std::string& name : models) {
     const auto found = listed_.find(name);
     if (found == listed_.end()) continue;  // the worker lists it twice
     found->second.workers.erase(slot);
-    if (found->second.workers.empty()) listed_.erase(found);
+    erase_if_empty(found);
   }
+}
+
+void ModelIndex::erase_if_empty(Listings::iterator listed) {
+  if (listed->second.workers.empty() && listed->second.num_as_adapter == 0) listed_.erase(listed);
 }
 
 const WorkerSet* ModelIndex::workers_of(std::string_view name) const {
   const auto found = listed_.find(name);
-  return found == listed_.end() ? nullptr : &found->second.workers;
+  return found == listed_.end() || found->second.workers.empty() ? nullptr
+                                                                 : &found->second.workers;
 }
 
 bool ModelIndex::is_adapter(std::string_view name) const {

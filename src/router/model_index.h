@@ -49,7 +49,10 @@ class ModelIndex {
     WorkerSet workers;
     uint32_t num_as_adapter = 0;  // workers to which it is an adapter
   };
-  std::unordered_map<std::string, Listing, Hash, std::equal_to<>> listed_;
+  using Listings = std::unordered_map<std::string, Listing, Hash, std::equal_to<>>;
+  void erase_if_empty(Listings::iterator listed);
+
+  Listings listed_;
 };
 
 }  // namespace espalier::router

@@ -220,6 +220,7 @@ void RouterServer::stop(Duration timeout) {
   const TimePoint deadline = std::chrono::steady_clock::now() + timeout;
   ExtProc* const picker = impl_->ext_proc.get();
   if (picker != nullptr) picker->begin_stop();  // both end what is under way at the same time
+  if (impl_->handover != nullptr) impl_->handover->begin_stop();
   impl_->server->stop(timeout);
   if (picker != nullptr)
     picker->stop(std::max(Duration::zero(), deadline - std::chrono::steady_clock::now()));

@@ -100,6 +100,9 @@ TEST_F(RouterServerTest, ADrainedWorkerHandsItsCacheOver) {
   config.proxy.worker_api_key = "worker";
   start(config);
   ASSERT_TRUE(has_healthy(2));
+  EXPECT_TRUE(post("/drain", fmt::format(R"({{"url":"{}","hand_over":"true"}})", from.url()))
+                  .starts_with("400"));
+  EXPECT_EQ(server_->dispatcher().workers()[0].state, WorkerState::kHealthy) << "nothing drains";
   const std::string body = fmt::format(R"({{"url":"{}","hand_over":true}})", from.url());
   const std::string answer = post("/drain", body);
   EXPECT_TRUE(answer.starts_with("200")) << answer;

@@ -290,17 +290,19 @@ Result<std::shared_ptr<Room>> PageServer::await_room(FrameStream& frames, const 
 Status PageServer::send_item(FrameStream& frames, const Room::Item& item, bool maps,
                              TransferStats& sent) const {
   if (const auto* const pages = std::get_if<Room::Pages>(&item)) {
+    ESP_RETURN_IF_ERROR(frames.send(
+        FrameType::kPages, encode_pages_header(pages->first, pages->bytes), pages->bytes));
     sent.num_bytes += std::ssize(pages->bytes);
-    return frames.send(FrameType::kPages, encode_pages_header(pages->first, pages->bytes),
-                       pages->bytes);
+    return {};
   }
   if (const auto* const staged = std::get_if<Room::Staged>(&item)) {
     const int64_t bytes = (staged->pages->num_pages() - int64_t{staged->num_skipped}) *
                           static_cast<int64_t>(config_.shape.page_bytes);
+    ESP_RETURN_IF_ERROR(maps ? send_staged(frames, *staged)
+                             : send_as_bytes(frames, *staged, config_.shape.page_bytes));
     sent.num_bytes += bytes;
     sent.num_staged_bytes += maps ? bytes : 0;
-    return maps ? send_staged(frames, *staged)
-                : send_as_bytes(frames, *staged, config_.shape.page_bytes);
+    return {};
   }
   if (const auto* const logprobs = std::get_if<InputLogprobs>(&item))
     return send_logprobs(frames, *logprobs);
