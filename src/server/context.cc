@@ -80,7 +80,9 @@ void Context::run_sized(size_t num_bytes, const net::ResponsePtr& response,
   if (!threads->workers.run([task = std::move(task), response] {
         try {
           task();
-        } catch (const std::exception&) {  // a third party's: bad_alloc
+        } catch (const std::bad_alloc&) {
+          response->send(http_error(503, "there is no memory for this request: try again later"));
+        } catch (const std::exception&) {  // a third party's
           response->send(http_error(500, "internal error"));
         }
       })) {

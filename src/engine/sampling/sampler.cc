@@ -345,7 +345,7 @@ void Sampler::gather_best(std::span<const float> row, size_t count) {
 }
 
 // Sorts candidates_ by before(), byte by byte of their values (an LSD radix sort): a client may ask
-// for the whole vocabulary with each token, and comparisons would take twenty times as long.
+// for the whole vocabulary with each token.
 // REQUIRES: equal values are in the order of their ids.
 void Sampler::sort_by_digits() {
   std::array<std::array<uint32_t, 256>, 4> ends{};  // [byte of the key][digit] counts, then ends
