@@ -117,6 +117,7 @@ class ChatConversation {
     return content.is_array() &&
            std::ranges::all_of(content.get_array(), [](const boost::json::value& part) {
              if (!part.is_object()) return false;
+             if (server::is_video_part(part)) return server::check_video(part, "").ok();
              return !server::is_picture_part(part) || server::picture_source(part, "").has_value();
            });
   }

@@ -43,7 +43,7 @@ struct PromptTokenizer {
     const Result<server::ChatRequest> request = server::parse_chat(body, malformed);
     const bool is_known = chat && request && request->messages != nullptr &&
                           request->input_ids.empty() && !request->describe_grammar &&
-                          server::picture_sources(*request->messages).empty();
+                          server::num_pictures(*request->messages) == 0;
     if (!is_known) return {};
     const Result<std::string> text = server::render_prompt(*chat, *request);
     return text ? encode(*text, false) : TokenizedPrompt();

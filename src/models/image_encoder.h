@@ -38,6 +38,9 @@ struct PreparedImage {
   int32_t line_rows = 0;     // the same
   int32_t frame_rows = 0;    // the same
   double frame_positions = 0;
+
+  // From a video's first grid to its last one, in rotary positions.
+  double last_frame_position() const { return (num_tiles - 1) * frame_positions; }
 };
 
 // One picture of a batch.

@@ -1,3 +1,4 @@
+#include <limits>
 #include <memory>
 #include <optional>
 
@@ -125,6 +126,11 @@ Result<PreparedImage> ImageEncoder::plan_video(const Size& picture, int32_t num_
   const bool timed = patches.positions_per_second > 0 && frames_per_second > 0;
   out.frame_positions =
       timed ? patches.frames / frames_per_second * patches.positions_per_second : 1;
+  if (!(out.last_frame_position() < std::numeric_limits<int32_t>::max())) {
+    return fail(
+        invalid_argument("{} frames at {} a second take too long a time: state a higher fps",
+                         num_frames, frames_per_second));
+  }
   return out;
 }
 

@@ -18,11 +18,16 @@ namespace json = boost::json;
 namespace {
 
 // The texts of a list of parts, as templates that know only strings want them. Pictures stand in
-// lines of their own.
-std::string join_parts(const json::array& parts, std::string_view picture_placeholder) {
+// lines of their own. kUnimplemented: a video, whose placeholder such a template does not know.
+Result<std::string> join_parts(const json::array& parts, std::string_view picture_placeholder) {
   std::string out;
   bool begins_line = true;
   for (const json::value& part : parts) {
+    if (is_video_part(part)) {
+      return fail(error(StatusCode::kUnimplemented,
+                        "the chat template takes texts alone, in which a video has no "
+                        "placeholder: send its frames as pictures"));
+    }
     if (is_picture_part(part)) {
       if (!begins_line) out += '\n';
       out.append(picture_placeholder).append("\n");
@@ -232,8 +237,11 @@ Result<std::string> ChatFormat::render(const json::value& messages, const Option
   for (json::value& entry : list) {
     json::object& message = entry.get_object();
     json::value& content = message["content"];
-    if (content.is_array() && !takes_parts_)
-      content = json::string(join_parts(content.get_array(), options.picture_placeholder));
+    if (content.is_array() && !takes_parts_) {
+      ESP_ASSIGN_OR_RETURN(const std::string text,
+                           join_parts(content.get_array(), options.picture_placeholder));
+      content = json::string(text);
+    }
     if (content.is_array()) name_pictures(content.get_array());
     if (content.is_null()) content = "";
     json::value& role = message["role"];
@@ -254,8 +262,12 @@ Result<std::string> ChatFormat::render(const json::value& messages, const Option
       return fail(
           invalid_argument("continue_final_message needs a last message whose role is assistant"));
     }
-    beginning = content->is_array() ? join_parts(content->get_array(), options.picture_placeholder)
-                                    : std::string(view(content->get_string()));
+    if (content->is_array()) {
+      ESP_ASSIGN_OR_RETURN(beginning,
+                           join_parts(content->get_array(), options.picture_placeholder));
+    } else {
+      beginning = view(content->get_string());
+    }
     list.pop_back();
   }
   json::object variables;

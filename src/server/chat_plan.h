@@ -8,6 +8,7 @@
 #include "base/status.h"
 #include "server/chat_answer.h"
 #include "server/context.h"
+#include "server/images.h"
 #include "server/openai_request.h"
 
 namespace espalier::server {
@@ -17,7 +18,7 @@ namespace espalier::server {
 // that names no tool, or that contradicts another grammar.
 struct ChatPlan {
   std::string prompt;
-  std::vector<std::string> pictures;  // sources (images.h), in the order of their placeholders
+  std::vector<PictureSource> pictures;  // in the order of their placeholders
   AnswerFormat answer;
 };
 Result<ChatPlan> plan_chat(const Context& context, ChatRequest& request);

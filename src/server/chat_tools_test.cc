@@ -194,6 +194,26 @@ TEST_F(ChatToolsTest, TokenizeCountsTools) {
             post("/v1/tokenize", alone + "}").body);
 }
 
+// What the model cannot be shown is refused by name, not left out of the prompt.
+TEST_F(ChatToolsTest, PartsThatTheTemplateCannotShowAreRefused) {
+  start();
+  const auto refusal = [&](std::string_view route, std::string_view part) {
+    const Answer answer =
+        post(route, fmt::format(R"({{"messages":[{{"role":"user","content":[{}]}}]}})", part));
+    EXPECT_EQ(answer.status, 400) << answer.body;
+    return answer.body;
+  };
+  for (const char* route : {"/v1/chat/completions", "/v1/tokenize"}) {
+    EXPECT_THAT(refusal(route, R"({"type":"video","video":["eA=="]})"),
+                HasSubstr("a video has no placeholder: send its frames as pictures"));
+    EXPECT_THAT(refusal(route, R"({"type":"input_audio","input_audio":{}})"),
+                HasSubstr("audio is not supported: send its text"));
+    EXPECT_THAT(refusal(route, R"({"type":"smell"})"),
+                HasSubstr("it must be text, image_url, input_image, video or video_url"));
+  }
+  EXPECT_EQ(engine_.submitted().size(), 0u);
+}
+
 TEST_F(ChatToolsTest, ReasoningStandsApart) {
   config_.answers.reasoning_parser = "qwen3";
   start();

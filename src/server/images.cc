@@ -1,9 +1,9 @@
 #include "server/images.h"
 
 #include <algorithm>
+#include <atomic>
 #include <boost/json.hpp>
 #include <cctype>
-#include <charconv>
 
 #include "net/client.h"
 #include "net/public_address.h"
@@ -124,8 +124,8 @@ Result<std::string> redirected(const RemotePicture& from, const net::HttpRespons
       invalid_argument("the picture at {} is redirected to what is not fetched", from.host));
 }
 
-Result<std::string> fetch_remote(std::string url, const MediaAccess& access) {
-  const TimePoint deadline = std::chrono::steady_clock::now() + access.fetch_timeout;
+Result<std::string> fetch_remote(std::string url, const MediaAccess& access, Duration timeout) {
+  const TimePoint deadline = std::chrono::steady_clock::now() + timeout;
   for (int redirects = 0; redirects <= kRedirectsMax; ++redirects) {
     ESP_ASSIGN_OR_RETURN(const RemotePicture remote, check_remote(url, access));
     const Duration left = deadline - std::chrono::steady_clock::now();
@@ -156,63 +156,79 @@ const json::string* url_of(const json::value& part) {
   return url != nullptr ? url->if_string() : nullptr;
 }
 
-constexpr std::string_view kVideoSource = "video ";
 constexpr std::string_view kVideoFrames = "data:video/jpeg;base64,";
 constexpr size_t kVideoFramesMax = 4096;
+constexpr double kFramesPerSecondMin = 0.01, kFramesPerSecondMax = 1000;
 
-// Of a list of frames, each the source of a picture.
-Result<std::string> frames_source(const json::array& frames, double per_second,
-                                  std::string_view where) {
-  if (frames.empty() || frames.size() > kVideoFramesMax) {
-    return fail(invalid_argument("{} has {} frames, and between 1 and {} are taken", where,
-                                 frames.size(), kVideoFramesMax));
-  }
-  std::string out = fmt::format("{}{}", kVideoSource, per_second);
-  for (const json::value& frame : frames) {
-    const json::string* source = frame.if_string();
-    if (source == nullptr || source->empty() || source->find('\n') != json::string::npos) {
-      return fail(invalid_argument("{} must be a list of the URLs of frames, or of base64", where));
-    }
-    out.append("\n").append(view(*source));
-  }
-  return out;
+// Frames a second; 0: the part states none.
+Result<double> rate_of(const json::object& part, std::string_view where) {
+  const json::value* fps = part.if_contains("fps");
+  if (fps == nullptr || fps->is_null()) return 0.0;
+  boost::system::error_code bad;
+  const auto rate = fps->to_number<double>(bad);
+  if (bad || !(rate >= kFramesPerSecondMin && rate <= kFramesPerSecondMax))
+    return fail(invalid_argument("{}.fps must be a number from {} to {}", where,
+                                 kFramesPerSecondMin, kFramesPerSecondMax));
+  return rate;
 }
 
-Result<std::string> frames_of_url(std::string_view url, double per_second, std::string_view where) {
-  if (!url.starts_with(kVideoFrames)) {
-    return fail(error(StatusCode::kUnimplemented,
-                      "{} is a file of a video, and files of videos are not read: send its frames "
-                      "as data:video/jpeg;base64,FRAME,FRAME... or as {{\"type\": \"video\", "
-                      "\"video\": [URL, ...], \"fps\": 2}}",
-                      where));
-  }
-  url.remove_prefix(kVideoFrames.size());
-  json::array frames;
-  while (!url.empty()) {
-    const size_t end = std::min(url.find(','), url.size());
-    frames.emplace_back(json::string(url.data(), end));
-    url.remove_prefix(std::min(url.size(), end + 1));
-  }
-  return frames_source(frames, per_second, where);
+// The list of a video's frames, or its URL; null: it has neither.
+const json::value* frames_of(const json::object& part) {
+  const json::value* video = part.if_contains("video");
+  if (video != nullptr && video->is_array()) return video;
+  const json::value* url = part.if_contains("video_url");
+  if (url == nullptr) url = video;
+  if (url != nullptr && url->is_object()) url = url->get_object().if_contains("url");
+  return url != nullptr && url->is_string() ? url : nullptr;
 }
 
-ImageInput video_input(const std::shared_ptr<const MediaAccess>& access,
-                       const std::string& source) {
-  ImageInput video{.read = {}, .source_bytes = static_cast<int64_t>(source.size())};
-  std::string_view left = source;
-  left.remove_prefix(kVideoSource.size());
-  const auto line = [&] {
-    const size_t end = std::min(left.find('\n'), left.size());
-    const std::string_view out = left.substr(0, end);
-    left.remove_prefix(std::min(left.size(), end + 1));
-    return out;
-  };
-  const std::string_view per_second = line();
-  std::from_chars(per_second.data(), per_second.data() + per_second.size(),
-                  video.frames_per_second);
+// Calls take() with the source of each frame, which is empty for what is no string.
+template <typename Take>
+void for_each_frame(const json::value& frames, const Take& take) {
+  if (frames.is_array()) {
+    for (const json::value& frame : frames.get_array())
+      take(frame.is_string() ? view(frame.get_string()) : std::string_view());
+    return;
+  }
+  std::string_view left = view(frames.get_string()).substr(kVideoFrames.size());
   while (!left.empty()) {
-    auto kept = std::make_shared<const std::string>(line());  // shared, as a picture's
-    video.frames.emplace_back([access, kept] { return read_picture(*kept, *access); });
+    const size_t end = std::min(left.find(','), left.size());
+    take(left.substr(0, end));
+    left.remove_prefix(std::min(left.size(), end + 1));
+  }
+}
+
+// Of a video that check_video() passes.
+PictureSource video_of(const json::object& part) {
+  PictureSource video{.files = {}, .is_video = true, .frames_per_second = *rate_of(part, "")};
+  for_each_frame(*frames_of(part),
+                 [&](std::string_view frame) { video.files.emplace_back(frame); });
+  return video;
+}
+
+Result<std::string> read_within(std::string_view source, const MediaAccess& access,
+                                Duration timeout) {
+  if (!is_remote(source)) return read_media_source(source, access.limits);
+  std::string url(source);
+  const size_t scheme_end = url.find(':');
+  url.replace(0, scheme_end, in_lower_case(url.substr(0, scheme_end)));
+  return fetch_remote(std::move(url), access, timeout);
+}
+
+// All its frames together are fetched in the time that one picture has, for they come one by one
+// and keep a thread.
+ImageInput video_input(const std::shared_ptr<const MediaAccess>& access, PictureSource source) {
+  ImageInput video{.read = {}, .frames = {}, .frames_per_second = source.frames_per_second};
+  auto left = std::make_shared<std::atomic<Duration::rep>>(access->fetch_timeout.count());
+  for (std::string& frame : source.files) {
+    video.source_bytes += std::ssize(frame);
+    auto kept = std::make_shared<const std::string>(std::move(frame));  // shared, as a picture's
+    video.frames.emplace_back([access, kept, left] {
+      const TimePoint begin = std::chrono::steady_clock::now();
+      auto file = read_within(*kept, *access, Duration(left->load()));
+      if (is_remote(*kept)) *left -= Duration(std::chrono::steady_clock::now() - begin).count();
+      return file;
+    });
   }
   return video;
 }
@@ -220,13 +236,7 @@ ImageInput video_input(const std::shared_ptr<const MediaAccess>& access,
 }  // namespace
 
 Result<std::string> read_picture(std::string_view source, const MediaAccess& access) {
-  if (is_remote(source)) {
-    std::string url(source);
-    const size_t scheme_end = url.find(':');
-    url.replace(0, scheme_end, in_lower_case(url.substr(0, scheme_end)));
-    return fetch_remote(std::move(url), access);
-  }
-  return read_media_source(source, access.limits);
+  return read_within(source, access, access.fetch_timeout);
 }
 
 std::shared_ptr<const MediaAccess> media_access(const Context& context) {
@@ -240,20 +250,27 @@ std::shared_ptr<const MediaAccess> media_access(const Context& context) {
 }
 
 std::vector<ImageInput> image_inputs(const std::shared_ptr<const MediaAccess>& access,
-                                     std::vector<std::string> sources) {
+                                     std::vector<PictureSource> sources) {
   std::vector<ImageInput> images;
-  for (std::string& source : sources) {
-    if (source.starts_with(kVideoSource)) {
-      images.push_back(video_input(access, source));
+  for (PictureSource& source : sources) {
+    if (source.is_video) {
+      images.push_back(video_input(access, std::move(source)));
       continue;
     }
-    const auto bytes = static_cast<int64_t>(source.size());
+    std::string& file = source.files.front();
+    const auto bytes = static_cast<int64_t>(file.size());
     // Shared, because the engine's request may be copied.
-    auto kept = std::make_shared<const std::string>(std::move(source));
+    auto kept = std::make_shared<const std::string>(std::move(file));
     images.push_back(
         {.read = [access, kept] { return read_picture(*kept, *access); }, .source_bytes = bytes});
   }
   return images;
+}
+
+std::vector<PictureSource> pictures_alone(std::vector<std::string> sources) {
+  std::vector<PictureSource> out;
+  for (std::string& source : sources) out.emplace_back().files.push_back(std::move(source));
+  return out;
 }
 
 bool is_picture_part(const json::value& part) {
@@ -274,41 +291,60 @@ bool is_video_part(const json::value& part) {
   return type != nullptr && (*type == "video_url" || *type == "video");
 }
 
-Result<std::string> video_source(const json::value& part, std::string_view where) {
+Status check_video(const json::value& part, std::string_view where) {
   const json::object& object = part.get_object();
-  double per_second = 0;
-  if (const json::value* fps = object.if_contains("fps"); fps != nullptr && !fps->is_null()) {
-    boost::system::error_code bad;
-    per_second = fps->to_number<double>(bad);
-    if (bad || !(per_second > 0 && per_second <= 1000))
-      return fail(invalid_argument("{}.fps must be a number above 0 up to 1000", where));
+  if (const auto rate = rate_of(object, where); !rate) return rate.error();
+  const json::value* frames = frames_of(object);
+  if (frames == nullptr) {
+    return invalid_argument(
+        "{} must have its frames as video: [URL, ...] or video_url: "
+        "data:video/jpeg;base64,FRAME,FRAME...",
+        where);
   }
-  if (const json::value* frames = object.if_contains("video")) {
-    if (frames->is_array())
-      return frames_source(frames->get_array(), per_second, fmt::format("{}.video", where));
+  const std::string place = fmt::format("{}.{}", where, frames->is_array() ? "video" : "video_url");
+  if (frames->is_string() && !view(frames->get_string()).starts_with(kVideoFrames)) {
+    return error(StatusCode::kUnimplemented,
+                 "{} is a file of a video, and files of videos are not read: send its frames "
+                 "as data:video/jpeg;base64,FRAME,FRAME... or as {{\"type\": \"video\", "
+                 "\"video\": [URL, ...], \"fps\": 2}}",
+                 place);
   }
-  const json::value* url = object.if_contains("video_url");
-  if (url == nullptr) url = object.if_contains("video");
-  if (url != nullptr && url->is_object()) url = url->get_object().if_contains("url");
-  if (url == nullptr || !url->is_string()) {
-    return fail(
-        invalid_argument("{} must have its frames as video: [URL, ...] or video_url: "
-                         "data:video/jpeg;base64,FRAME,FRAME...",
-                         where));
+  size_t count = 0;
+  bool has_empty = false;
+  for_each_frame(*frames, [&](std::string_view frame) {
+    ++count;
+    has_empty |= frame.empty();
+  });
+  if (count == 0 || count > kVideoFramesMax) {
+    return invalid_argument("{} has {} frames, and between 1 and {} are taken", place, count,
+                            kVideoFramesMax);
   }
-  return frames_of_url(view(url->get_string()), per_second, fmt::format("{}.video_url", where));
+  if (!has_empty) return {};
+  return invalid_argument("{} must be a list of the URLs of frames, or of base64", place);
 }
 
-std::vector<std::string> picture_sources(const json::value& messages) {
-  std::vector<std::string> sources;
+size_t num_pictures(const json::value& messages) {
+  std::ptrdiff_t count = 0;
+  for (const json::value& message : messages.get_array()) {
+    const json::value* content = message.get_object().if_contains("content");
+    if (content == nullptr || !content->is_array()) continue;
+    count += std::ranges::count_if(content->get_array(), [](const json::value& part) {
+      return is_picture_part(part) || is_video_part(part);
+    });
+  }
+  return static_cast<size_t>(count);
+}
+
+std::vector<PictureSource> picture_sources(const json::value& messages) {
+  std::vector<PictureSource> sources;
   for (const json::value& message : messages.get_array()) {
     const json::value* content = message.get_object().if_contains("content");
     if (content == nullptr || !content->is_array()) continue;
     for (const json::value& part : content->get_array())
       if (is_video_part(part)) {
-        sources.push_back(video_source(part, "").value_or(std::string()));  // it was checked
+        sources.push_back(video_of(part.get_object()));
       } else if (is_picture_part(part)) {
-        sources.emplace_back(view(*url_of(part)));
+        sources.emplace_back().files.emplace_back(view(*url_of(part)));
       }
   }
   return sources;

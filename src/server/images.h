@@ -28,7 +28,16 @@ struct MediaAccess {
   MediaSourceLimits limits;
   std::vector<std::string> domains;  // "example.com", "*.example.com" (what ends so) or "*"
   bool private_addresses = false;    // hosts may have addresses that are not public
-  Duration fetch_timeout = std::chrono::seconds(10);  // of a picture, redirects included
+  // Of a picture, redirects included, or of all frames of a video.
+  Duration fetch_timeout = std::chrono::seconds(10);
+};
+
+// What a part of a message names.
+struct PictureSource {
+  std::vector<std::string>
+      files;  // URLs or base64: of a picture one, of a video one for each frame
+  bool is_video = false;
+  double frames_per_second = 0;  // of a video; 0: it is not known
 };
 
 // Blocks. Fails with kInvalidArgument for what is malformed, too large or cannot be had, and
@@ -39,7 +48,9 @@ Result<std::string> read_picture(std::string_view source, const MediaAccess& acc
 std::shared_ptr<const MediaAccess> media_access(const Context& context);
 // The sources are read later, by the engine's threads.
 std::vector<ImageInput> image_inputs(const std::shared_ptr<const MediaAccess>& access,
-                                     std::vector<std::string> sources);
+                                     std::vector<PictureSource> sources);
+// Each the source of a picture.
+std::vector<PictureSource> pictures_alone(std::vector<std::string> sources);
 
 // Whether a part of a message is a picture: image_url, input_image.
 bool is_picture_part(const boost::json::value& part);
@@ -48,11 +59,12 @@ Result<std::string> picture_source(const boost::json::value& part, std::string_v
 // Whether it is a video: video_url, whose URL is data:video/jpeg;base64,FRAME,FRAME..., or video, a
 // list of the sources of its frames, with how many are a second in "fps", if that is known.
 bool is_video_part(const boost::json::value& part);
-// The sources of its frames as one source, which image_inputs() takes apart again: a line for each,
-// below "video FPS". kInvalidArgument for a part that is malformed; kUnimplemented for other files.
-Result<std::string> video_source(const boost::json::value& part, std::string_view where);
-// Those of checked messages, in the order in which a template renders them.
-std::vector<std::string> picture_sources(const boost::json::value& messages);
+// kInvalidArgument for a part that is malformed; kUnimplemented for files of videos.
+Status check_video(const boost::json::value& part, std::string_view where);
+// Of checked messages, videos included.
+size_t num_pictures(const boost::json::value& messages);
+// The pictures and videos of checked messages, in the order in which a template renders them.
+std::vector<PictureSource> picture_sources(const boost::json::value& messages);
 // An image_url part.
 boost::json::object picture_part(std::string_view source);
 

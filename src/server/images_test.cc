@@ -205,7 +205,14 @@ TEST(PictureParts, AreFoundInOrder) {
                                  {"type": "input_image", "image_url": "b"}]},
     {"role": "assistant"},
     {"role": "user", "content": [{"type": "image_url", "image_url": "c"}]}])");
-  EXPECT_THAT(picture_sources(messages), ElementsAre("a", "b", "c"));
+  std::vector<std::string> sources;
+  for (const PictureSource& each : picture_sources(messages)) {
+    EXPECT_FALSE(each.is_video);
+    ASSERT_EQ(each.files.size(), 1u);
+    sources.push_back(each.files[0]);
+  }
+  EXPECT_THAT(sources, ElementsAre("a", "b", "c"));
+  EXPECT_EQ(num_pictures(messages), 3u);
   for (const char* part : {R"({"type":"image_url"})", R"({"type":"image_url","image_url":{}})",
                            R"({"type":"image_url","image_url":{"url":""}})",
                            R"({"type":"input_image","image_url":1})"})
@@ -253,29 +260,90 @@ TEST(Pictures, OneThatTheEncoderRefusesFailsItsCallAlone) {
   (*server)->stop(5s);
 }
 
+// Of a message with one part, which passes its check.
+PictureSource video_of(const char* part) {
+  const auto messages =
+      boost::json::parse(fmt::format(R"([{{"role":"user","content":[{}]}}])", part));
+  const auto& parsed = messages.at(0).at("content").at(0);
+  EXPECT_TRUE(is_video_part(parsed)) << part;
+  EXPECT_TRUE(check_video(parsed, "messages[0].content[0]").ok()) << part;
+  EXPECT_EQ(num_pictures(messages), 1u);
+  return picture_sources(messages).at(0);
+}
+
 TEST(Videos, PartsNameTheirFrames) {
-  const auto source = [](const char* part) {
-    const auto value = boost::json::parse(part);
-    EXPECT_TRUE(is_video_part(value)) << part;
-    const auto made = video_source(value, "messages[0].content[1]");
-    return made ? *made : std::string(made.error().message());
-  };
-  EXPECT_EQ(source(R"({"type":"video","video":["a","b"],"fps":4})"), "video 4\na\nb");
-  EXPECT_EQ(source(R"({"type":"video_url","video_url":{"url":"data:video/jpeg;base64,aa,bb,cc"}})"),
-            "video 0\naa\nbb\ncc");
-  EXPECT_EQ(source(R"({"type":"video_url","video_url":"data:video/jpeg;base64,aa","fps":null})"),
-            "video 0\naa");
-  EXPECT_THAT(source(R"({"type":"video_url","video_url":{"url":"https://a/b.mp4"}})"),
-              HasSubstr("files of videos are not read"));
-  EXPECT_THAT(source(R"({"type":"video","video":[]})"), HasSubstr("0 frames"));
-  EXPECT_THAT(source(R"({"type":"video","video":[5]})"), HasSubstr("content[1].video must be"));
-  EXPECT_THAT(source(R"({"type":"video","video":["a"],"fps":0})"), HasSubstr("fps"));
-  EXPECT_THAT(source(R"({"type":"video"})"), HasSubstr("must have its frames"));
-  const auto inputs = image_inputs(std::make_shared<const MediaAccess>(), {"video 4\na\nb", "c"});
+  const PictureSource list = video_of(R"({"type":"video","video":["a","b"],"fps":4})");
+  EXPECT_TRUE(list.is_video);
+  EXPECT_THAT(list.files, ElementsAre("a", "b"));
+  EXPECT_EQ(list.frames_per_second, 4);
+  const PictureSource url =
+      video_of(R"({"type":"video_url","video_url":{"url":"data:video/jpeg;base64,aa,bb,cc"}})");
+  EXPECT_THAT(url.files, ElementsAre("aa", "bb", "cc"));
+  EXPECT_EQ(url.frames_per_second, 0);
+  EXPECT_THAT(
+      video_of(R"({"type":"video_url","video_url":"data:video/jpeg;base64,aa","fps":null})").files,
+      ElementsAre("aa"));
+  const auto inputs =
+      image_inputs(std::make_shared<const MediaAccess>(), {list, pictures_alone({"c"})[0]});
   ASSERT_EQ(inputs.size(), 2u);
   EXPECT_EQ(inputs[0].frames.size(), 2u);
   EXPECT_EQ(inputs[0].frames_per_second, 4);
+  EXPECT_EQ(inputs[0].source_bytes, 2);
   EXPECT_FALSE(inputs[1].is_video());
+}
+
+TEST(Videos, PartsThatAreMalformedAreRefused) {
+  const auto refused = [](std::string_view part) {
+    const Status status = check_video(boost::json::parse(part), "messages[0].content[1]");
+    EXPECT_FALSE(status.ok()) << part;
+    return std::string(status.message());
+  };
+  EXPECT_THAT(refused(R"({"type":"video_url","video_url":{"url":"https://a/b.mp4"}})"),
+              HasSubstr("files of videos are not read"));
+  EXPECT_THAT(refused(R"({"type":"video","video":[]})"), HasSubstr("0 frames"));
+  EXPECT_THAT(refused(R"({"type":"video_url","video_url":"data:video/jpeg;base64,"})"),
+              HasSubstr("0 frames"));
+  EXPECT_THAT(refused(R"({"type":"video_url","video_url":"data:video/jpeg;base64,)" +
+                      std::string(5000, ',') + R"("})"),
+              HasSubstr("5000 frames"));
+  EXPECT_THAT(refused(R"({"type":"video","video":[5]})"), HasSubstr("content[1].video must be"));
+  EXPECT_THAT(refused(R"({"type":"video","video":["a",""]})"), HasSubstr("video must be"));
+  for (const char* fps : {"0", "0.009", "1e-9", "1001", "-2", "\"2\""})
+    EXPECT_THAT(refused(fmt::format(R"({{"type":"video","video":["a"],"fps":{}}})", fps)),
+                HasSubstr("content[1].fps must be a number from 0.01 to 1000"));
+  EXPECT_THAT(refused(R"({"type":"video"})"), HasSubstr("must have its frames"));
+}
+
+// A picture's source is never read as another thing.
+TEST(Videos, APictureIsNone) {
+  for (const char* source : {"video 2", "video inf\nX", "video 1\n\n\n"}) {
+    const auto inputs =
+        image_inputs(std::make_shared<const MediaAccess>(open_access()), pictures_alone({source}));
+    ASSERT_EQ(inputs.size(), 1u);
+    EXPECT_FALSE(inputs[0].is_video());
+    EXPECT_FALSE(inputs[0].read());
+  }
+}
+
+TEST(Videos, AllFramesAreFetchedInTheTimeOfOnePicture) {
+  PictureServer server([](std::string_view) {
+    std::this_thread::sleep_for(50ms);
+    return std::string("HTTP/1.1 200 OK\r\nContent-Length: 1\r\n\r\nx");
+  });
+  MediaAccess access = open_access();
+  access.fetch_timeout = 300ms;
+  const PictureSource video{.files = std::vector<std::string>(20, server.url("/")),
+                            .is_video = true};
+  const auto inputs = image_inputs(std::make_shared<const MediaAccess>(access), {video});
+  ASSERT_EQ(inputs.size(), 1u);
+  size_t fetched = 0;
+  for (; fetched < inputs[0].frames.size(); ++fetched) {
+    const auto file = inputs[0].frames[fetched]();
+    if (file) continue;
+    EXPECT_THAT(file.error().message(), HasSubstr("it takes too long"));
+    break;
+  }
+  EXPECT_LE(fetched, 6u);
 }
 
 }  // namespace

@@ -152,7 +152,6 @@ const Fields<NativeBody>& native_fields() {
         field<B>("return_token_origins",
                  "whether each output token was sampled, forced or drafted, in meta_info",
                  &B::return_token_origins),
-        refused<B>("image_data", "is not supported until a model supports images"),
         refused<B>("video_data", "is not supported: chats take videos as lists of frames"),
         refused<B>("audio_data", "is not supported until a model supports audio"),
         refused<B>("input_embeds"),
@@ -341,7 +340,7 @@ Result<NativeRequest> parse_native(std::string_view text, bool& malformed) {
   NativeRequest request;
   for (size_t i = 0; i < n; ++i) {
     request.items.push_back(make_item(body, i, n));
-    request.items.back().pictures = pictures_of(body, i);
+    request.items.back().pictures = pictures_alone(pictures_of(body, i));
     request.items.back().hidden_format = format;
     if (body.has_input_ids && request.items.back().request.input_ids.empty()) {
       return fail(invalid_argument("input_ids holds no token"));

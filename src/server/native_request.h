@@ -8,6 +8,7 @@
 
 #include "engine/requests/request.h"
 #include "server/hidden_states.h"
+#include "server/images.h"
 #include "server/json_fields.h"
 
 namespace espalier::server {
@@ -20,8 +21,8 @@ struct NativeSampling : SamplingParams {
 // One prompt of a /generate call, ready for the engine but for its rid's uniqueness.
 struct NativeItem {
   GenerateRequest request;
-  std::vector<std::string> pictures;  // sources (images.h), in the order of their placeholders
-  bool has_logprob_start = false;     // stated (also as -1), not left to the default
+  std::vector<PictureSource> pictures;  // in the order of their placeholders
+  bool has_logprob_start = false;       // stated (also as -1), not left to the default
   std::optional<int32_t> stream_interval;
   HiddenFormat hidden_format = HiddenFormat::kList;
 };

@@ -103,16 +103,14 @@ Status check_content_part(const Json& part, std::string_view where) {
     const auto source = picture_source(part, where);
     return source ? Status() : source.error();
   }
-  if (is_video_part(part)) {
-    const auto source = video_source(part, where);
-    return source ? Status() : source.error();
-  }
+  if (is_video_part(part)) return check_video(part, where);
   if (name.starts_with("audio") || name == "input_audio") {
     return error(StatusCode::kUnimplemented,
-                 "{} is of type {}, which is not supported until a model supports audios", where,
-                 name);
+                 "{} is of type {}, and audio is not supported: send its text", where, name);
   }
-  return invalid_argument("{}.type is \"{}\": it must be text or image_url", where, name);
+  return invalid_argument(
+      "{}.type is \"{}\": it must be text, image_url, input_image, video or video_url", where,
+      name);
 }
 
 Status check_message(const Json& message, std::string_view where) {

@@ -262,6 +262,12 @@ Result<std::shared_ptr<EncodedRows>> ImagePool::encode(const Shots& shots, const
                                                     static_cast<int32_t>(shots.images.size()),
                                                     shots.frames_per_second)
                              : encoder_->plan({first.width, first.height}, asked.alone));
+  if (plan.last_frame_position() >= config_.num_rows_max) {
+    return fail(
+        invalid_argument("its last frames stand at the rotary position {:.0f}, and prompt and "
+                         "output share {}: send fewer frames or a higher fps",
+                         plan.last_frame_position(), config_.num_rows_max));
+  }
   ESP_ASSIGN_OR_RETURN(std::shared_ptr<EncodedRows> rows, allocate(plan.num_rows));
   ESP_ASSIGN_OR_RETURN(const PreparedImage prepared,
                        video ? encoder_->prepare_video(shots.images, shots.frames_per_second)

@@ -426,6 +426,13 @@ TEST(ImagesEngine, VideosTakeTheirPlaces) {
   request.images[1].frames_per_second = 1;
   EXPECT_TRUE(engine->generate(request));
   EXPECT_EQ(engine->stats().images.num_encoded, 4);
+  for (const double rate : {1e-9, 1e-4}) {  // times that no number holds, and beyond the context
+    request.images[1].frames_per_second = rate;
+    const auto slow = engine->generate(request);
+    ASSERT_FALSE(slow) << rate;
+    EXPECT_EQ(slow.error().code(), StatusCode::kInvalidArgument);
+    EXPECT_THAT(slow.error().message(), HasSubstr("higher fps"));
+  }
 }
 
 TEST(ImagesEngine, VideosNeedAModelThatReadsThem) {

@@ -342,7 +342,7 @@ Result<ChatPlan> ollama_plan(const Context& context, OllamaRequest& request) {
   if (!request.raw) return plan_chat(context, request);
   ChatPlan plan;
   plan.prompt = request.prompt;  // with its placeholders
-  plan.pictures = request.pictures;
+  plan.pictures = pictures_alone(request.pictures);
   return plan;
 }
 
