@@ -1,5 +1,6 @@
 #include "server/context.h"
 
+#include <new>
 #include <random>
 
 #include "base/rng.h"
