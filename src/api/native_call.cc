@@ -43,7 +43,7 @@ class NativeCall::Answers {
       if (r.logprob_start_len < 0) continue;
       const auto& images = engine_->model_info().images;
       if (r.input_ids.empty() && images && !r.images.empty())
-        r.text = mark_pictures(std::move(r.text), *images);
+        r.text = mark_pictures(r.text, *images, r.images.size()).value_or(r.text);
       if (r.input_ids.empty()) r.input_ids = engine_->tokenizer()->encode(r.text);
       if (images && !r.images.empty())
         r.input_ids =

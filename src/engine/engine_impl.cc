@@ -221,6 +221,10 @@ Result<std::string> EngineImpl::submit(GenerateRequest request, EventSink sink) 
     return fail(
         error(StatusCode::kResourceExhausted, "the system gives no more memory: try again later"));
   ESP_ASSIGN_OR_RETURN(auto live, prepare(request, std::move(sink)));
+  if (live->awaits_tokens && !request.images.empty()) {
+    ESP_ASSIGN_OR_RETURN(request.text, mark_pictures(std::move(request.text), *parts_.info.images,
+                                                     request.images.size()));
+  }
   ESP_ASSIGN_OR_RETURN(const auto admission,
                        registry_.admit({.rid = live->rid,
                                         .num_samples = num_sequences_of(request.sampling),
@@ -239,8 +243,6 @@ Result<std::string> EngineImpl::submit(GenerateRequest request, EventSink sink) 
   const bool within_budget = live->complete_within_budget;
   loop_->push(ArrivalMessage{std::move(live)});  // before its tokens can be
   if (awaits_tokens) {
-    if (!request.images.empty())
-      request.text = mark_pictures(std::move(request.text), *parts_.info.images);
     tokenise(id, std::move(request.text), request.add_special_tokens);
   }
   if (!request.images.empty()) {

@@ -128,13 +128,19 @@ ChatFormat::Options template_options(const ChatRequest& request, const json::val
   return options;
 }
 
-// What a prompt that is given as tokens would be as text, where that decides anything.
+// A mark of reasoning has fewer tokens, with the white space behind it.
+constexpr std::ptrdiff_t kTailTokens = 256;
+
+// What a prompt that is given as tokens would be as text, where that decides anything: its end,
+// where marks of reasoning stand, or the whole, which a response template reads.
 std::string text_of_ids(const Context& context, const std::vector<TokenId>& ids) {
   const Tokenizer* const tokenizer = context.engine.tokenizer();
   if (ids.empty() || !context.reasoning_format || tokenizer == nullptr) return {};
   DecodeOptions options;
   options.skip_special_tokens = false;
-  return tokenizer->decode(ids, options);
+  if (context.reasoning_format->response_template != nullptr || std::ssize(ids) <= kTailTokens)
+    return tokenizer->decode(ids, options);
+  return tokenizer->decode({ids.end() - kTailTokens, ids.end()}, options);
 }
 
 }  // namespace
@@ -191,10 +197,10 @@ Result<size_t> count_prompt_tokens(const Context& context, const ChatPlan& plan)
   options.add_special_tokens = false;
   const auto& images = context.engine.model_info().images;
   const bool has_pictures = images && !plan.pictures.empty();
-  const size_t count =
-      tokenizer->encode(has_pictures ? mark_pictures(plan.prompt, *images) : plan.prompt, options)
-          .size();
-  if (!has_pictures) return count;
+  if (!has_pictures) return tokenizer->encode(plan.prompt, options).size();
+  ESP_ASSIGN_OR_RETURN(const std::string marked,
+                       mark_pictures(plan.prompt, *images, plan.pictures.size()));
+  const size_t count = tokenizer->encode(marked, options).size();
   if (images->num_rows == 0) return fail(rows_depend_on_sizes());
   return count + plan.pictures.size() * static_cast<size_t>(images->num_rows - 1);
 }

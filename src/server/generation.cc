@@ -172,12 +172,14 @@ Status Generation::prepare(GenerationItem& item) {
     }
     EncodeOptions options;
     options.add_special_tokens = request.add_special_tokens;
+    if (const auto& images = context_->engine.model_info().images;
+        images && !request.images.empty()) {
+      ESP_ASSIGN_OR_RETURN(request.text,
+                           mark_pictures(std::move(request.text), *images, request.images.size()));
+    }
     const int64_t charged = body_.bytes();
     ESP_RETURN_IF_ERROR(hold_memory(
         body_, charged + std::ssize(request.text) * kTokenizerBytesPerByte, "the prompt's tokens"));
-    const auto& images = context_->engine.model_info().images;
-    if (images && !request.images.empty())
-      request.text = mark_pictures(std::move(request.text), *images);
     request.input_ids = tokenizer->encode(request.text, options);
     (void)body_.resize(charged);
   }

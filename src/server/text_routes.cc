@@ -1,6 +1,7 @@
 // POST /tokenize and /detokenize.
 #include <boost/json/value.hpp>
 
+#include "engine/images/place_images.h"
 #include "server/chat_plan.h"
 #include "server/dialects/llama_cpp.h"
 #include "server/errors.h"
@@ -48,7 +49,11 @@ Result<std::string> tokenize(const Context& context, const TokenizeRequest& requ
     if (!request.without_tools) options.tools = request.tools.get();
     if (const auto& images = context.engine.model_info().images)
       options.picture_placeholder = picture_mark(context, *images);
-    ESP_ASSIGN_OR_RETURN(const std::string text, context.chat->render(*request.messages, options));
+    ESP_ASSIGN_OR_RETURN(std::string text, context.chat->render(*request.messages, options));
+    const size_t pictures = num_pictures(*request.messages);
+    if (const auto& images = context.engine.model_info().images; images && pictures > 0) {
+      ESP_ASSIGN_OR_RETURN(text, mark_pictures(std::move(text), *images, pictures));
+    }
     encode.add_special_tokens = false;
     all.push_back(tokenizer->encode(text, encode));
   } else {

@@ -64,13 +64,24 @@ std::vector<TokenId>::iterator place_image(const EncodedImage& image, int32_t sh
 
 }  // namespace
 
-std::string mark_pictures(std::string text, const ImagesInfo& info) {
+Result<std::string> mark_pictures(std::string text, const ImagesInfo& info, size_t num_pictures) {
   if (info.mark.empty()) return text;
-  for (size_t at = 0; (at = text.find(info.mark, at)) != std::string::npos;
-       at += info.marked.size()) {
-    text.replace(at, info.mark.size(), info.marked);
+  size_t count = 0;
+  for (size_t at = 0; (at = text.find(info.mark, at)) != std::string::npos; at += info.mark.size())
+    ++count;
+  if (count != num_pictures) {
+    return fail(invalid_argument(
+        "the prompt has {} placeholders of pictures ({}) and the request {} pictures: put one "
+        "placeholder for each picture",
+        count, info.mark, num_pictures));
   }
-  return text;
+  std::string marked;
+  marked.reserve(text.size() + count * info.marked.size());
+  size_t begin = 0;
+  for (size_t at = 0; (at = text.find(info.mark, begin)) != std::string::npos;
+       begin = at + info.mark.size())
+    marked.append(text, begin, at - begin).append(info.marked);
+  return marked.append(text, begin);
 }
 
 Result<std::vector<TokenId>> expand_placeholders(std::vector<TokenId> prompt,

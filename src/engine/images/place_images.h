@@ -26,8 +26,9 @@ struct PictureShape {
 };
 
 // A text with what its template writes for a picture as transformers' processors replace it before
-// it becomes tokens (ImagesSpec::mark).
-std::string mark_pictures(std::string text, const ImagesInfo& info);
+// it becomes tokens (ImagesSpec::mark). kInvalidArgument where the marks are not as many as the
+// pictures; time and memory are linear in the text.
+Result<std::string> mark_pictures(std::string text, const ImagesInfo& info, size_t num_pictures);
 
 // A prompt with as many placeholders in place of each as its picture has rows, with the tokens
 // between its lines, as transformers' processors make it. A prompt that is expanded already stays

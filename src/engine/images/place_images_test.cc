@@ -123,10 +123,17 @@ TEST(PlaceImages, LinesStandApart) {
 TEST(PlaceImages, TextsAreMarkedAsProcessorsMarkThem) {
   constexpr ImagesInfo kMarked{
       .placeholder = 9, .num_rows = 3, .mark = "<begin>", .marked = "\n\n<begin><row><end>\n\n"};
-  EXPECT_EQ(mark_pictures("a\n<begin>b<begin>", kMarked),
+  EXPECT_EQ(mark_pictures("a\n<begin>b<begin>", kMarked, 2),
             "a\n\n\n<begin><row><end>\n\nb\n\n<begin><row><end>\n\n");
-  EXPECT_EQ(mark_pictures("a", kMarked), "a");
-  EXPECT_EQ(mark_pictures("<begin>", kInfo), "<begin>");
+  EXPECT_EQ(mark_pictures("a", kMarked, 0), "a");
+  EXPECT_EQ(mark_pictures("<begin>", kInfo, 1), "<begin>");
+  for (const size_t pictures : {0, 2}) {
+    const auto marked = mark_pictures("a<begin>", kMarked, pictures);
+    ASSERT_FALSE(marked);
+    EXPECT_EQ(marked.error().code(), StatusCode::kInvalidArgument);
+    EXPECT_THAT(marked.error().message(),
+                testing::HasSubstr("1 placeholders of pictures (<begin>"));
+  }
 }
 
 // Against the definition, position by position.

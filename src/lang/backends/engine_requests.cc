@@ -58,17 +58,21 @@ std::vector<TokenId> EngineRequests::encode(const Prompt& prompt, std::string_vi
   return expand_placeholders(ids, *images, static_cast<int32_t>(prompt.media.size())).value_or(ids);
 }
 
+std::string EngineRequests::marked(const Prompt& prompt, std::string text) const {
+  const auto& images = engine_->model_info().images;
+  if (!images || prompt.media.empty()) return text;
+  return mark_pictures(text, *images, prompt.media.size()).value_or(text);
+}
+
 std::vector<TokenId> EngineRequests::encode_text(const Prompt& prompt,
                                                  std::string_view more) const {
   if (prompt.joined == nullptr) {
-    std::string text = prompt.text + std::string(more);
-    if (const auto& images = engine_->model_info().images; images && !prompt.media.empty())
-      text = mark_pictures(std::move(text), *images);
-    return engine_->tokenizer()->encode(text);
+    return engine_->tokenizer()->encode(marked(prompt, prompt.text + std::string(more)));
   }
+  // All pictures stand behind the branches, for those behind pictures are not joined.
   std::vector<TokenId> ids = prompt.joined->ids;
-  const std::vector<TokenId> rest =
-      encode_part(prompt.text.substr(prompt.joined->text.size()) + std::string(more));
+  const std::vector<TokenId> rest = encode_part(
+      marked(prompt, prompt.text.substr(prompt.joined->text.size()) + std::string(more)));
   ids.insert(ids.end(), rest.begin(), rest.end());
   return ids;
 }

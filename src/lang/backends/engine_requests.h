@@ -45,6 +45,8 @@ class EngineRequests {
 
  private:
   bool submit_now(Submission& s);
+  // The prompt's text with its pictures marked (mark_pictures); as it is where they do not fit.
+  std::string marked(const Prompt& prompt, std::string text) const;
   std::vector<TokenId> encode_text(const Prompt& prompt, std::string_view more) const;
 
   const std::shared_ptr<Engine> engine_;
