@@ -10,6 +10,7 @@
 #include "kernels/attention/bidirectional.h"
 #include "kernels/attention/cuda.h"
 #include "kernels/attention/latent_prefill.h"
+#include "kernels/control/cuda.h"
 #include "kernels/embedding/cuda.h"
 #include "kernels/kv_append/cuda.h"
 #include "kernels/linear/cuda.h"
@@ -225,15 +226,6 @@ Result<std::unique_ptr<CudaTensorLoader>> make_dummy_loader(const ModelLoadOptio
 
 namespace cuda {
 
-namespace internal {
-void Destroy::operator()(CUstream_st*) const {}
-void Destroy::operator()(CUevent_st*) const {}
-void Destroy::operator()(CUgraphExec_st*) const {}
-}  // namespace internal
-
-Result<Stream> Stream::create(bool) { return Stream(); }
-Status Stream::synchronize() const { return Status(); }
-
 Result<DeviceBuffer> DeviceBuffer::allocate(int64_t size_bytes, std::string_view) {
   DeviceBuffer buffer;
   const auto rounded = static_cast<size_t>((size_bytes + 255) / 256 * 256);
@@ -276,24 +268,10 @@ Status ReleasableBuffer::restore() {
   return Status();
 }
 
-int32_t current_device() { return 0; }
-Status use_device(int32_t) { return Status(); }
-
-// Weights are not read back here.
-Result<PinnedBuffer> PinnedBuffer::allocate(int64_t, std::string_view) { return PinnedBuffer(); }
-PinnedBuffer& PinnedBuffer::operator=(PinnedBuffer&& other) noexcept {
-  swap(other);
-  return *this;
-}
-PinnedBuffer::~PinnedBuffer() = default;
-void PinnedBuffer::swap(PinnedBuffer& other) noexcept { std::swap(data_, other.data_); }
-
 Status copy_to_device(void* device, const void*, int64_t size_bytes, const Stream&) {
   recording::memory.write(flat(device, size_bytes), "copied");
   return Status();
 }
-Status copy_to_host(void*, const void*, int64_t, const Stream&) { return Status(); }
-Status fill_bytes(void*, int, int64_t, const Stream&) { return Status(); }
 
 }  // namespace cuda
 
@@ -414,6 +392,18 @@ Status gather_rows(const GatherArgs& args, const LaunchOptions& launch) {
       .add("rows", args.tokens)
       .add("dim", args.dim)
       .write(area(args.out, args.tokens, args.dim, args.out_stride, args.type));
+  return Status();
+}
+
+Status add_control(const AddControlArgs& args, const LaunchOptions& launch) {
+  const recording::Area x = area(args.x, args.rows, args.dim, args.x_stride, args.type);
+  Launch("add_control", launch)
+      .read("x", x)
+      .add("rows", args.rows)
+      .add("dim", args.dim)
+      .add("layer", args.layer)
+      .add("tokens", recording::pointer(args.tokens))
+      .write(x);
   return Status();
 }
 
