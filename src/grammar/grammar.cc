@@ -208,9 +208,12 @@ void CompiledGrammar::make_likely_masks_ahead(const std::function<bool()>& stop)
   std::optional<LikelySets> sets;
   for (size_t num_made = 0; num_made < kLikelyMasksMax && !stop(); ++num_made) {
     const auto lock = impl_->lock_politely();
-    if (!sets) sets.emplace(impl_->earley, *impl_->trie, impl_->masks);
-    if (impl_->ahead_bytes() > bytes_max || !impl_->in_trial([&] { return sets->make_next(); }))
-      return;
+    if (impl_->ahead_bytes() > bytes_max) return;
+    const bool made = impl_->in_trial([&] {
+      if (!sets) sets.emplace(impl_->earley, *impl_->trie, impl_->masks);
+      return sets->make_next();
+    });
+    if (!made) return;
   }
 }
 
