@@ -61,7 +61,13 @@ Status send_staged(FrameStream& frames, const Room::Staged& item) {
                     .parts = without(pages.parts(), item.num_skipped)};
   int num_unread = 0;
   for (int32_t range = 0; range < pages.num_ranges(); ++range) {
-    ESP_ASSIGN_OR_RETURN(staged.planes, pages.wait(range));
+    const auto planes = pages.wait(range);
+    if (!planes) {
+      // What the reader sent is read first: closing with it unread would discard the reason.
+      ESP_RETURN_IF_ERROR(receive_reads(frames, num_unread, 0));
+      return planes.error();
+    }
+    staged.planes = *planes;
     staged.completes = range + 1 == pages.num_ranges();
     ESP_RETURN_IF_ERROR(receive_reads(frames, num_unread, kUnreadMax));
     ESP_RETURN_IF_ERROR(frames.send(FrameType::kStaged, encode(staged)));
