@@ -106,14 +106,15 @@ TEST_F(GrammarCompilerTest, GrammarsThatHaveGrownAreKeptWithinABound) {
                      [&](GrammarCompiler::Compiled one) { made.set_value(std::move(one)); });
     return *made.get_future().get();
   };
+  const auto trie = std::make_shared<const grammar::TokenTrie>(vocab_);
+  const size_t fresh_bytes = (*grammar::compile_grammar(regex("[ab]{1,200}!"), trie))->num_bytes();
   GrammarCompiler other(vocab_, 1, {});
   const auto alike = compiled(other, "[ab]{1,200}!");
-  const size_t fresh_bytes = alike->num_bytes();
   grammar::Matcher(alike).accept_bytes(std::string(150, 'a'));
   const size_t grown_bytes = alike->num_bytes();
   EXPECT_GT(grown_bytes, fresh_bytes + 8'000);
   EXPECT_EQ(other.stats().kept, 1);
-  EXPECT_EQ(other.stats().kept_bytes, static_cast<int64_t>(grown_bytes));
+  EXPECT_GE(other.stats().kept_bytes, static_cast<int64_t>(grown_bytes));  // its masks are made ahead
   GrammarCompiler compiler(vocab_, 1, {}, static_cast<int64_t>(5 * grown_bytes / 2));
   const auto grammar = [&](const char* source) { return compiled(compiler, source); };
   const char* const sources[] = {"[ab]{1,200}!", "[ab]{1,200}x", "[ab]{1,200}y", "[ab]{1,200}z"};
@@ -126,7 +127,7 @@ TEST_F(GrammarCompilerTest, GrammarsThatHaveGrownAreKeptWithinABound) {
   EXPECT_NE(grammar("small"), nullptr);
   EXPECT_NE(grammar("smaller"), nullptr);  // the thread is through with the one before
   // The small ones and those used last are kept, as many as fit; the others are gone.
-  EXPECT_TRUE(grown[0].expired());
+  while (!grown[0].expired()) std::this_thread::yield();  // masks may still be made for it
   EXPECT_FALSE(grown[3].expired());
   EXPECT_NE(grammar("small"), nullptr);
   EXPECT_EQ(compiler.stats().cache_hits, 1);
