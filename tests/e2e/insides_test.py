@@ -118,7 +118,10 @@ class Insides(unittest.TestCase):
         with serve("--control-vector", f"own={vector}") as server:
             self.assertEqual(json.loads(server.get("/server_info")[2])["control_vectors"], ["own"])
             plain = self.ask(server)["output_ids"]
-            whole = self.ask(server, control_vector="own")["output_ids"]
+            weak, none = (self.ask(server, control_vector=vector, return_logprob=True)["meta_info"]
+                          for vector in ("own", {"name": "own", "scale": 0}))
+            self.assertNotEqual(weak["output_token_logprobs"], none["output_token_logprobs"])
+            whole = self.ask(server, control_vector={"name": "own", "scale": 20})["output_ids"]
             part = self.ask(server, control_vector={"name": "own", "scale": -1.5, "layers": [1, -1]})["output_ids"]
             self.assertEqual(len({tuple(plain), tuple(whole), tuple(part)}), 3)
             self.assertEqual(self.ask(server)["output_ids"], plain)
