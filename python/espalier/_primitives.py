@@ -60,6 +60,9 @@ def gen(
     ebnf: Optional[str] = None,
     seed: Optional[int] = None,
     top_n_sigma: Optional[float] = None,
+    use_beam_search: Optional[bool] = None,
+    beam_width: Optional[int] = None,
+    length_penalty: Optional[float] = None,
     **fields: Any,
 ) -> Expr:
     """The model writes, until it ends, a stop or max_tokens; the text is the variable `name`.
@@ -97,6 +100,9 @@ def gen_int(
     min_tokens: Optional[int] = None,
     seed: Optional[int] = None,
     top_n_sigma: Optional[float] = None,
+    use_beam_search: Optional[bool] = None,
+    beam_width: Optional[int] = None,
+    length_penalty: Optional[float] = None,
 ) -> Expr:
     """A gen constrained to an integer. The variable is its text, as in SGLang."""
     return _native.gen_int(locals())
@@ -123,6 +129,9 @@ def gen_string(
     min_tokens: Optional[int] = None,
     seed: Optional[int] = None,
     top_n_sigma: Optional[float] = None,
+    use_beam_search: Optional[bool] = None,
+    beam_width: Optional[int] = None,
+    length_penalty: Optional[float] = None,
 ) -> Expr:
     """A gen constrained to a quoted string."""
     return _native.gen_string(locals())
