@@ -89,15 +89,23 @@ void BatchBuilder::add_running(ForwardBatch& batch, const CountPromptShares& cou
   prompt_tokens_left_ = config_.chunked_prefill_size > 0 ? config_.chunked_prefill_size
                                                          : std::numeric_limits<int32_t>::max();
   prompt_tokens_most_ = prompt_tokens_left_;
-  draft_samples_left_ = config_.draft_samples_max;
+  // A picture that found no room in the step before has it in this one: no entry has draft tokens,
+  // and forced ones take what is left beside it.
+  const int32_t kept = std::min(std::exchange(picture_tokens_due_, 0), prompt_tokens_left_);
+  draft_samples_left_ = kept > 0 ? 0 : config_.draft_samples_max;
   if (waits_for_commit()) return limit_prompt_tokens(0);
+  prompt_tokens_left_ -= kept;
   add_decode_entries(batch, count_shares);
+  prompt_tokens_left_ += kept;
   if (config_.inter_token_seconds_max > 0 && !batch.entries.empty())
     limit_prompt_tokens(step_time_.tokens_within(config_.inter_token_seconds_max));
   for (Sequence* sequence : running_.running()) {
     if (!sequence->prefilling()) continue;
     const PartLimit limit(*this, *sequence, count_shares);
-    if (prompt_tokens_left_ > 0) add_chunk(batch, *sequence);
+    if (prompt_tokens_left_ > 0)
+      add_chunk(batch, *sequence);
+    else
+      keep_pictures_whole(batch, *sequence, 1);  // which notes that one waits
   }
 }
 
@@ -135,9 +143,10 @@ void BatchBuilder::add_decode_entries(ForwardBatch& batch, const CountPromptShar
 
 // Of the prompt's next tokens as many as cut no picture whose rows see each other: a chunk ends in
 // front of it or behind it. The picture that is next goes in whole as soon as the step has room for
-// it, whatever limits of latency and shares have left, for they may never leave as much.
+// it, whatever limits of latency and shares have left, for they may never leave as much; the next
+// step keeps that room.
 int32_t BatchBuilder::keep_pictures_whole(const ForwardBatch& batch, const Sequence& sequence,
-                                          int32_t count) const {
+                                          int32_t count) {
   if (!sequence.spec.has_spans || !sequence.spec.spans->whole) return count;
   const int32_t begin = sequence.num_launched, end = begin + count;
   const auto& spans = sequence.spec.spans->spans;
@@ -150,7 +159,11 @@ int32_t BatchBuilder::keep_pictures_whole(const ForwardBatch& batch, const Seque
       config_.chunked_prefill_size <= 0
           ? needed
           : config_.chunked_prefill_size + std::ssize(batch.entries) - batch.num_tokens();
-  return needed <= std::min(room, budget_.room_for(sequence)) ? needed : 0;
+  if (needed > budget_.room_for(sequence)) return 0;
+  if (needed <= room) return needed;
+  if (needed <= config_.chunked_prefill_size)
+    picture_tokens_due_ = std::max(picture_tokens_due_, needed);
+  return 0;
 }
 
 void BatchBuilder::add_chunk(ForwardBatch& batch, Sequence& sequence) {

@@ -72,8 +72,7 @@ class BatchBuilder {
   void add_decode_entries(ForwardBatch& batch, const CountPromptShares& count_shares);
   class PartLimit;
   void limit_prompt_tokens(int32_t most);
-  int32_t keep_pictures_whole(const ForwardBatch& batch, const Sequence& sequence,
-                              int32_t count) const;
+  int32_t keep_pictures_whole(const ForwardBatch& batch, const Sequence& sequence, int32_t count);
   void add_entry(ForwardBatch& batch, Sequence& sequence, int32_t num_query_tokens);
   static void add_slot_init(ForwardBatch& batch, Sequence& sequence);
   void set_page_table(ForwardBatch& batch, BatchEntry& entry, Sequence& sequence);
@@ -104,8 +103,9 @@ class BatchBuilder {
   StepTime step_time_;
   PageTableLayout page_tables_;
   SharedPrefixes shared_prefixes_;
-  int32_t prompt_tokens_left_ = 0;                    // of the step being built
-  int32_t draft_samples_left_ = 0;                    // the same
+  int32_t prompt_tokens_left_ = 0;  // of the step being built
+  int32_t draft_samples_left_ = 0;  // the same
+  int32_t picture_tokens_due_ = 0;  // of a whole picture that had no room in the step before
   std::optional<PromptShares> prompt_shares_;         // the same: as soon as they are counted
   int32_t prompt_tokens_most_ = 0;                    // the same: used and left
   std::map<const WaitingShare*, int32_t> part_used_;  // the same, with several shares

@@ -224,6 +224,33 @@ TEST_F(BatchBuilderTest, AChunkMayBeginWithinAPicture) {
   check();
 }
 
+// A picture as large as a chunk has room where no draft tokens are.
+TEST_F(BatchBuilderTest, AWholePictureWaitsForNoDraftTokens) {
+  start(200, {.chunked_prefill_size = 8, .draft_samples_max = 4});
+  Sequence& a = waiting(counting(20, 1), 90);
+  a.spec.takes_proposals = true;
+  ASSERT_TRUE(admit(a));
+  commit(build(), 7);
+  draft_tokens_ = {8, 9};
+  const TokenId key = kFirstSpanKey + 5;
+  Sequence& b = waiting(Tokens(8, key), 9);
+  b.spec.has_spans = true;
+  b.spec.spans = std::make_shared<const PromptSpans>(PromptSpans{
+      .spans = {{.begin = 0, .rows = rows_of_a_picture(8)}}, .placeholder = 9, .whole = true});
+  ASSERT_TRUE(admit(b));
+  const ForwardBatch drafting = build();
+  ASSERT_EQ(drafting.entries.size(), 1u);
+  EXPECT_EQ(drafting.entries[0].num_draft_tokens, 2);
+  commit(drafting, 7, {7, 7});
+  const ForwardBatch whole = build();
+  ASSERT_EQ(whole.entries.size(), 2u);
+  EXPECT_EQ(whole.entries[0].num_draft_tokens, 0);
+  EXPECT_EQ(whole.entries[1].num_query_tokens, 8);
+  commit(whole, 7);
+  EXPECT_EQ(build().entries[0].num_draft_tokens, 2) << "draft tokens come again";
+  check();
+}
+
 using Place = std::array<int32_t, 3>;
 
 // What a model makes of a batch's positions.
