@@ -238,9 +238,15 @@ bool Scheduler::try_admit(Sequence& sequence) {
   const int32_t most = sequence.prompt_len + sequence.spec.max_new_tokens;
   sequence.tokens.reserve(static_cast<size_t>(most));
   inflight_->add(sequence);
-  if (sequence.stats.num_retractions > 0 || sequence.spec.num_generated > 0) return true;
+  if (sequence.stats.num_retractions > 0) return true;
   // Tokens that its grammar has forced by now may be cached behind the prompt.
   const int32_t num_cached = std::min(sequence.num_computed, sequence.prompt_len);
+  if (sequence.spec.num_generated > 0) {
+    // A step of a search computes its last token in any case, as decode does; the tokens before it
+    // are computed anew where they are not cached.
+    queue_->charge(sequence, std::max(0, sequence.prompt_len - num_cached - 1));
+    return true;
+  }
   queue_->charge(sequence, sequence.prompt_len - num_cached);
   sequence.stats.scheduled = clock_.now();
   observer_.on_scheduled(sequence.spec.id);

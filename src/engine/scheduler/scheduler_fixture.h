@@ -51,6 +51,7 @@ class SchedulerTest : public testing::Test, public SequenceObserver {
                       .sampling = std::make_shared<SamplingSpec>(sampling),
                       .max_new_tokens = max_new_tokens,
                       .stop_ids = std::move(stop_ids),
+                      .num_generated = num_generated_,
                       .logprob_start_len = logprob_start,
                       .adapter = adapter_,
                       .cache_namespace = cache_namespace_,
@@ -119,6 +120,7 @@ class SchedulerTest : public testing::Test, public SequenceObserver {
   std::string cache_namespace_, tenant_;
   AdapterId adapter_ = kNoAdapter;
   double share_weight_ = 1;
+  int32_t num_generated_ = 0;
   double (*seconds_of_)(const ForwardBatch&) = nullptr;  // what a step took
   std::vector<SequenceId> ends_order_;
   std::map<SlotId, SequenceId> id_of_slot_;

@@ -172,6 +172,24 @@ TEST_F(SchedulerTest, AFloodOfOneTenantDoesNotStopTheOthers) {
   EXPECT_EQ(ends_.size(), 310u);
 }
 
+// Without cached prefixes each step of a search computes all of its tokens anew.
+TEST_F(SchedulerTest, ASearchIsChargedForWhatItComputesAnew) {
+  start(3000, {.max_running = 1, .max_waiting = 1000, .fair_share = FairShare::kTenant},
+        {.disable_radix_cache = true});
+  cache_namespace_ = "search";
+  num_generated_ = 5;
+  SequenceId id = 1;
+  for (; id <= 20; ++id) ASSERT_TRUE(add(id, counting(static_cast<TokenId>(id), 50), 1).ok());
+  cache_namespace_ = "other";
+  num_generated_ = 0;
+  for (; id <= 40; ++id) ASSERT_TRUE(add(id, counting(static_cast<TokenId>(id), 50), 1).ok());
+  while (ends_order_.size() < 20) ASSERT_FALSE(step().empty());
+  const auto num_others =
+      std::ranges::count_if(ends_order_, [](SequenceId one) { return one > 20; });
+  EXPECT_NEAR(static_cast<double>(num_others), 10.0, 2.0);
+  run();
+}
+
 // One request with as many samples as there are slots: each sample is a sequence of its tenant's.
 TEST_F(SchedulerTest, ATenantThatHoldsAllSlotsGivesThemBackToAnother) {
   start(3000, {.max_running = 8, .max_waiting = 1000, .fair_share = FairShare::kTenant});

@@ -11,10 +11,11 @@
 //  - No starvation under any policy: a sequence is overdue when as many of its share have left the
 //    queue as stood before it when it came, plus bypass_bound. Then it goes before all that came
 //    later, and is not preempted once admitted.
-//  - Fair shares (tenants or priorities): service is prompt tokens computed and twice the tokens
-//    generated, divided by the share's weight; the share with the least goes first, and a new one
-//    starts with the least service of those present. Between two shares that always have something
-//    waiting, service differs by no more than what one of them can have running at once.
+//  - Fair shares (tenants or priorities): service is prompt tokens computed, output that a search
+//    computes anew, and twice the tokens generated, divided by the share's weight; the share with
+//    the least goes first, and a new one starts with the least service of those present. Between
+//    two shares that always have something waiting, service differs by no more than what one of
+//    them can have running at once.
 #pragma once
 
 #include <cstdint>
