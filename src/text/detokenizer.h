@@ -22,6 +22,11 @@ class Detokenizer {
   // `tokenizer` outlives the object.
   Detokenizer(const Tokenizer& tokenizer, DecodeOptions options)
       : stream_(tokenizer.decode_stream(options)) {}
+  // A copy goes on by itself. O(bytes that are pending).
+  Detokenizer(const Detokenizer& other) : stream_(other.stream_->clone()) {}
+  Detokenizer(Detokenizer&&) noexcept = default;
+  Detokenizer& operator=(Detokenizer&&) noexcept = default;
+  ~Detokenizer() = default;
 
   std::string push(TokenId id) {
     std::string text;
@@ -52,6 +57,8 @@ class StopMatcher {
   // A matcher of the same stops for another stream, from its beginning. It shares the compiled
   // automata, so that the samples of a request build them once.
   StopMatcher sibling() const;
+  // A matcher that goes on from where this one is. O(text that is pending).
+  StopMatcher fork() const;
   StopMatcher(StopMatcher&&) noexcept;
   StopMatcher& operator=(StopMatcher&&) noexcept;
   ~StopMatcher();

@@ -174,6 +174,8 @@ StopMatcher StopMatcher::sibling() const {
   return StopMatcher(std::make_unique<Impl>(impl_->stops));
 }
 
+StopMatcher StopMatcher::fork() const { return StopMatcher(std::make_unique<Impl>(*impl_)); }
+
 void StopMatcher::Impl::search_strings(size_t new_begin) {
   for (size_t i = new_begin; i < end(); ++i) {
     state = stops->automaton.next(state, buffer[i - buffer_begin]);

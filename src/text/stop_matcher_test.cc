@@ -26,7 +26,10 @@ Outcome run(const std::vector<std::string>& stops, const std::vector<std::string
   EXPECT_TRUE(matcher.has_value());
   Outcome outcome;
   for (const std::string& push : pushes) {
+    StopMatcher fork = matcher->fork();
     const StopMatcher::Output output = matcher->push(push);
+    EXPECT_EQ(fork.push(push).text, output.text);
+    *matcher = std::move(fork);
     outcome.text += output.text;
     if (!output.matched) continue;
     outcome.matched = output.matched;

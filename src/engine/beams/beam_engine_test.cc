@@ -203,6 +203,20 @@ TEST(Beams, EndAtStopStrings) {
   }
 }
 
+// Each token's text is searched once, not all of it at each step: an expression that costs much for
+// each character is affordable for long answers too.
+TEST(Beams, SearchTheirTextsOnce) {
+  const auto engine = make_talking_engine();
+  ASSERT_TRUE(engine);
+  GenerateRequest request = search_for("Once upon a time", 1, 1500);
+  request.sampling.ignore_eos = true;
+  request.sampling.stop_regex = {"([^q]{0,60}k){4}[^q]{0,60}zz"};
+  const auto found = engine->generate_all(request);
+  ASSERT_TRUE(found) << found.error().to_string();
+  EXPECT_EQ(found->at(0).finish.type, FinishReason::Type::kLength)
+      << found->at(0).finish.status.to_string();
+}
+
 TEST(Beams, EndWhereTheyAreAborted) {
   const auto engine = make_engine();
   GenerateRequest request{.rid = "long",

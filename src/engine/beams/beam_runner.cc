@@ -25,6 +25,15 @@ class CandidateEnds {
     return FinishReason{.type = FinishReason::Type::kStop, .matched = candidate.token};
   }
 
+  // The reader of a candidate's text, which has not ended. REQUIRES stops.
+  OutputProcessor reader_behind(const BeamSearch::Candidate& candidate) const {
+    int64_t work_left = StopMatcher::kWorkPerStep;
+    OutputProcessor reader =
+        request_.beam_samples[static_cast<size_t>(candidate.beam)].output.fork();
+    reader.push(candidate.token, work_left);
+    return reader;
+  }
+
   // The grammar's state behind a candidate that has not ended. REQUIRES a grammar.
   grammar::Matcher matcher_behind(const BeamSearch::Candidate& candidate) {
     grammar::Matcher fork = *request_.beam_samples[static_cast<size_t>(candidate.beam)].matcher;
@@ -42,13 +51,10 @@ class CandidateEnds {
     return advance_matcher(fork, request_.sampling.stop_ids, candidate.token);
   }
 
-  // The text is read from its beginning: a reader has no forks.
   std::optional<FinishReason> end_of_text(const BeamSearch::Candidate& candidate) const {
-    OutputProcessor reader = request_.samples[0].output.sibling();
-    reader.set_max_new_tokens(std::numeric_limits<int32_t>::max());
     int64_t work_left = StopMatcher::kWorkPerStep;
-    const auto& beam = request_.beams->search->beams()[static_cast<size_t>(candidate.beam)];
-    for (const TokenId token : beam.tokens) reader.push(token, work_left);
+    OutputProcessor reader =
+        request_.beam_samples[static_cast<size_t>(candidate.beam)].output.fork();
     return reader.push(candidate.token, work_left).finish;
   }
 
@@ -70,8 +76,11 @@ Status BeamRunner::start(LiveRequest& request, SequenceSpec first, int32_t max_n
     sample.return_origins = request.return_token_origins;
     sample.event.stats = state.stats;
   }
-  for (SampleState& sample : request.beam_samples)
+  for (SampleState& sample : request.beam_samples) {
     sample.budget = request.complete_within_budget ? max_new_tokens : 0;
+    // Its output reads the beam's text for stops; answers are read by `samples`, at the end.
+    sample.output.set_max_new_tokens(std::numeric_limits<int32_t>::max());
+  }
   return add_steps(request);
 }
 
@@ -118,6 +127,13 @@ void BeamRunner::advance(LiveRequest& request) {
       matchers.push_back(ends.matcher_behind(candidate));
     for (size_t i = 0; i < matchers.size(); ++i)
       request.beam_samples[i].matcher = std::move(matchers[i]);
+  }
+  if (state.has_stops) {
+    std::vector<OutputProcessor> readers;
+    for (const BeamSearch::Candidate& candidate : next)
+      readers.push_back(ends.reader_behind(candidate));
+    for (size_t i = 0; i < readers.size(); ++i)
+      request.beam_samples[i].output = std::move(readers[i]);
   }
   if (Status status = add_steps(request); !status.ok())
     abort(request, {.type = FinishReason::Type::kError, .status = std::move(status)});

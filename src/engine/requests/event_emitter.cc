@@ -153,9 +153,10 @@ void EventEmitter::finish_beam(SampleState& sample, const BeamSearch::Hypothesis
                                RequestStats stats) {
   const LiveRequest& request = *sample.request;
   const auto num_tokens = found.beam.tokens.size();
-  int64_t work_left = StopMatcher::kWorkPerStep;
-  for (const TokenId token : found.beam.tokens)
+  for (const TokenId token : found.beam.tokens) {
+    int64_t work_left = StopMatcher::kWorkPerStep;  // as its steps had
     sample.event.text += sample.output.push(token, work_left).text;
+  }
   sample.event.ids = found.beam.tokens;
   sample.event.beam = {.score = found.score, .cumulative_logprob = found.beam.logprob};
   if (sample.return_origins) sample.event.origins.assign(num_tokens, TokenOrigin::kSampled);

@@ -45,7 +45,7 @@ Result<OutputProcessor> OutputProcessor::create(const Tokenizer* tokenizer,
   return p;
 }
 
-OutputProcessor OutputProcessor::sibling() const {
+OutputProcessor OutputProcessor::like_this() const {
   OutputProcessor p;
   p.stop_ids_ = stop_ids_;
   p.no_stop_trim_ = no_stop_trim_;
@@ -53,8 +53,25 @@ OutputProcessor OutputProcessor::sibling() const {
   p.tokenizer_ = tokenizer_;
   p.decode_options_ = decode_options_;
   p.has_text_ = has_text_;
+  return p;
+}
+
+OutputProcessor OutputProcessor::sibling() const {
+  OutputProcessor p = like_this();
   if (matcher_) p.matcher_ = matcher_->sibling();
   if (tokenizer_ != nullptr) p.detokenizer_.emplace(*tokenizer_, decode_options_);
+  return p;
+}
+
+OutputProcessor OutputProcessor::fork() const {
+  OutputProcessor p = like_this();
+  p.matched_ = matched_;
+  p.skipping_ = skipping_;
+  p.skip_ = skip_;
+  p.max_new_tokens_ = max_new_tokens_;
+  p.num_tokens_ = num_tokens_;
+  if (matcher_) p.matcher_ = matcher_->fork();
+  if (detokenizer_) p.detokenizer_.emplace(*detokenizer_);
   return p;
 }
 

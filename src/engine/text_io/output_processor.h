@@ -27,6 +27,8 @@ class OutputProcessor {
   // The same for another sample of the request, which shares the compiled stop expressions.
   // REQUIRES: nothing was pushed yet.
   OutputProcessor sibling() const;
+  // Goes on from where this one is. O(text that is pending), not of what was pushed.
+  OutputProcessor fork() const;
 
   // Before the first push; known only when the prompt is.
   void set_max_new_tokens(int32_t max_new_tokens) { max_new_tokens_ = max_new_tokens; }
@@ -36,7 +38,7 @@ class OutputProcessor {
   void skip(std::string text) { skip_ = std::move(text); }
 
   struct Output {
-    std::string text;                    // to show now
+    std::string text;  // to show now
     // A stop string or regex matched, or the regexes cost too much: no token may follow.
     std::optional<FinishReason> finish;
   };
@@ -48,6 +50,7 @@ class OutputProcessor {
 
  private:
   OutputProcessor() = default;
+  OutputProcessor like_this() const;  // before the first push, without text and stops
   const std::string* special_stop(TokenId token) const;
   Output stop_at_special(const std::string& stop);
   std::string without_skipped(std::string text);

@@ -13,6 +13,9 @@ class ByteDecodeStream final : public DecodeStream {
  public:
   explicit ByteDecodeStream(bool skip_special) : skip_special_(skip_special) {}
 
+  std::unique_ptr<DecodeStream> clone() const override {
+    return std::make_unique<ByteDecodeStream>(*this);
+  }
   void push(TokenId id, std::string& out) override {
     if (id >= 0 && id < 256) {
       const char byte = static_cast<char>(id);

@@ -31,6 +31,9 @@ class ReplaceStage final : public DecodeStage {
  public:
   using Replace = std::function<std::string(std::string)>;
   explicit ReplaceStage(const Replace& replace) : replace_(replace) {}
+  std::unique_ptr<DecodeStage> clone() const override {
+    return std::make_unique<ReplaceStage>(*this);
+  }
   void push(std::string_view token, const Emit& emit) override {
     emit(replace_(std::string(token)));
   }
@@ -43,6 +46,9 @@ class ReplaceStage final : public DecodeStage {
 // is certain before it ends.
 class ByteFallbackStage final : public DecodeStage {
  public:
+  std::unique_ptr<DecodeStage> clone() const override {
+    return std::make_unique<ByteFallbackStage>(*this);
+  }
   void push(std::string_view token, const Emit& emit) override {
     if (const std::optional<char> byte = byte_token(token)) {
       run_ += *byte;
@@ -72,6 +78,9 @@ class StripStage final : public DecodeStage {
   StripStage(std::string content, int64_t start, int64_t stop, bool fused)
       : content_(std::move(content)), start_(start), stop_(stop), fused_(fused) {}
 
+  std::unique_ptr<DecodeStage> clone() const override {
+    return std::make_unique<StripStage>(*this);
+  }
   void push(std::string_view token, const Emit& emit) override {
     if (!fused_) return emit(strip_end(strip_start(token, start_)));
     if (at_start_) {
@@ -114,6 +123,9 @@ class MetaspaceStage final : public DecodeStage {
  public:
   MetaspaceStage(std::string replacement, bool drops_first)
       : replacement_(std::move(replacement)), drop_(drops_first) {}
+  std::unique_ptr<DecodeStage> clone() const override {
+    return std::make_unique<MetaspaceStage>(*this);
+  }
   void push(std::string_view token, const Emit& emit) override {
     std::string text;
     while (!token.empty()) {
@@ -136,6 +148,9 @@ class MetaspaceStage final : public DecodeStage {
 
 class ByteLevelStage final : public DecodeStage {
  public:
+  std::unique_ptr<DecodeStage> clone() const override {
+    return std::make_unique<ByteLevelStage>(*this);
+  }
   void push(std::string_view token, const Emit& emit) override {
     std::string bytes, text;
     if (!append_spelled_bytes(token, bytes)) bytes = token;
@@ -154,6 +169,9 @@ class ByteLevelStage final : public DecodeStage {
 
 class JoinBySpacesStage final : public DecodeStage {
  public:
+  std::unique_ptr<DecodeStage> clone() const override {
+    return std::make_unique<JoinBySpacesStage>(*this);
+  }
   void push(std::string_view token, const Emit& emit) override {
     if (!first_) emit(" ");
     first_ = false;
@@ -193,6 +211,9 @@ std::string word_piece_text(std::string_view token, std::string_view prefix, boo
 class WordPieceStage final : public DecodeStage {
  public:
   WordPieceStage(std::string prefix, bool cleans) : prefix_(std::move(prefix)), cleans_(cleans) {}
+  std::unique_ptr<DecodeStage> clone() const override {
+    return std::make_unique<WordPieceStage>(*this);
+  }
   void push(std::string_view token, const Emit& emit) override {
     if (!first_) return emit(word_piece_text(token, prefix_, cleans_));
     first_ = false;
@@ -209,6 +230,9 @@ class WordPieceStage final : public DecodeStage {
 class SuffixStage final : public DecodeStage {
  public:
   explicit SuffixStage(std::string suffix) : suffix_(std::move(suffix)) {}
+  std::unique_ptr<DecodeStage> clone() const override {
+    return std::make_unique<SuffixStage>(*this);
+  }
   void push(std::string_view token, const Emit& emit) override {
     if (pending_) emit(replaced(*pending_, " "));
     pending_ = token;
@@ -342,6 +366,11 @@ Status Decoder::add_suffix(const JsonFields& fields, const std::string& path) {
     return token;
   });
   return {};
+}
+
+Decoder::Stream::Stream(const Stream& other) {
+  stages_.reserve(other.stages_.size());
+  for (const auto& stage : other.stages_) stages_.push_back(stage->clone());
 }
 
 Decoder::Stream Decoder::stream() const {

@@ -20,6 +20,7 @@ class DecodeStage {
  public:
   using Emit = std::function<void(std::string_view)>;
   virtual ~DecodeStage() = default;
+  virtual std::unique_ptr<DecodeStage> clone() const = 0;
   virtual void push(std::string_view token, const Emit& emit) = 0;
   virtual void finish(const Emit&) {}
 };
@@ -37,6 +38,11 @@ class Decoder {
   // A running decode.
   class Stream {
    public:
+    Stream() = default;
+    Stream(const Stream& other);  // goes on by itself
+    Stream(Stream&&) noexcept = default;
+    Stream& operator=(Stream&&) noexcept = default;
+    ~Stream() = default;
     void push(std::string_view token, std::string& out) { push_to(0, token, out); }
     void finish(std::string& out);
 

@@ -5,6 +5,7 @@
 
 #include <boost/json.hpp>
 #include <filesystem>
+#include <optional>
 
 #include "base/mapped_file.h"
 #include "base/rng.h"
@@ -66,14 +67,19 @@ void expect_stream_equals_decode(const Tokenizer& tokenizer, uint64_t seed) {
       ids.push_back(static_cast<TokenId>(rng.between(-1, tokenizer.vocab_size())));
     }
     Detokenizer detokenizer(tokenizer, options);
-    std::string text;
-    for (const TokenId id : ids) {
-      const std::string piece = detokenizer.push(id);
+    std::string text, forked;
+    std::optional<Detokenizer> fork;
+    const size_t fork_at = rng.below(ids.size() + 1);
+    for (size_t i = 0; i < ids.size(); ++i) {
+      if (i == fork_at) fork.emplace(detokenizer), forked = text;
+      const std::string piece = detokenizer.push(ids[i]);
       ASSERT_TRUE(is_valid_utf8(piece));
       text += piece;
+      if (fork) forked += fork->push(ids[i]);
     }
-    EXPECT_EQ(text + detokenizer.flush(), tokenizer.decode(ids, options))
-        << "seed " << seed << " round " << round;
+    const std::string decoded = tokenizer.decode(ids, options);
+    EXPECT_EQ(text + detokenizer.flush(), decoded) << "seed " << seed << " round " << round;
+    if (fork) EXPECT_EQ(forked + fork->flush(), decoded) << "seed " << seed << " round " << round;
   }
 }
 

@@ -216,6 +216,9 @@ class PipelineTokenizer::ByteStream final : public DecodeStream {
   ByteStream(const PipelineTokenizer& tokenizer, bool skip_special)
       : tokenizer_(tokenizer), skip_special_(skip_special) {}
 
+  std::unique_ptr<DecodeStream> clone() const override {
+    return std::make_unique<ByteStream>(*this);
+  }
   void push(TokenId id, std::string& out) override {
     if (id < 0 || static_cast<size_t>(id) >= tokenizer_.token_bytes_.size()) return;
     std::string_view bytes = tokenizer_.token_bytes_[id];
@@ -239,6 +242,9 @@ class PipelineTokenizer::ChainStream final : public DecodeStream {
   ChainStream(const PipelineTokenizer& tokenizer, bool skip_special)
       : tokenizer_(tokenizer), skip_special_(skip_special), stream_(tokenizer.decoder_.stream()) {}
 
+  std::unique_ptr<DecodeStream> clone() const override {
+    return std::make_unique<ChainStream>(*this);
+  }
   void push(TokenId id, std::string& out) override {
     const AddedToken* added = tokenizer_.added_token(id);
     if (added == nullptr && !tokenizer_.vocabulary_.has(id)) return;

@@ -147,6 +147,7 @@ class SentencePieceTokenizer::Stream final : public DecodeStream {
         skip_special_(skip_special),
         drops_first_mark_(model_.add_dummy_prefix || model_.remove_extra_whitespaces) {}
 
+  std::unique_ptr<DecodeStream> clone() const override { return std::make_unique<Stream>(*this); }
   void push(TokenId id, std::string& out) override {
     if (id < 0 || id >= tokenizer_.vocab_size()) return;
     if (tokenizer_.type_of(id) == PieceType::kByte) {

@@ -34,6 +34,8 @@ struct DecodeOptions {
 class DecodeStream {
  public:
   virtual ~DecodeStream() = default;
+  // The same decode, which goes on by itself. O(bytes that are pending).
+  virtual std::unique_ptr<DecodeStream> clone() const = 0;
   virtual void push(TokenId id, std::string& out) = 0;
   // Ends the ids: appends the pending text, incomplete characters as U+FFFD. No push() may follow.
   virtual void flush(std::string& out) = 0;
