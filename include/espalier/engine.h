@@ -76,6 +76,7 @@ struct GenerateOptions {
   // Beam search of so many beams instead of draws: the likeliest answer (docs/beam_search.md).
   std::optional<int32_t> beam_width;
   float length_penalty = 1;
+  esp_early_stopping early_stopping = ESP_EARLY_STOPPING_NO;
 };
 
 // What is new of an answer.
@@ -250,6 +251,7 @@ class Engine {
     request.ignore_eos = options.ignore_eos ? 1 : 0;
     request.beam_width = options.beam_width.value_or(0);
     request.length_penalty = options.length_penalty;
+    request.early_stopping = options.early_stopping;
   }
 
   std::unique_ptr<esp_engine, Free> handle_;

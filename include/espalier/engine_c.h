@@ -40,6 +40,13 @@ typedef struct esp_engine_options {
 } esp_engine_options;
 ESP_API void esp_engine_options_init(esp_engine_options* options);
 
+/* When a beam search ends that has as many answers as beams. */
+typedef enum esp_early_stopping {
+  ESP_EARLY_STOPPING_NO = 0,   /* when its best beam would not displace one if it ended now */
+  ESP_EARLY_STOPPING_YES = 1,  /* at once */
+  ESP_EARLY_STOPPING_NEVER = 2 /* when no beam can displace one */
+} esp_early_stopping;
+
 /* esp_request_init sets the defaults. Some numbers have a value by which the model's generation
  * defaults hold, stated beside them. */
 typedef struct esp_request {
@@ -65,6 +72,7 @@ typedef struct esp_request {
    * best answers, each in one event (docs/beam_search.md). */
   int32_t beam_width;
   float length_penalty; /* of beam search; default 1 */
+  int32_t early_stopping; /* of beam search: an esp_early_stopping; default ESP_EARLY_STOPPING_NO */
 } esp_request;
 ESP_API void esp_request_init(esp_request* request);
 

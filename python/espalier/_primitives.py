@@ -63,6 +63,7 @@ def gen(
     use_beam_search: Optional[bool] = None,
     beam_width: Optional[int] = None,
     length_penalty: Optional[float] = None,
+    early_stopping: Union[bool, str, None] = None,
     **fields: Any,
 ) -> Expr:
     """The model writes, until it ends, a stop or max_tokens; the text is the variable `name`.
@@ -103,6 +104,7 @@ def gen_int(
     use_beam_search: Optional[bool] = None,
     beam_width: Optional[int] = None,
     length_penalty: Optional[float] = None,
+    early_stopping: Union[bool, str, None] = None,
 ) -> Expr:
     """A gen constrained to an integer. The variable is its text, as in SGLang."""
     return _native.gen_int(locals())
@@ -132,6 +134,7 @@ def gen_string(
     use_beam_search: Optional[bool] = None,
     beam_width: Optional[int] = None,
     length_penalty: Optional[float] = None,
+    early_stopping: Union[bool, str, None] = None,
 ) -> Expr:
     """A gen constrained to a quoted string."""
     return _native.gen_string(locals())

@@ -35,6 +35,16 @@ template <typename T>
 void read(const py::handle& value, T& out) {
   out = py::cast<T>(value);
 }
+void read(const py::handle& value, std::optional<lang::EarlyStopping>& out) {
+  if (py::isinstance<py::str>(value) && py::cast<std::string>(value) == "never")
+    out = lang::EarlyStopping::kNever;
+  else if (py::isinstance<py::bool_>(value))
+    out = py::cast<bool>(value) ? lang::EarlyStopping::kYes : lang::EarlyStopping::kNo;
+  else
+    throw_status(invalid_argument("early_stopping is True, False or \"never\", not {}",
+                                  py::cast<std::string>(py::repr(value))),
+                 here());
+}
 void read(const py::handle& value, lang::Dtype& out) { out = dtype(value); }
 void read(const py::handle& value, lang::ChoicesMethod& out) {
   out = value_or_throw(choices_method(value), here());

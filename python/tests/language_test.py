@@ -105,6 +105,17 @@ class GenTest(unittest.TestCase):
 
         self.assertEqual(len(dice.run(temperature=1, seed=3)["tale"]), 3)
 
+    def test_beam_search_ends_as_early_stopping_says(self):
+        @sgl.function
+        def tale(s, early_stopping):
+            s += "Once" + sgl.gen("tale", max_tokens=8, n=2, use_beam_search=True, beam_width=3,
+                                  early_stopping=early_stopping)
+
+        for early_stopping in (False, True, "never", None):
+            self.assertEqual(len(tale.run(early_stopping=early_stopping)["tale"]), 2)
+        with self.assertRaisesRegex(Exception, "early_stopping"):
+            tale.run(early_stopping="soon")
+
     def test_arguments_have_sglangs_places(self):
         @sgl.function
         def story(s):

@@ -136,6 +136,7 @@ void read_sampling(const esp_request& r, espalier::SamplingParams& p) {
   p.use_beam_search = true;
   p.beam_width = r.beam_width;
   p.length_penalty = r.length_penalty;
+  p.early_stopping = static_cast<EarlyStopping>(r.early_stopping);
 }
 
 Result<GenerateRequest> read_request(const esp_request* given) {
@@ -145,6 +146,9 @@ Result<GenerateRequest> read_request(const esp_request* given) {
     return invalid("the prompt is NULL; pass text or input_ids with their size");
   if (r.num_samples < 1)
     return invalid(fmt::format("num_samples is {}; it must be 1 or more", r.num_samples));
+  if (r.early_stopping < ESP_EARLY_STOPPING_NO || r.early_stopping > ESP_EARLY_STOPPING_NEVER)
+    return invalid(
+        fmt::format("early_stopping is {}; pass an esp_early_stopping", r.early_stopping));
   for (size_t i = 0; i < r.num_stop; ++i)
     if (r.stop == nullptr || r.stop[i] == nullptr)
       return invalid(fmt::format("stop[{}] is NULL; pass num_stop strings", i));

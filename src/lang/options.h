@@ -45,6 +45,10 @@ inline constexpr auto exact_likelihood = ChoicesMethod::kExact;
 std::string_view choices_method_name(ChoicesMethod method);  // "token_length_normalized"
 Result<ChoicesMethod> parse_choices_method(std::string_view name);
 
+// When a beam search ends that has as many answers as beams: when its best beam would not displace
+// one if it ended now, at once, or when no beam can displace one.
+enum class EarlyStopping : uint8_t { kNo, kYes, kNever };
+
 // Absent means: the run's default, and where that is absent the back end's.
 struct GenOptions {
   std::optional<int32_t> max_tokens, min_tokens;
@@ -66,6 +70,7 @@ struct GenOptions {
   std::optional<bool> use_beam_search;  // the n likeliest answers instead of draws
   std::optional<int32_t> beam_width;    // absent: n
   std::optional<float> length_penalty;
+  std::optional<EarlyStopping> early_stopping;
 
   // What is absent here taken from `defaults`.
   GenOptions with_defaults(const GenOptions& defaults) const;

@@ -21,6 +21,12 @@ template <typename T, typename Param>
 void set_param(Param& param, const std::optional<T>& option) {
   if (option) param = *option;
 }
+void set_param(std::optional<espalier::EarlyStopping>& param,
+               const std::optional<EarlyStopping>& option) {
+  static_assert(static_cast<int>(EarlyStopping::kNever) ==
+                static_cast<int>(espalier::EarlyStopping::kNever));
+  if (option) param = static_cast<espalier::EarlyStopping>(*option);
+}
 void set_param(std::optional<std::string>& param, const std::string& option) {
   if (!option.empty()) param = option;
 }

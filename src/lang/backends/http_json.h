@@ -27,6 +27,14 @@ template <typename T>
 void set_member(boost::json::object& object, std::string_view name, const std::optional<T>& value) {
   if (value) object[name] = *value;
 }
+inline void set_member(boost::json::object& object, std::string_view name,
+                       const std::optional<EarlyStopping>& value) {
+  if (!value) return;
+  if (*value == EarlyStopping::kNever)
+    object[name] = "never";
+  else
+    object[name] = *value == EarlyStopping::kYes;
+}
 template <typename T>
 void set_members(boost::json::object& object, std::string_view name, const std::vector<T>& values) {
   if (!values.empty()) object[name] = boost::json::value_from(values);

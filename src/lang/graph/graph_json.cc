@@ -43,6 +43,14 @@ void write(json::object& out, std::string_view name, const std::optional<T>& val
   if (value) out[name] = *value;
 }
 
+void write(json::object& out, std::string_view name, const std::optional<EarlyStopping>& value) {
+  if (!value) return;
+  if (*value == EarlyStopping::kNever)
+    out[name] = "never";
+  else
+    out[name] = *value == EarlyStopping::kYes;
+}
+
 json::object options_json(const GenOptions& o) {
   json::object out;
   for_each_option(o, [&](std::string_view name, const auto& value) { write(out, name, value); });
@@ -72,6 +80,15 @@ class Reader {
     if (value == nullptr) return;
     if (!value->is_bool()) return wrong(name, "true or false");
     out = value->get_bool();
+  }
+  void read(std::string_view name, EarlyStopping& out) {
+    const json::value* value = find(name);
+    if (value == nullptr) return;
+    const bool never = value->is_string() && value->get_string() == "never";
+    if (!never && !value->is_bool()) return wrong(name, "true, false or \"never\"");
+    out = never               ? EarlyStopping::kNever
+          : value->get_bool() ? EarlyStopping::kYes
+                              : EarlyStopping::kNo;
   }
   template <typename T>
   requires std::is_arithmetic_v<T>

@@ -87,7 +87,8 @@ TEST_F(GraphTest, ReadsBackWhatItWrites) {
                              .stop = {"\n", "END"},
                              .temperature = 0.25f,
                              .top_k = 4,
-                             .regex = "[a-z]+"}) +
+                             .regex = "[a-z]+",
+                             .early_stopping = EarlyStopping::kNever}) +
                    gen_int("n") + select("c", {"p", "q"}, greedy_token_selection));
     s.set_var("v", a);
     s.set_var("w", "text");
@@ -108,6 +109,7 @@ TEST_F(GraphTest, ReadsBackWhatItWrites) {
                                 [](const GraphNode& n) { return n.name == "x"; });
   EXPECT_EQ(gen->options.stop, (std::vector<std::string>{"\n", "END"}));
   EXPECT_EQ(gen->options.temperature, 0.25f);
+  EXPECT_EQ(gen->options.early_stopping, EarlyStopping::kNever);
 }
 
 TEST_F(GraphTest, RefusesGraphsThatCannotRun) {
@@ -127,6 +129,9 @@ TEST_F(GraphTest, RefusesGraphsThatCannotRun) {
             std::string::npos);
   EXPECT_NE(parse(R"({"kind":"Gen","stream":0,"options":{"max_tokens":"many"}})")
                 .find("program.nodes[0].options.max_tokens must be a number"),
+            std::string::npos);
+  EXPECT_NE(parse(R"({"kind":"Gen","stream":0,"options":{"early_stopping":"soon"}})")
+                .find("early_stopping must be true, false or \"never\""),
             std::string::npos);
   EXPECT_NE(parse(R"({"kind":"Fork","stream":0,"streams":[1]},)"
                   R"({"kind":"GetForkItem","stream":1,"fork":0,"index":0},)"
