@@ -298,6 +298,13 @@ Status check_lora(const LoraSettings& lora) {
   return {};
 }
 
+Status check_weight_backup(const EngineConfig& c) {
+  if (!c.compute.enable_weights_cpu_backup || c.compute.dp_size == 1) return {};
+  return invalid_argument(
+      "enable_weights_cpu_backup is set, but replicas release no memory: leave "
+      "--enable-weights-cpu-backup or --dp-size out");
+}
+
 Status check_hidden_states(const EngineConfig& c) {
   if (!c.compute.enable_return_hidden_states || c.disaggregation.disaggregation_mode == "null")
     return {};
@@ -371,6 +378,7 @@ Result<EngineConfig> resolve(const EngineConfig& user, const ModelInfo& info,
                        parse_named_paths("control-vector", c.control.control_vectors));
   static_cast<void>(vectors);
   ESP_RETURN_IF_ERROR(check_hidden_states(c));
+  ESP_RETURN_IF_ERROR(check_weight_backup(c));
   if (c.model.context_length == 0) c.model.context_length = info.context_length;
   if (c.schedule.max_running_requests == 0) c.schedule.max_running_requests = kDefaultMaxRunning;
   if (c.schedule.max_queued_requests == 0) c.schedule.max_queued_requests = kDefaultMaxQueued;

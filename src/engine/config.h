@@ -59,6 +59,9 @@ struct ComputeSettings {
   bool disable_overlap_schedule = false;
   // Requests may ask for hidden states (GenerateRequest::return_hidden_states). On the CPU.
   bool enable_return_hidden_states = false;
+  // On a GPU: the host keeps pinned memory for a copy of the weights, from which released memory
+  // (WeightControl) is filled again. Else they are read from their files again.
+  bool enable_weights_cpu_backup = false;
 };
 
 struct CacheSettings {

@@ -58,6 +58,9 @@ class ModelWeights {
   // False where a commit() failed when it had begun to write: the weights are then a mixture, and
   // steps compute nonsense until another commit() succeeds.
   virtual bool is_whole() const { return true; }
+
+  // Of the host's memory, which copies of a GPU's weights take while these are on the GPU.
+  virtual int64_t backup_bytes() const { return 0; }
 };
 
 // Of a model that load_model() made with these options, whose pool outlives the result. commit()

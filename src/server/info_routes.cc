@@ -251,6 +251,8 @@ void write_released_memory(JsonWriter& w, const Context& context) {
   w.key("released_memory").begin_array();
   for (const MemoryPart part : report.released) w.value(name_of(part));
   w.end_array();
+  w.member("enable_weights_cpu_backup", context.engine.config().compute.enable_weights_cpu_backup);
+  w.member("weights_cpu_backup_bytes", weights != nullptr ? weights->backup_bytes() : 0);
 }
 
 // Settings as SGLang's server_args: the effective ones, all but keys. Paths and seeds, which

@@ -119,6 +119,23 @@ EngineConfig with_staging_bytes(EngineConfig config, const SystemInfo& system) {
   return config;
 }
 
+// Makes what replaces the weights of these decoders, with copies on the host where the user wants
+// them and there is room.
+Status make_weights(std::vector<const CudaDecoder*> decoders, const ModelLoadOptions& options,
+                    const EngineConfig& config, StartedExecutor& out) {
+  const bool copies = config.compute.enable_weights_cpu_backup;
+  if (copies) {
+    const int64_t available = read_system_info().available_bytes;
+    if (out.info.weight_bytes > available)
+      return error(StatusCode::kResourceExhausted,
+                   "--enable-weights-cpu-backup takes {:.2f} GiB of the host's memory, and {:.2f} "
+                   "GiB are available: leave it out, and weights are read from their files again",
+                   gib(out.info.weight_bytes), gib(available));
+  }
+  ESP_ASSIGN_OR_RETURN(out.weights, make_cuda_model_weights(std::move(decoders), options, copies));
+  return Status();
+}
+
 Result<StartedExecutor> start_one(const EngineConfig& user, const SystemInfo& system) {
   const EngineConfig config = with_staging_bytes(with_adapter_bytes(user, system), system);
   ModelLoadOptions options = model_load_options(config);
@@ -143,7 +160,7 @@ Result<StartedExecutor> start_one(const EngineConfig& user, const SystemInfo& sy
                        CudaExecutor::create(std::move(model), executor_config(sizes, encoder_bytes),
                                             std::move(head)));
   ESP_RETURN_IF_ERROR(fill_memory(*executor, config, sizes, system, out.info, type, out));
-  ESP_ASSIGN_OR_RETURN(out.weights, make_cuda_model_weights({&decoder}, options));
+  ESP_RETURN_IF_ERROR(make_weights({&decoder}, options, config, out));
   out.executor = std::move(executor);
   return out;
 }
@@ -161,7 +178,7 @@ Result<StartedExecutor> start_ranks(const EngineConfig& config, const SystemInfo
   ESP_ASSIGN_OR_RETURN(const KvType type, resolve_kv_type(config, out.info));
   ESP_RETURN_IF_ERROR(ranks->set_kv_type(type));
   ESP_ASSIGN_OR_RETURN(const EngineConfig sizes, resolve(config, ranks->rank_info(), system));
-  ESP_ASSIGN_OR_RETURN(out.weights, make_cuda_model_weights(ranks->decoders(), options));
+  ESP_RETURN_IF_ERROR(make_weights(ranks->decoders(), options, config, out));
   ESP_ASSIGN_OR_RETURN(const int64_t encoder_bytes, load_encoder(options, config, out));
   ESP_RETURN_IF_ERROR(ranks->reserve(executor_config(sizes, encoder_bytes)));
   ESP_RETURN_IF_ERROR(fill_memory(*ranks, config, sizes, system, ranks->rank_info(), type, out));

@@ -109,14 +109,44 @@ TEST_F(ReleasedCuda, IsRefusedOrRepeatedWhereFilesAreMissing) {
   expect_near_answers(answers_in_a_crowd(*engine), before, "as before");
 }
 
-// Prints how long it takes for the model that ESPALIER_LARGE_MODEL names.
-TEST_F(ReleasedCuda, LargeMemoryIsReleasedAndResumed) {
+// Files are not read, so they may be away; an update makes the copies those of the new weights.
+TEST_F(ReleasedCuda, CopiesThatTheHostKeepsNeedNoFiles) {
+  EngineConfig config;
+  config.compute.enable_weights_cpu_backup = true;
+  const auto engine = make_engine(model(), config);
+  ASSERT_TRUE(engine);
+  EXPECT_EQ(engine->weights()->backup_bytes(), engine->model_info().weight_bytes);
+  const MemoryPart weights[] = {MemoryPart::kWeights};
+  const auto before = answers_in_a_crowd(*engine);
+  fs::rename(model() / "model.safetensors", folder_ / "away");
+  for (int round = 0; round < 3; ++round) {
+    ASSERT_TRUE(engine->weights()->release_memory(weights));
+    const auto resumed = engine->weights()->resume_memory(weights);
+    ASSERT_TRUE(resumed) << resumed.error().to_string();
+    expect_near_answers(answers_in_a_crowd(*engine), before, fmt::format("round {}", round));
+  }
+  fs::rename(folder_ / "away", model() / "model.safetensors");
+  ASSERT_TRUE(engine->weights()->update({.random = true}));
+  const auto digests = engine->weights()->digests();
+  const auto random = answers_in_a_crowd(*engine);
+  ASSERT_TRUE(engine->weights()->release_memory(weights));
+  ASSERT_TRUE(engine->weights()->resume_memory(weights));
+  EXPECT_EQ(*engine->weights()->digests(), *digests);
+  expect_near_answers(answers_in_a_crowd(*engine), random, "random weights");
+}
+
+// Prints how long it takes for the model that ESPALIER_LARGE_MODEL names; of a folder with a
+// config.json alone the weights are drawn (ESPALIER_LARGE_MODEL_FORMAT=dummy).
+void time_large_memory(bool backup) {
   const char* const path = std::getenv("ESPALIER_LARGE_MODEL");
   if (path == nullptr) GTEST_SKIP() << "SKIPPED: ESPALIER_LARGE_MODEL names no model";
+  const char* const format = std::getenv("ESPALIER_LARGE_MODEL_FORMAT");
   EngineConfig config;
   config.model.model_path = path;
+  if (format != nullptr) config.model.load_format = LoadFormat::kDummy;
   config.model.skip_tokenizer_init = true;
   config.compute.device = "cuda";
+  config.compute.enable_weights_cpu_backup = backup;
   config.sampling.random_seed = 5;
   const auto engine = Engine::create(config);
   ASSERT_TRUE(engine) << engine.error().to_string();
@@ -127,12 +157,15 @@ TEST_F(ReleasedCuda, LargeMemoryIsReleasedAndResumed) {
       ASSERT_TRUE(released) << released.error().to_string();
       const auto resumed = (*engine)->weights()->resume_memory(parts);
       ASSERT_TRUE(resumed) << resumed.error().to_string();
-      std::printf("%s: %.2f GB released in %.3f s, resumed in %.3f s\n",
-                  std::string(name_of(part)).c_str(),
+      std::printf("%s%s: %.2f GB released in %.3f s, resumed in %.3f s\n",
+                  std::string(name_of(part)).c_str(), backup ? " with a copy on the host" : "",
                   static_cast<double>(released->released_bytes) * 1e-9, released->seconds,
                   resumed->seconds);
     }
 }
+
+TEST_F(ReleasedCuda, LargeMemoryIsReleasedAndResumed) { time_large_memory(false); }
+TEST_F(ReleasedCuda, LargeMemoryIsReleasedAndResumedFromTheHost) { time_large_memory(true); }
 
 TEST_F(ReleasedCuda, TensorsAreComparedWithASnapshot) {
   const auto engine = make_engine(model());

@@ -86,6 +86,10 @@ class WeightControl {
   Result<MemoryReport> release_memory(std::span<const MemoryPart> parts);
   Result<MemoryReport> resume_memory(std::span<const MemoryPart> parts);
   MemoryReport released_memory() const;  // seconds is 0
+  // Of the host's memory, which copies of a GPU's weights take while these are on the GPU.
+  int64_t backup_bytes() const {
+    return parts_.weights == nullptr ? 0 : parts_.weights->backup_bytes();
+  }
 
   // Names the version that the engine was started with. Before requests come.
   void name_first(std::string name);

@@ -4,8 +4,11 @@
 #include <utility>
 
 #include "base/check.h"
+#include "base/clock.h"
+#include "base/log.h"
 #include "models/checkable_weights.h"
 #include "models/cuda/tensor_digests.h"
+#include "models/cuda/weight_copies.h"
 #include "models/cuda/weights.h"
 #include "models/model_plan.h"
 #include "models/random_tensors.h"
@@ -24,7 +27,15 @@ class CudaModelWeights final : public ModelWeights,
       : decoders_(std::move(decoders)),
         options_(options),
         config_(std::move(config)),
-        loaded_(options) {}
+        loaded_(options),
+        copies_(decoders_) {}
+
+  // Takes the host's memory for copies of the weights, for as long as this lives.
+  Status keep_copies() {
+    ESP_RETURN_IF_ERROR(copies_.allocate());
+    backup_bytes_ = copies_.size_bytes();
+    return Status();
+  }
 
   Status prepare(const std::filesystem::path& path) override {
     ESP_ASSIGN_OR_RETURN(const ModelLoadOptions options,
@@ -52,6 +63,7 @@ class CudaModelWeights final : public ModelWeights,
     ESP_CHECK(!updates_.empty());
     std::vector<CudaWeightUpdate> updates = std::exchange(updates_, {});
     is_whole_ = false;
+    copies_.outdate();
     ESP_RETURN_IF_ERROR(each([&](size_t i) { return updates[i].start(); }));
     ESP_RETURN_IF_ERROR(each([&](size_t i) { return updates[i].finish(); }));
     is_whole_ = true;
@@ -61,15 +73,14 @@ class CudaModelWeights final : public ModelWeights,
 
   void drop() override { updates_.clear(); }
 
-  // Weights of files are read from them again. Those that came by name or from another process are
-  // nowhere else, so the host keeps them meanwhile.
+  // Weights of files are read from them again, unless the host keeps copies. Those that came by
+  // name or from another process are nowhere else, so it keeps them meanwhile in any case.
   Result<int64_t> release_memory() override {
-    if (loaded_) {
+    if (backup_bytes_ > 0 || !loaded_) {
+      ESP_RETURN_IF_ERROR(copies_.save());
+    } else {
       ESP_RETURN_IF_ERROR(prepare_from(*loaded_, nullptr));  // they can be read again
       drop();
-      copies_.clear();
-    } else {
-      ESP_ASSIGN_OR_RETURN(copies_, copies_of_all());
     }
     int64_t bytes = 0;
     const Status status = each([&](size_t i) {
@@ -106,6 +117,7 @@ class CudaModelWeights final : public ModelWeights,
   }
 
   bool is_whole() const override { return is_whole_; }
+  int64_t backup_bytes() const override { return backup_bytes_; }
 
  private:
   Status prepare_from(const ModelLoadOptions& options, const MakeTensorLoader& some) {
@@ -139,43 +151,21 @@ class CudaModelWeights final : public ModelWeights,
 
   // Takes memory again where it is released, then writes the weights of all decoders.
   Status restore_released() {
-    const Status status = each([&](size_t i) -> Status {
+    const SteadyClock clock;
+    const TimePoint start = clock.now();
+    const bool from_host = copies_.are_current();
+    ESP_RETURN_IF_ERROR(each([&](size_t i) -> Status {
       if (!memory(i).is_released()) return Status();
       ESP_RETURN_IF_ERROR(memory(i).restore());
-      return fill(memory(i));
-    });
-    if (!status.ok()) return status;
-    return copies_.empty() ? read_again() : write_copies();
-  }
-
-  Result<std::vector<cuda::PinnedBuffer>> copies_of_all() {
-    std::vector<cuda::PinnedBuffer> copies;
-    ESP_RETURN_IF_ERROR(each([&](size_t i) -> Status {
-      ESP_ASSIGN_OR_RETURN(copies.emplace_back(), copy_of(memory(i)));
-      return Status();
+      return from_host ? Status() : fill(memory(i));
     }));
-    return copies;
-  }
-
-  static Result<cuda::PinnedBuffer> copy_of(const cuda::ReleasableBuffer& memory) {
-    ESP_ASSIGN_OR_RETURN(
-        auto copy, cuda::PinnedBuffer::allocate(memory.size_bytes(), "weights that are released"));
-    ESP_ASSIGN_OR_RETURN(const cuda::Stream stream, cuda::Stream::create());
-    ESP_RETURN_IF_ERROR(
-        cuda::copy_to_host(copy.data(), memory.data(), memory.size_bytes(), stream));
-    ESP_RETURN_IF_ERROR(stream.synchronize());
-    return copy;
-  }
-
-  Status write_copies() {
-    const Status status = each([&](size_t i) -> Status {
-      ESP_ASSIGN_OR_RETURN(const cuda::Stream stream, cuda::Stream::create());
-      ESP_RETURN_IF_ERROR(cuda::copy_to_device(memory(i).data(), copies_[i].data(),
-                                               memory(i).size_bytes(), stream));
-      return stream.synchronize();
-    });
-    if (status.ok()) copies_.clear();
-    return status;
+    const TimePoint mapped = clock.now();
+    ESP_RETURN_IF_ERROR(from_host ? copies_.write() : read_again());
+    log_info("weights restored from={} memory_seconds={:.3f} copy_seconds={:.3f}",
+             from_host ? "host" : "files", to_seconds(mapped - start),
+             to_seconds(clock.now() - mapped));
+    if (backup_bytes_ == 0) copies_.drop();
+    return Status();
   }
 
   // With each decoder's device the current one.
@@ -193,16 +183,19 @@ class CudaModelWeights final : public ModelWeights,
   std::vector<CudaWeightUpdate> updates_;  // of each decoder; empty: none is prepared
   // The files that all weights are of; none: some came by name or from another process.
   std::optional<ModelLoadOptions> loaded_, prepared_;
-  std::vector<cuda::PinnedBuffer> copies_;  // of each decoder's released weights; empty: of none
+  WeightCopies copies_;
+  int64_t backup_bytes_ = 0;  // of copies that are kept while the weights are on the devices
   bool is_whole_ = true;
 };
 
 }  // namespace
 
 Result<std::unique_ptr<ModelWeights>> make_cuda_model_weights(
-    std::vector<const CudaDecoder*> decoders, const ModelLoadOptions& options) {
+    std::vector<const CudaDecoder*> decoders, const ModelLoadOptions& options, bool keep_copies) {
   ESP_ASSIGN_OR_RETURN(JsonObject config, read_changed_config(options));
-  return std::make_unique<CudaModelWeights>(std::move(decoders), options, std::move(config));
+  auto out = std::make_unique<CudaModelWeights>(std::move(decoders), options, std::move(config));
+  if (keep_copies) ESP_RETURN_IF_ERROR(out->keep_copies());
+  return out;
 }
 
 }  // namespace espalier
