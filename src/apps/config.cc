@@ -299,14 +299,13 @@ void add_execution_rows(SettingTable& table, EngineConfig& engine) {
                "answers are the same bits whatever runs beside them, however prompts are cut and "
                "whatever is cached, on a GPU too, where it costs speed (the CPU always does it)");
   table.toggle("enable-return-hidden-states", engine.compute.enable_return_hidden_states,
-               "requests may ask for hidden states (return_hidden_states), on the CPU");
+               "requests may ask for hidden states (return_hidden_states)");
   table.toggle("enable-weights-cpu-backup", engine.compute.enable_weights_cpu_backup,
                "on a GPU, keep as much pinned memory of the host as the weights take, so that "
                "/resume_memory_occupation copies them from there instead of reading their files");
   shown_default(table.path("logit-processor-library", engine.sampling.logit_processor_library,
                            "a shared library of logit processors (espalier/logit_processor.h), "
-                           "which requests name by logit_processor, on the CPU; it runs inside the "
-                           "server"),
+                           "which requests name by logit_processor; it runs inside the server"),
                 "none");
 }
 

@@ -57,7 +57,7 @@ struct ComputeSettings {
   // cached, on a GPU too (on the CPU they always are).
   bool enable_deterministic_inference = false;
   bool disable_overlap_schedule = false;
-  // Requests may ask for hidden states (GenerateRequest::return_hidden_states). On the CPU.
+  // Requests may ask for hidden states (GenerateRequest::return_hidden_states).
   bool enable_return_hidden_states = false;
   // On a GPU: the host keeps pinned memory for a copy of the weights, from which released memory
   // (WeightControl) is filled again. Else they are read from their files again.

@@ -152,13 +152,8 @@ Result<EngineDevice> device_of(const std::string& name, int32_t base_gpu_id,
   return device;
 }
 
-// What runs on CPUs alone, and what a GPU alone has.
+// What a GPU alone has.
 Status check_device(const EngineConfig& config, const EngineDevice& device) {
-  if (device.cuda && config.compute.enable_return_hidden_states)
-    return error(StatusCode::kUnimplemented,
-                 "hidden states are returned on CPUs, and the device is {}: start with --device "
-                 "cpu, or leave --enable-return-hidden-states out",
-                 device.name);
   if (device.cuda || !config.compute.enable_weights_cpu_backup) return {};
   return invalid_argument(
       "enable_weights_cpu_backup is set, but on the device {} weights are in the host's memory "

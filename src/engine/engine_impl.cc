@@ -44,7 +44,6 @@ SamplingContext make_sampling_context(const EngineConfig& config, const Engine::
     c.json_whitespace = grammar::Whitespace::kCompact;
   c.logprobs_mode =
       parse_logprobs_mode(config.sampling.logprobs_mode).value();  // resolve() has checked it
-  c.history.on_gpu = config.compute.device.starts_with("cuda");
   if (!parts.tokenizer) return c;
   c.history.token_bytes = parts.tokenizer->vocab().token_bytes;
   set_thinking_marks(*parts.tokenizer, c.history);

@@ -9,7 +9,7 @@
 #include <list>
 
 #include "engine/sampling/history_rules.h"
-#include "engine/testing/test_requests.h"
+#include "engine/testing/insides_cases.h"
 #include "models/golden.h"
 
 namespace espalier {
@@ -18,92 +18,27 @@ namespace {
 using ::testing::Each;
 using ::testing::HasSubstr;
 
-const char* const kNames[] = {"llama_tied_llama3", "gemma2", "gpt2"};
-
-std::unique_ptr<Engine> make_engine(const std::string& name, EngineConfig config = {}) {
-  config.model.dtype = "float32";
-  config.compute.enable_return_hidden_states = true;
-  return load_golden(name, config);
-}
-
-GenerateRequest greedy(std::vector<TokenId> prompt, int32_t max_new_tokens) {
-  return {.input_ids = std::move(prompt),
-          .sampling = {.max_new_tokens = max_new_tokens, .temperature = 0.0f, .ignore_eos = true}};
-}
-
-GenerateRequest hidden(std::vector<TokenId> prompt, int32_t max_new_tokens,
-                       std::vector<int32_t> layers = {}) {
-  GenerateRequest request = greedy(std::move(prompt), max_new_tokens);
-  request.return_hidden_states = true;
-  request.hidden_states_layers = std::move(layers);
-  return request;
-}
-
-// All states of a model, the embeddings first.
-std::vector<int32_t> all_layers(const Engine& engine) {
-  std::vector<int32_t> layers;
-  for (int32_t i = 0; i <= engine.model_info().num_layers; ++i) layers.push_back(i);
-  return layers;
-}
-
-// State `layer` of all rows of an answer with `num_layers` of them.
-std::vector<float> state(const std::vector<float>& rows, size_t num_layers, size_t layer,
-                         size_t size) {
-  std::vector<float> out;
-  for (size_t at = layer * size; at < rows.size(); at += num_layers * size)
-    out.insert(out.end(), rows.begin() + static_cast<std::ptrdiff_t>(at),
-               rows.begin() + static_cast<std::ptrdiff_t>(at + size));
-  return out;
-}
-
-// The largest error, in units of the reference's spread.
-float error_of(std::span<const float> values, std::span<const float> reference) {
-  const auto [low, high] = std::ranges::minmax(reference);
-  float worst = 0;
-  for (size_t i = 0; i < reference.size(); ++i)
-    worst = std::max(worst, std::abs(values[i] - reference[i]));
-  return worst / (high - low);
-}
-
 class HiddenStatesOf : public testing::TestWithParam<const char*> {};
 
-// Each state against each of the reference's: its own agrees and no other does, so that a layer
-// that is off by one, or a final norm that is left out, is noticed.
 TEST_P(HiddenStatesOf, AModelAreThoseOfTransformers) {
-  const golden::HiddenStates golden = golden::read_hidden_states(GetParam());
   EngineConfig config;
   config.schedule.chunked_prefill_size = 5;
-  const auto engine = make_engine(GetParam(), config);
+  const auto engine = load_insides(GetParam(), config);
   ASSERT_TRUE(engine);
-  const std::vector<int32_t> layers = all_layers(*engine);
-  const auto answer =
-      engine->generate(hidden(golden.prompt, static_cast<int32_t>(golden.output.size()), layers));
-  ASSERT_TRUE(answer) << answer.error().to_string();
-  EXPECT_EQ(answer->output_ids, golden.output);
-  ASSERT_EQ(answer->hidden_states.size(), golden.states.size());
-  const auto size = static_cast<size_t>(engine->model_info().hidden_size);
-  const size_t count = golden.states.size() / layers.size();
-  for (size_t i = 0; i < layers.size(); ++i)
-    for (size_t k = 0; k < layers.size(); ++k) {
-      const std::vector<float> own = state(answer->hidden_states, layers.size(), i, size);
-      const float error = error_of(own, std::span(golden.states).subspan(k * count, count));
-      if (i == k)
-        EXPECT_LE(error, 1e-4f) << "state " << i;
-      else
-        EXPECT_GT(error, 1e-2f) << "state " << i << " is state " << k << " of the reference";
-    }
+  expect_hidden_states(*engine, GetParam(), 1e-4f, "in chunks");
 }
-INSTANTIATE_TEST_SUITE_P(All, HiddenStatesOf, testing::ValuesIn(kNames));
+INSTANTIATE_TEST_SUITE_P(All, HiddenStatesOf, testing::ValuesIn(kInsidesModels));
 
 // Chunks, company, what is cached and retractions change no bit, and every token has one row.
 TEST(HiddenStates, DependOnTheRequestAlone) {
-  const golden::HiddenStates golden = golden::read_hidden_states(kNames[0]);
-  const auto alone = make_engine(kNames[0]);
+  const golden::HiddenStates golden = golden::read_hidden_states(kInsidesModels[0]);
+  const auto alone = load_insides(kInsidesModels[0]);
   std::vector<GenerateRequest> requests;
   for (int i = 0; i < 8; ++i) {
     std::vector<TokenId> prompt = golden.prompt;
     prompt.push_back(static_cast<TokenId>(3 + i / 2));
-    requests.push_back(i % 4 == 3 ? greedy(prompt, 20) : hidden(prompt, 20, {-1, 0, 2}));
+    requests.push_back(i % 4 == 3 ? greedy_request(prompt, 20)
+                                  : hidden_request(prompt, 20, {-1, 0, 2}));
   }
   std::vector<std::vector<float>> expected;
   for (const GenerateRequest& request : requests) {
@@ -117,7 +52,7 @@ TEST(HiddenStates, DependOnTheRequestAlone) {
   config.schedule.chunked_prefill_size = 7;
   config.schedule.schedule_conservativeness = 0.1;
   config.cache.max_total_tokens = 90;  // of 264: sequences are retracted
-  const auto crowd = make_engine(kNames[0], config);
+  const auto crowd = load_insides(kInsidesModels[0], config);
   const std::vector<GenerateResult> got = results_in_a_crowd(*crowd, requests);
   for (size_t i = 0; i < got.size(); ++i)
     EXPECT_EQ(got[i].hidden_states, expected[i]) << "request " << i;
@@ -125,19 +60,19 @@ TEST(HiddenStates, DependOnTheRequestAlone) {
 }
 
 TEST(HiddenStates, AreOfTheFinalNormUnlessStated) {
-  const golden::HiddenStates golden = golden::read_hidden_states(kNames[0]);
-  const auto engine = make_engine(kNames[0]);
-  const auto last = engine->generate(hidden(golden.prompt, 8));
-  const auto both = engine->generate(hidden(golden.prompt, 8, {1, -1}));
+  const golden::HiddenStates golden = golden::read_hidden_states(kInsidesModels[0]);
+  const auto engine = load_insides(kInsidesModels[0]);
+  const auto last = engine->generate(hidden_request(golden.prompt, 8));
+  const auto both = engine->generate(hidden_request(golden.prompt, 8, {1, -1}));
   ASSERT_TRUE(last && both);
-  EXPECT_EQ(last->hidden_states, state(both->hidden_states, 2, 1, 64));
-  const auto prompt_alone = engine->generate(hidden(golden.prompt, 0));
+  EXPECT_EQ(last->hidden_states, state_of(both->hidden_states, 2, 1, 64));
+  const auto prompt_alone = engine->generate(hidden_request(golden.prompt, 0));
   ASSERT_TRUE(prompt_alone);
   EXPECT_EQ(prompt_alone->hidden_states.size(), golden.prompt.size() * 64);
   EXPECT_TRUE(
       std::ranges::equal(prompt_alone->hidden_states,
                          std::span(last->hidden_states).first(prompt_alone->hidden_states.size())));
-  GenerateRequest two = hidden(golden.prompt, 4);
+  GenerateRequest two = hidden_request(golden.prompt, 4);
   two.sampling.n = 2;
   const auto samples = engine->generate_all(two);
   ASSERT_TRUE(samples);
@@ -149,20 +84,21 @@ TEST(HiddenStates, AreRefusedWhereTheyCannotBe) {
     EXPECT_FALSE(result);
     return result ? std::string() : result.error().message();
   };
-  const auto engine = make_engine(kNames[0]);
+  const auto engine = load_insides(kInsidesModels[0]);
   const std::vector<TokenId> prompt = {3, 4};
-  EXPECT_THAT(message_of(engine->generate(hidden(prompt, 2, {4}))), HasSubstr("[0, 3]"));
-  EXPECT_THAT(message_of(engine->generate(hidden(prompt, 2, {-5}))), HasSubstr("-5"));
-  EXPECT_THAT(message_of(engine->generate(hidden(prompt, 2, {3, -1}))), HasSubstr("twice"));
-  GenerateRequest layers_alone = hidden(prompt, 2, {1});
+  EXPECT_THAT(message_of(engine->generate(hidden_request(prompt, 2, {4}))), HasSubstr("[0, 3]"));
+  EXPECT_THAT(message_of(engine->generate(hidden_request(prompt, 2, {-5}))), HasSubstr("-5"));
+  EXPECT_THAT(message_of(engine->generate(hidden_request(prompt, 2, {3, -1}))), HasSubstr("twice"));
+  GenerateRequest layers_alone = hidden_request(prompt, 2, {1});
   layers_alone.return_hidden_states = false;
   EXPECT_THAT(message_of(engine->generate(layers_alone)), HasSubstr("return_hidden_states"));
-  const auto plain = load_golden(kNames[0], {});
-  EXPECT_THAT(message_of(plain->generate(hidden(prompt, 2))),
+  const auto plain = load_golden(kInsidesModels[0], {});
+  EXPECT_THAT(message_of(plain->generate(hidden_request(prompt, 2))),
               HasSubstr("--enable-return-hidden-states"));
-  EngineConfig ranks{.model = {.model_path = kModels / kNames[0], .skip_tokenizer_init = true},
-                     .compute = {.device = "cpu", .num_threads = 2, .tp_size = 2},
-                     .cache = {.max_total_tokens = 100}};
+  EngineConfig ranks{
+      .model = {.model_path = kModels / kInsidesModels[0], .skip_tokenizer_init = true},
+      .compute = {.device = "cpu", .num_threads = 2, .tp_size = 2},
+      .cache = {.max_total_tokens = 100}};
   ranks.compute.enable_return_hidden_states = true;
   EXPECT_THAT(message_of(Engine::create(ranks)), HasSubstr("--tp-size"));
 }
@@ -185,11 +121,11 @@ TEST(RepeatedNgrams, AreBannedAsByTransformers) {
 }
 
 TEST(RepeatedNgrams, AnswersAreThoseOfTransformers) {
-  for (const char* name : kNames) {
+  for (const char* name : kInsidesModels) {
     const golden::HiddenStates golden = golden::read_hidden_states(name);
-    const auto engine = make_engine(name);
+    const auto engine = load_insides(name);
     for (const int32_t size : {2, 3}) {
-      GenerateRequest request = greedy(golden.prompt, 40);
+      GenerateRequest request = greedy_request(golden.prompt, 40);
       request.sampling.no_repeat_ngram_size = size;
       const auto answer = engine->generate(request);
       ASSERT_TRUE(answer) << answer.error().to_string();
@@ -200,16 +136,8 @@ TEST(RepeatedNgrams, AnswersAreThoseOfTransformers) {
 
 // As other sampling: no draw depends on what runs beside it, nor on retractions.
 TEST(HistoryRules, DependOnTheRequestAlone) {
-  std::vector<GenerateRequest> requests = make_requests();
-  for (size_t i = 0; i < requests.size(); ++i) {
-    SamplingParams& sampling = requests[i].sampling;
-    sampling.temperature = 1.2f;
-    if (i % 3 == 0) sampling.no_repeat_ngram_size = 2;
-    if (i % 3 == 1) sampling.dry_multiplier = 2.0f, sampling.dry_allowed_length = 1;
-    if (i % 2 == 0) sampling.xtc_probability = 0.5f, sampling.xtc_threshold = 0.02f;
-    requests[i].return_logprob = i % 4 == 0;
-  }
-  const auto alone = load_golden(kNames[0], {});
+  const std::vector<GenerateRequest> requests = history_requests();
+  const auto alone = load_golden(kInsidesModels[0], {});
   std::vector<Answer> expected;
   for (const GenerateRequest& request : requests) {
     const auto answer = alone->generate(request);
@@ -219,7 +147,7 @@ TEST(HistoryRules, DependOnTheRequestAlone) {
   EngineConfig config;
   config.cache.max_total_tokens = 200;
   config.schedule.chunked_prefill_size = 16;
-  const auto crowd = load_golden(kNames[0], config);
+  const auto crowd = load_golden(kInsidesModels[0], config);
   const std::vector<GenerateResult> got = results_in_a_crowd(*crowd, requests);
   for (size_t i = 0; i < got.size(); ++i)
     EXPECT_EQ(answer_of(got[i]), expected[i]) << "request " << i;
@@ -228,9 +156,9 @@ TEST(HistoryRules, DependOnTheRequestAlone) {
 TEST(LogitLibrary, ProcessorsAreRunByName) {
   EngineConfig config;
   config.sampling.logit_processor_library = LOGIT_PROCESSORS;
-  const auto engine = load_golden(kNames[0], config);
+  const auto engine = load_golden(kInsidesModels[0], config);
   ASSERT_TRUE(engine);
-  GenerateRequest request = greedy({5, 6, 7}, 12);
+  GenerateRequest request = greedy_request({5, 6, 7}, 12);
   request.sampling.logit_processor = "only";
   request.sampling.logit_processor_params = "17";
   const auto answer = engine->generate(request);
@@ -250,9 +178,9 @@ TEST(LogitLibrary, ProcessorsAreRunByName) {
 TEST(LogitLibrary, WhatIsWrongIsSaid) {
   EngineConfig config;
   config.sampling.logit_processor_library = LOGIT_PROCESSORS;
-  const auto engine = load_golden(kNames[0], config);
+  const auto engine = load_golden(kInsidesModels[0], config);
   const auto message_of = [&](const char* name, const char* params) {
-    GenerateRequest request = greedy({5, 6, 7}, 4);
+    GenerateRequest request = greedy_request({5, 6, 7}, 4);
     request.sampling.logit_processor = name;
     request.sampling.logit_processor_params = params;
     const auto answer = engine->generate(request);
@@ -262,7 +190,7 @@ TEST(LogitLibrary, WhatIsWrongIsSaid) {
   EXPECT_THAT(message_of("other", ""), HasSubstr("only, calm"));
   EXPECT_THAT(message_of("only", "500000"), HasSubstr("500000 is no token"));
   EXPECT_THAT(message_of("only", ""), HasSubstr("give token ids"));
-  config.model = {.model_path = kModels / kNames[0], .skip_tokenizer_init = true};
+  config.model = {.model_path = kModels / kInsidesModels[0], .skip_tokenizer_init = true};
   config.cache.max_total_tokens = 100;
   config.compute.device = "cpu";
   for (const auto& [file, why] : {std::pair{"no_such.so", "cannot be loaded"},

@@ -48,8 +48,8 @@ struct SamplingValues {
 };
 inline constexpr float kSigmaDistanceMax = 1024.0f;  // in logits
 
-// More numbers of a draw, of samplers on the CPU alone: a GPU's sampling row does not have them,
-// and an engine on a GPU refuses requests that state them. "The tokens so far" are the prompt's and
+// More numbers of a draw. A GPU's sampling row does not have them: where a request states some,
+// an engine on a GPU draws its tokens on the host. "The tokens so far" are the prompt's and
 // the output's.
 //
 //   no_repeat_ngram_size n: a token is banned that would end n tokens in a row which the tokens so

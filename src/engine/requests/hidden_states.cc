@@ -14,7 +14,7 @@ Result<std::vector<int32_t>> resolve_hidden_layers(const GenerateRequest& reques
   if (!info.returns_hidden_states)
     return fail(error(StatusCode::kFailedPrecondition,
                       "return_hidden_states is true, but the server does not return them: start it "
-                      "with --enable-return-hidden-states, on the CPU"));
+                      "with --enable-return-hidden-states"));
   if (request.embed)
     return fail(invalid_argument("a request for a vector returns no hidden states"));
   std::vector<int32_t> layers = request.hidden_states_layers;

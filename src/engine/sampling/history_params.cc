@@ -7,15 +7,6 @@
 namespace espalier {
 namespace {
 
-// The first field that is set to something that a GPU's sampler does not do; "": none.
-std::string_view set_field(const SamplingParams& params, const HistoryValues& values) {
-  if (values.no_repeat_ngram_size > 0) return "no_repeat_ngram_size";
-  if (values.dry_multiplier > 0) return "dry_multiplier";
-  if (values.xtc_probability > 0) return "xtc_probability";
-  if (values.thinking_budget >= 0) return "thinking_budget";
-  return params.logit_processor ? "logit_processor" : "";
-}
-
 std::vector<TokenId> find_breakers(const std::vector<std::string>& stated,
                                    std::span<const std::string_view> token_bytes) {
   std::vector<std::string_view> texts(stated.begin(), stated.end());
@@ -50,9 +41,6 @@ Status resolve_breakers(const SamplingParams& params, const HistoryContext& cont
 
 Status resolve_history(const SamplingParams& params, const HistoryContext& context,
                        SamplingSpec& spec) {
-  if (const std::string_view field = set_field(params, spec); context.on_gpu && !field.empty())
-    return error(StatusCode::kUnimplemented,
-                 "{} is not supported on GPUs: leave it out, or start with --device cpu", field);
   if (params.logit_processor_params && !params.logit_processor)
     return invalid_argument("logit_processor_params is there without logit_processor");
   if (params.logit_processor_params &&

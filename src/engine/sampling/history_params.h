@@ -21,14 +21,13 @@ inline constexpr size_t kDryBreakersMax = 64;
 
 // What an engine has for these fields.
 struct HistoryContext {
-  bool on_gpu = false;                             // its sampler has none of them
   std::span<const std::string_view> token_bytes;   // empty: there is no tokenizer
   TokenId thinking_begin = -1, thinking_end = -1;  // marks of reasoning; -1: there are none
   std::shared_ptr<const LogitLibrary> processors;  // null: none were loaded
 };
 
-// Completes a spec whose HistoryValues are set. kUnimplemented on a GPU, kFailedPrecondition where
-// the engine lacks what a field needs; both name it. The hook is made by make_hooks().
+// Completes a spec whose HistoryValues are set. kFailedPrecondition where the engine lacks what a
+// field needs, which it names. The hook is made by make_hooks().
 Status resolve_history(const SamplingParams& params, const HistoryContext& context,
                        SamplingSpec& spec);
 

@@ -32,6 +32,11 @@ void penalise_repetitions(const SamplingSpec& spec, std::span<const TokenId> tok
 // Whether the reasoning is open and has spent its budget, so that only its end may come.
 bool budget_is_spent(const SamplingSpec& spec, std::span<const TokenId> tokens);
 
+// Whether a GPU leaves the draw to the host.
+inline bool needs_host(const SamplingSpec& spec) {
+  return spec.reads_order() || spec.xtc_probability > 0.0f;
+}
+
 // All of them in this order, then the processor. kInternal where the processor fails or gives a
 // logit that is NaN or +infinity.
 Status apply_history(const SamplingSpec& spec, const TokenHistory& history,

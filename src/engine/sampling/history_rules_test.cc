@@ -202,10 +202,8 @@ TEST(HistoryFields, AreRefusedWhereTheyCannotBe) {
   SamplingSpec spec, plain;
   spec.no_repeat_ngram_size = 3;
   EXPECT_TRUE(resolve_history(params, {}, spec).ok());
-  const Status on_gpu = resolve_history(params, {.on_gpu = true}, spec);
-  EXPECT_EQ(on_gpu.code(), StatusCode::kUnimplemented);
-  EXPECT_THAT(on_gpu.message(), HasSubstr("no_repeat_ngram_size"));
-  EXPECT_TRUE(resolve_history(params, {.on_gpu = true}, plain).ok());
+  EXPECT_TRUE(needs_host(spec));
+  EXPECT_FALSE(needs_host(plain));
   SamplingSpec thinking;
   thinking.thinking_budget = 5;
   EXPECT_THAT(resolve_history(params, {}, thinking).message(), HasSubstr("thinking_budget"));

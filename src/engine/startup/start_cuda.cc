@@ -38,6 +38,9 @@ void log_memory(const MemoryPlan& plan, const EngineConfig& config) {
 // vocabulary of 128,256. Where they do not suffice for all requests the first of a step have them.
 constexpr int32_t kDraftSamplesMax = 512;
 
+// Of a large host the threads that draw where a GPU does not; they are parked until then.
+constexpr int32_t kHostThreadsMax = 8;
+
 int32_t max_draft_samples(const EngineConfig& c) {
   if (c.speculation.speculative_algorithm == "none") return 0;
   return static_cast<int32_t>(std::min<int64_t>(
@@ -45,7 +48,8 @@ int32_t max_draft_samples(const EngineConfig& c) {
       int64_t{c.schedule.max_running_requests} * c.speculation.speculative_num_draft_tokens));
 }
 
-CudaExecutorConfig executor_config(const EngineConfig& sizes, int64_t encoder_bytes) {
+CudaExecutorConfig executor_config(const EngineConfig& sizes, const SystemInfo& system,
+                                   int64_t encoder_bytes) {
   const int32_t chunk =
       std::min(sizes.schedule.chunked_prefill_size, sizes.schedule.max_prefill_tokens);
   return {.max_slots = sizes.schedule.max_running_requests,
@@ -58,6 +62,8 @@ CudaExecutorConfig executor_config(const EngineConfig& sizes, int64_t encoder_by
           .cascade = !sizes.compute.disable_cascade_attention,
           .deterministic = sizes.compute.enable_deterministic_inference,
           .adapter_bytes = sizes.lora.enable_lora ? sizes.lora.max_lora_bytes : 0,
+          .num_host_threads = std::clamp(system.mask_threads, 1, kHostThreadsMax),
+          .first_cpu = sizes.compute.first_cpu,
           .encoder_bytes = encoder_bytes,
           // Requests in flight get their errors first.
           .on_device_lost = end_process_soon};
@@ -156,9 +162,10 @@ Result<StartedExecutor> start_one(const EngineConfig& user, const SystemInfo& sy
   ESP_ASSIGN_OR_RETURN(const EngineConfig sizes, resolve(config, out.info, system));
   const CudaDecoder& decoder = *model;
   ESP_ASSIGN_OR_RETURN(const int64_t encoder_bytes, load_encoder(options, config, out));
-  ESP_ASSIGN_OR_RETURN(auto executor,
-                       CudaExecutor::create(std::move(model), executor_config(sizes, encoder_bytes),
-                                            std::move(head)));
+  ESP_ASSIGN_OR_RETURN(
+      auto executor,
+      CudaExecutor::create(std::move(model), executor_config(sizes, system, encoder_bytes),
+                           std::move(head)));
   ESP_RETURN_IF_ERROR(fill_memory(*executor, config, sizes, system, out.info, type, out));
   ESP_RETURN_IF_ERROR(make_weights({&decoder}, options, config, out));
   out.executor = std::move(executor);
@@ -180,7 +187,7 @@ Result<StartedExecutor> start_ranks(const EngineConfig& config, const SystemInfo
   ESP_ASSIGN_OR_RETURN(const EngineConfig sizes, resolve(config, ranks->rank_info(), system));
   ESP_RETURN_IF_ERROR(make_weights(ranks->decoders(), options, config, out));
   ESP_ASSIGN_OR_RETURN(const int64_t encoder_bytes, load_encoder(options, config, out));
-  ESP_RETURN_IF_ERROR(ranks->reserve(executor_config(sizes, encoder_bytes)));
+  ESP_RETURN_IF_ERROR(ranks->reserve(executor_config(sizes, system, encoder_bytes)));
   ESP_RETURN_IF_ERROR(fill_memory(*ranks, config, sizes, system, ranks->rank_info(), type, out));
   out.executor = std::move(ranks);
   return out;

@@ -59,6 +59,16 @@ Result<size_t> sample_workspace_bytes(int32_t max_rows, int32_t vocab_size);
 // no order of a sum matters.
 Status sample(const SampleArgs& args, const LaunchOptions& launch);
 
+// Tokens that were sampled elsewhere, in place of those of sample().
+struct PutTokensArgs {
+  const int32_t* from = nullptr;  // [rows], pinned memory of the host; -1: the row stays as it is
+  const int32_t* row_slots = nullptr;  // [rows]
+  int32_t rows = 0;
+  int32_t* tokens = nullptr;       // [rows]: out; may be null
+  int32_t* slot_tokens = nullptr;  // [slots]: out
+};
+Status put_tokens(const PutTokensArgs& args, const LaunchOptions& launch);
+
 // Log-probabilities of the raw logits, or of those that sample() drew from.
 struct LogprobArgs {
   const float* logits = nullptr;  // [rows, vocab_size]

@@ -466,6 +466,13 @@ Status check_rows(const char* operation, int32_t rows, int32_t vocab_size) {
   return {};
 }
 
+__global__ void put_tokens_kernel(PutTokensArgs args) {
+  const int row = static_cast<int>(blockIdx.x * blockDim.x + threadIdx.x);
+  if (row >= args.rows || args.from[row] < 0) return;
+  if (args.tokens != nullptr) args.tokens[row] = args.from[row];
+  args.slot_tokens[args.row_slots[row]] = args.from[row];
+}
+
 }  // namespace
 
 Result<size_t> sample_workspace_bytes(int32_t max_rows, int32_t vocab_size) {
@@ -490,6 +497,15 @@ Status sample(const SampleArgs& args, const LaunchOptions& launch) {
   }
   return launch_clusters("sample", sample_kernel, dim3(static_cast<unsigned>(args.rows * blocks)),
                          kRowThreads, blocks, sizeof(RowScratch), launch, args);
+}
+
+Status put_tokens(const PutTokensArgs& args, const LaunchOptions& launch) {
+  if (args.rows < 0) return invalid_argument("put_tokens: rows is {}", args.rows);
+  if (args.rows == 0) return {};
+  constexpr unsigned kThreads = 128;
+  const unsigned blocks = (static_cast<unsigned>(args.rows) + kThreads - 1) / kThreads;
+  return launch_kernel("put_tokens", put_tokens_kernel, dim3(blocks), dim3(kThreads), 0, launch,
+                       args);
 }
 
 Status logprobs(const LogprobArgs& args, const LaunchOptions& launch) {

@@ -85,13 +85,14 @@ Result<std::unique_ptr<CudaAdaptedLayers>> CudaAdaptedLayers::create(
       new CudaAdaptedLayers(std::move(plan), std::move(matrices), spec, weights, linear, policy));
 }
 
-void CudaAdaptedLayers::bind(cuda::Arena& arena, const DecoderLimits& limits,
-                             const CudaScratch& scratch) {
+CudaScratch CudaAdaptedLayers::bind(cuda::Arena& arena, const DecoderLimits& limits,
+                                    const CudaScratch& scratch) {
   const int64_t bytes = matrices_.workspace_bytes(limits.max_tokens);
   CudaScratch own = scratch;
   own.adapted = &matrices_;
   own.lora_workspace = {arena.take<std::byte>(bytes), static_cast<size_t>(bytes)};
   context_.bind(own);
+  return own;
 }
 
 }  // namespace espalier

@@ -65,8 +65,9 @@ class CudaAdaptedLayers {
 
   // Buffers, which may be those of another plan: one of them runs at a time.
   void lay_out(cuda::Arena& arena, const DecoderLimits& limits) { context_.lay_out(arena, limits); }
-  // What operations read, and a workspace of the arena's.
-  void bind(cuda::Arena& arena, const DecoderLimits& limits, const CudaScratch& scratch);
+  // What operations read, and a workspace of the arena's. Returns all of it, for other plans that
+  // take adapters.
+  CudaScratch bind(cuda::Arena& arena, const DecoderLimits& limits, const CudaScratch& scratch);
 
  private:
   CudaAdaptedLayers(CudaPlan plan, AdaptedMatrices matrices, const DecoderSpec& spec,

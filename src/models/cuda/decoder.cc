@@ -5,12 +5,14 @@
 
 #include "base/check.h"
 #include "base/log.h"
+#include "kernels/moe/cuda.h"
 #include "kernels/random/cuda.h"
 #include "models/cuda/ops.h"
 #include "models/cuda/support.h"
 #include "models/program/gpu_passes.h"
 #include "models/program/lower.h"
 #include "models/program/partition.h"
+#include "models/program/passes.h"
 #include "tensor/cuda/device.h"
 
 namespace espalier {
@@ -45,9 +47,20 @@ Result<PendingCudaWeights> load_rank_weights(const ModelPlan& plan, const ModelL
                            own);
 }
 
-// Of a deterministic decoder rows without an adapter have one plan, whatever is beside them.
-bool runs_adapted(const CudaStep& step, const CudaAdaptedLayers* adapted, bool deterministic) {
-  return step.adapters.any() || (adapted != nullptr && deterministic);
+Status check_state_support(const DecoderSpec& spec, const ModelLoadOptions& options,
+                           const Ranks& ranks) {
+  if (!ranks.single())
+    return error(StatusCode::kUnimplemented,
+                 "{} not returned by GPUs that divide a model: leave {}--tp-size out, or use "
+                 "--dp-size for several GPUs",
+                 spec.pooling ? "vectors of texts are" : "hidden states are",
+                 spec.pooling ? "" : "--enable-return-hidden-states or ");
+  if (spec.pooling && options.return_hidden_states)
+    return error(StatusCode::kUnimplemented,
+                 "{} makes vectors of texts and returns no hidden states: leave "
+                 "--enable-return-hidden-states out",
+                 spec.architecture);
+  return Status();
 }
 
 bool is_output(const CudaPlan& plan, const Op& op) {
@@ -126,6 +139,7 @@ Result<std::unique_ptr<CudaDecoder>> CudaDecoder::begin_load(ModelPlan plan,
   ESP_RETURN_IF_ERROR(program::check_partition(plan.spec, ranks.num_ranks));
   ESP_RETURN_IF_ERROR(check_cuda_support(program::local_spec(plan.spec, ranks)));
   program::Program lowered = program::partition(plan.spec, ranks, program::RankPages::kOwn);
+  if (plan.spec.pooling) lowered = program::drop_pooling(std::move(lowered));
   if (rewrite) lowered = rewrite(std::move(lowered));
   ESP_ASSIGN_OR_RETURN(CudaPlan cuda_plan, CudaPlan::create(program::gpu_passes(lowered)));
   ESP_ASSIGN_OR_RETURN(PendingCudaWeights weights, load_rank_weights(plan, options, rank));
@@ -149,11 +163,20 @@ Result<std::unique_ptr<CudaDecoder>> CudaDecoder::begin_load(ModelPlan plan,
   }
   if (options.enable_lora) {
     ESP_CHECK(ranks.single(), "adapters are not divided among ranks");
-    ESP_ASSIGN_OR_RETURN(model->adapted_, CudaAdaptedLayers::create(
-                                              lowered, model->spec_, options.max_lora_rank,
-                                              model->weights_, *model->linear_, model->policy_));
+    ESP_ASSIGN_OR_RETURN(
+        model->others_.adapted,
+        CudaAdaptedLayers::create(lowered, model->spec_, options.max_lora_rank, model->weights_,
+                                  *model->linear_, model->policy_));
   }
-  if (!ranks.single()) return model;  // the kernel of one token's layers has no sums over ranks
+  if (options.return_hidden_states || plan.spec.pooling) {
+    ESP_RETURN_IF_ERROR(check_state_support(plan.spec, options, ranks));
+    ESP_ASSIGN_OR_RETURN(model->others_.states,
+                         CudaStateLayers::create(lowered, options.enable_lora, model->spec_,
+                                                 model->weights_, *model->linear_, model->policy_));
+    model->info_.returns_hidden_states = options.return_hidden_states;
+  }
+  if (plan.spec.pooling) return model;  // no step samples
+  if (!ranks.single()) return model;    // the kernel of one token's layers has no sums over ranks
   if (!plan.spec.kept_states.empty() || plan.spec.control_vectors != nullptr) {
     // That kernel runs the steps whose states nothing reads, and that add nothing to them.
     plan.spec.kept_states.clear();
@@ -230,7 +253,8 @@ std::vector<kc::LinearArgs> CudaDecoder::gemm_shapes() const {
     }
   };
   add(plan_);
-  if (adapted_) add(adapted_->plan());
+  if (others_.adapted) add(others_.adapted->plan());
+  if (others_.states) add(others_.states->plan());
   for (const program::Alternative& alternative : plan_.alternatives()) {
     if (alternative.op.kind != program::OpKind::kLatentPrefill) continue;
     out.push_back(expansion_shape(weights_, alternative.op, limits_.max_tokens,
@@ -292,7 +316,7 @@ Status CudaDecoder::tune(float* logits, const cuda::Stream& stream) {
   const std::span<std::byte> workspace = context_.scratch().gemm_workspace;
   std::vector<kc::LinearArgs> gemms;
   add_gemms_to_tune(context_, logits, sums.data(), gemms);
-  if (adapted_) add_gemms_to_tune(adapted_->context(), logits, sums.data(), gemms);
+  if (others_.adapted) add_gemms_to_tune(others_.adapted->context(), logits, sums.data(), gemms);
   ESP_RETURN_IF_ERROR(linear_->tune(gemms, workspace.data(), workspace.size(), stream.get()));
   ESP_RETURN_IF_ERROR(stream.synchronize());
   const double seconds =
@@ -303,12 +327,15 @@ Status CudaDecoder::tune(float* logits, const cuda::Stream& stream) {
 
 Status CudaDecoder::lay_out(cuda::Arena& arena, int64_t linear_bytes, int64_t megakernel_bytes) {
   const DecoderLimits limits{limits_.max_tokens, limits_.max_entries};
-  cuda::Arena overlaid = arena;  // one of the two plans runs at a time
+  const cuda::Arena begin = arena;  // one of the plans runs at a time
   context_.lay_out(arena, limits);
-  if (adapted_) {
-    adapted_->lay_out(overlaid, limits);
+  const auto overlay = [&](auto& layers) {
+    cuda::Arena overlaid = begin;
+    layers.lay_out(overlaid, limits);
     arena.take<std::byte>(std::max<int64_t>(0, overlaid.used_bytes() - arena.used_bytes()));
-  }
+  };
+  if (others_.adapted) overlay(*others_.adapted);
+  if (others_.states) overlay(*others_.states);
   prologue_.lay_out(arena, limits_.max_tokens);
   std::byte* megakernel = megakernel_bytes > 0 ? arena.take<std::byte>(megakernel_bytes) : nullptr;
   auto* linear = arena.take<std::byte>(linear_bytes);
@@ -321,7 +348,9 @@ Status CudaDecoder::lay_out(cuda::Arena& arena, int64_t linear_bytes, int64_t me
       .control_vectors = reinterpret_cast<float*>(constants_.control_vectors.data())};
   prologue_.describe(scratch);
   context_.bind(scratch);
-  if (adapted_) adapted_->bind(arena, limits, scratch);
+  const CudaScratch adapting =
+      others_.adapted ? others_.adapted->bind(arena, limits, scratch) : scratch;
+  if (others_.states) others_.states->bind(adapting);
   if (rank_.collective != nullptr) name_collective_buffers(context_);
   if (one_token_) one_token_->lay_out(arena, megakernel, megakernel_bytes, scratch);
   return Status();
@@ -364,7 +393,7 @@ Status CudaDecoder::forward(const CudaStep& step, const KvView& kv, const cuda::
   const int32_t pdl_tokens = !rank_.ranks().single() ? kPdlTokensOfRanks
                              : weights_.has_codes()  ? kPdlTokensOfCodes
                                                      : kPdlTokens;
-  policy_.step_pdl = policy_.pdl && step.spans.empty() &&
+  policy_.step_pdl = policy_.pdl && step.spans.empty() && !step.returns_states &&
                      entries.max_query_tokens <= step.decode_tokens &&
                      entries.num_tokens >= pdl_tokens;
   policy_.next_pdl = false;
@@ -372,23 +401,53 @@ Status CudaDecoder::forward(const CudaStep& step, const KvView& kv, const cuda::
     last_context_ = &one_token_->context();
     return one_token_->run(step, kv, stream);
   }
-  ESP_CHECK(adapted_ || !step.adapters.any(), "the model was loaded without adapters");
-  const bool adapts = runs_adapted(step, adapted_.get(), limits_.deterministic_context > 0);
-  CudaContext& context = adapts ? adapted_->context() : context_;
+  ESP_CHECK(others_.adapted || !step.adapters.any(), "the model was loaded without adapters");
+  ESP_CHECK(others_.states || !step.returns_states, "the model was loaded without hidden states");
+  CudaContext* const other = others_.context_of(step, limits_.deterministic_context > 0);
+  CudaContext& context = other != nullptr ? *other : context_;
   last_context_ = &context;
   CudaStep own = step;
   if (!prologue_.expands(step)) own.expanded.rows = 0;
   ESP_RETURN_IF_ERROR(
       prologue_.run(own, kv.page_size, {.stream = stream.get(), .pdl = policy_.step_pdl}));
   context.begin(own, kv, stream);
+  if (step.returns_states) return others_.states->run(own);
   const CudaPlan& plan = context.plan();
   return context.run(0, step.num_rows == 0 ? plan.append_end() : plan.output_begin());
 }
 
+// Of a deterministic decoder rows without an adapter have one plan, whatever is beside them.
+CudaContext* CudaDecoder::OtherPlans::context_of(const CudaStep& step, bool deterministic) const {
+  if (step.returns_states) return &states->context();
+  const bool adapts = step.adapters.any() || (adapted && deterministic);
+  return adapts ? &adapted->context() : nullptr;
+}
+
+Status CudaDecoder::finish_states(const void* rows, int32_t count, void* out,
+                                  const cuda::Stream& stream) {
+  const int32_t dim = spec_.hidden_size;
+  if (!spec_.final_norm)
+    return kc::copy_parts({.type = type(),
+                           .x = rows,
+                           .x_stride = dim,
+                           .x_head = dim,
+                           .y = out,
+                           .y_stride = dim,
+                           .y_head = dim,
+                           .count = dim,
+                           .rows = count,
+                           .heads = 1},
+                          {.stream = stream.get()});
+  return normalize_rows(
+      weights_, {.spec = *spec_.final_norm, .weight = {WeightKind::kFinalNorm}},
+      {.x = rows, .x_stride = dim, .y = out, .y_stride = dim, .rows = count, .dim = dim},
+      {.stream = stream.get()});
+}
+
 // Not of the last context that was run, for a step may have been replayed from a graph.
 const void* CudaDecoder::kept_states(const CudaStep& step) const {
-  const bool adapts = runs_adapted(step, adapted_.get(), limits_.deterministic_context > 0);
-  const CudaContext& context = adapts ? adapted_->context() : context_;
+  const CudaContext* const other = others_.context_of(step, limits_.deterministic_context > 0);
+  const CudaContext& context = other != nullptr ? *other : context_;
   return context.read(program::find_buffer(context.plan().program(), program::kKeptStates));
 }
 

@@ -23,6 +23,7 @@
 #include "models/cuda/plan.h"
 #include "models/cuda/prologue.h"
 #include "models/cuda/ropes.h"
+#include "models/cuda/state_layers.h"
 #include "models/cuda/step.h"
 #include "models/cuda/weights.h"
 #include "models/decoder_spec.h"
@@ -110,7 +111,7 @@ class CudaDecoder {
 
   // What entries' adapters may add to; null: the model was loaded without enable_lora.
   const AdaptedMatrices* adapted_matrices() const {
-    return adapted_ ? &adapted_->matrices() : nullptr;
+    return others_.adapted ? &others_.adapted->matrices() : nullptr;
   }
 
   // Embedding to last layer; keys and values are written to the pages that the entries name.
@@ -119,6 +120,9 @@ class CudaDecoder {
   // draft head reads: [tokens, layers * hidden_size], until the next step. REQUIRES that the spec
   // keeps some (DecoderSpec::kept_states).
   const void* kept_states(const CudaStep& step) const;
+  // What the final norm makes of `count` rows that CudaStep::on_states was given of the last layer,
+  // [count, hidden_size] of type(), to device memory.
+  Status finish_states(const void* rows, int32_t count, void* out, const cuda::Stream& stream);
   // Logits of rows [first, first + count) of the step before, float32 to out,
   // [count, logits_stride()]. count: at most max_entries. out: null on a rank that does not need
   // them.
@@ -156,9 +160,17 @@ class CudaDecoder {
   AttentionLimits limits_;  // of reserve(), but for the deterministic context
   cuda::DeviceBuffer scratch_;
   CudaContext context_;
-  std::unique_ptr<CudaOneToken> one_token_;     // null: the model's form has no such kernel
-  std::unique_ptr<CudaAdaptedLayers> adapted_;  // null: entries have no adapters
-  CudaContext* last_context_ = nullptr;         // of the step before: what logits() reads
+  std::unique_ptr<CudaOneToken> one_token_;  // null: the model's form has no such kernel
+  // Plans of steps that the plain one does not run.
+  struct OtherPlans {
+    std::unique_ptr<CudaAdaptedLayers> adapted;  // null: entries have no adapters
+    std::unique_ptr<CudaStateLayers> states;     // null: no hidden states are returned
+
+    // Of the plan that runs the step; null: the plain one.
+    CudaContext* context_of(const CudaStep& step, bool deterministic) const;
+  };
+  OtherPlans others_;
+  CudaContext* last_context_ = nullptr;  // of the step before: what logits() reads
 };
 
 }  // namespace espalier

@@ -70,7 +70,7 @@ void CudaOneToken::lay_out(cuda::Arena& arena, std::byte* workspace, int64_t wor
 
 bool CudaOneToken::takes(const CudaStep& step) const {
   return on_ && context_ && step.entries.num_tokens == 1 && step.entries.num_entries == 1 &&
-         step.num_rows <= 1 && !step.adapters.any() && !step.keeps_states &&
+         step.num_rows <= 1 && !step.adapters.any() && !step.keeps_states && !step.returns_states &&
          step.slot_controls == nullptr && step.max_prefix_len < context_max_ &&
          (step.window_entries.page_tables == nullptr || all_windows_);
 }

@@ -180,45 +180,14 @@ Status run_softcap(CudaContext& c, const Op& op) {
 // y = norm(x), rows of x.columns.
 Status normalize(CudaContext& c, const Op& op, const program::Norm& norm, const Operand& x,
                  const Operand& y) {
-  const void* weight = c.weights().data(norm.weight);
-  const int32_t dim = x.columns, rows = c.num_rows(y);
-  if (norm.spec.kind == NormSpec::Kind::kScale) {
-    return kc::scale_columns({.type = c.type(),
-                              .x = c.read(x),
-                              .x_stride = c.stride(x),
-                              .weight = weight,
-                              .y = c.write(y),
-                              .y_stride = c.stride(y),
-                              .rows = rows,
-                              .dim = dim},
-                             c.launch(op));
-  }
-  if (norm.spec.kind == NormSpec::Kind::kLayer) {
-    const auto size = static_cast<int64_t>(dtype_size(c.type()));
-    return kc::layer_norm({.type = c.type(),
-                           .x = c.read(x),
-                           .x_stride = c.stride(x),
-                           .weight = weight,
-                           .bias = static_cast<const std::byte*>(weight) + dim * size,
-                           .y = c.write(y),
-                           .y_stride = c.stride(y),
-                           .rows = rows,
-                           .dim = dim,
-                           .epsilon = norm.spec.epsilon},
-                          c.launch(op));
-  }
-  const bool one_centred = norm.spec.kind == NormSpec::Kind::kRmsOneCentred;
-  return kc::rms_norm({.type = c.type(),
-                       .x = c.read(x),
-                       .x_stride = c.stride(x),
-                       .weight = weight,
-                       .weight_offset = one_centred ? 1.0f : 0.0f,
-                       .y = c.write(y),
-                       .y_stride = c.stride(y),
-                       .rows = rows,
-                       .dim = dim,
-                       .epsilon = norm.spec.epsilon},
-                      c.launch(op));
+  return normalize_rows(c.weights(), norm,
+                        {.x = c.read(x),
+                         .x_stride = c.stride(x),
+                         .y = c.write(y),
+                         .y_stride = c.stride(y),
+                         .rows = c.num_rows(y),
+                         .dim = x.columns},
+                        c.launch(op));
 }
 
 Status run_norm(CudaContext& c, const Op& op) {
@@ -357,6 +326,48 @@ kc::KvPlanes planes_of(const KvView& kv, size_t layer) {
           .page_stride = from.page_stride,
           .token_stride = from.token_stride,
           .head_stride = from.head_stride};
+}
+
+Status normalize_rows(const CudaWeights& weights, const program::Norm& norm, const NormRows& rows,
+                      const kc::LaunchOptions& launch) {
+  const void* weight = weights.data(norm.weight);
+  if (norm.spec.kind == NormSpec::Kind::kScale) {
+    return kc::scale_columns({.type = weights.type(),
+                              .x = rows.x,
+                              .x_stride = rows.x_stride,
+                              .weight = weight,
+                              .y = rows.y,
+                              .y_stride = rows.y_stride,
+                              .rows = rows.rows,
+                              .dim = rows.dim},
+                             launch);
+  }
+  if (norm.spec.kind == NormSpec::Kind::kLayer) {
+    const auto size = static_cast<int64_t>(dtype_size(weights.type()));
+    return kc::layer_norm({.type = weights.type(),
+                           .x = rows.x,
+                           .x_stride = rows.x_stride,
+                           .weight = weight,
+                           .bias = static_cast<const std::byte*>(weight) + rows.dim * size,
+                           .y = rows.y,
+                           .y_stride = rows.y_stride,
+                           .rows = rows.rows,
+                           .dim = rows.dim,
+                           .epsilon = norm.spec.epsilon},
+                          launch);
+  }
+  const bool one_centred = norm.spec.kind == NormSpec::Kind::kRmsOneCentred;
+  return kc::rms_norm({.type = weights.type(),
+                       .x = rows.x,
+                       .x_stride = rows.x_stride,
+                       .weight = weight,
+                       .weight_offset = one_centred ? 1.0f : 0.0f,
+                       .y = rows.y,
+                       .y_stride = rows.y_stride,
+                       .rows = rows.rows,
+                       .dim = rows.dim,
+                       .epsilon = norm.spec.epsilon},
+                      launch);
 }
 
 bool is_gemm(const Op& op) {

@@ -20,6 +20,17 @@ kernels::cuda::LinearArgs matmul_shape(const CudaWeights& weights, const program
 // The same of a kLatentPrefill, from latents to the keys and values of its first `heads` heads.
 kernels::cuda::LinearArgs expansion_shape(const CudaWeights& weights, const program::Op& op,
                                           int32_t rows, int32_t heads);
+// Rows of `dim` elements of the weights' type, and where they are normalised to.
+struct NormRows {
+  const void* x = nullptr;
+  int64_t x_stride = 0;
+  void* y = nullptr;
+  int64_t y_stride = 0;
+  int32_t rows = 0;
+  int32_t dim = 0;
+};
+Status normalize_rows(const CudaWeights& weights, const program::Norm& norm, const NormRows& rows,
+                      const kernels::cuda::LaunchOptions& launch);
 // Whether the operation is a GEMM of kernels/linear; scores of one output have a kernel of their
 // own.
 bool is_gemm(const program::Op& op);

@@ -2,11 +2,13 @@
 // for the kernels. The lists of tests/golden/cuda_launches were recorded from the decoder that had
 // its order of launches in code, so the interpreter launches the same.
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <gtest/gtest.h>
 
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
+#include <functional>
 #include <map>
 #include <optional>
 #include <sstream>
@@ -85,16 +87,19 @@ struct Recording {
   bool e4m3 = false;
   bool takes_adapters = false;  // and has some in its steps
   bool adapters = false;
-  bool pictures = false;  // the first token's row is a picture's
+  bool pictures = false;      // the first token's row is a picture's
+  bool takes_states = false;  // and returns those of its steps
+  bool states = false;
 };
 
 std::string record(const DecoderSpec& spec, const std::filesystem::path& folder, DType type,
                    const Recording& how) {
   ModelPlan plan{spec, type};
   plan.weights.e4m3 = how.e4m3;
-  auto loaded = CudaDecoder::load(
-      std::move(plan),
-      {.path = folder, .format = LoadFormat::kDummy, .enable_lora = how.takes_adapters});
+  auto loaded = CudaDecoder::load(std::move(plan), {.path = folder,
+                                                    .format = LoadFormat::kDummy,
+                                                    .enable_lora = how.takes_adapters,
+                                                    .return_hidden_states = how.takes_states});
   if (!loaded) return loaded.error().to_string() + "\n";
   CudaDecoder& decoder = **loaded;
   if (how.deterministic) decoder.set_deterministic(128);
@@ -114,12 +119,22 @@ std::string record(const DecoderSpec& spec, const std::filesystem::path& folder,
     }
     const StepSpan span{.token_begin = 0, .count = 1, .rows = logits.data()};
     if (how.pictures) inputs_of_step.spans = {&span, 1};
+    std::vector<size_t> launches_before;  // each hidden state
+    const std::function<Status(int32_t, const void*)> on_states = [&](int32_t index, const void*) {
+      EXPECT_EQ(index, std::ssize(launches_before));
+      launches_before.push_back(recording::lines().size());
+      return Status();
+    };
+    inputs_of_step.returns_states = how.states;
+    inputs_of_step.on_states = &on_states;
     EXPECT_TRUE(decoder.forward(inputs_of_step, view, *stream).ok());
     for (int32_t first = 0; first < step.wanted; first += 32) {
       const int32_t count = std::min(32, step.wanted - first);
       EXPECT_TRUE(decoder.logits(first, count, logits.data(), *stream).ok());
     }
     out += fmt::format("== {}\n", step.name);
+    if (how.states)
+      out += fmt::format("states behind {} launches\n", fmt::join(launches_before, " "));
     for (const std::string& line : recording::lines()) out += line + "\n";
   }
   recording::begin();
@@ -222,6 +237,38 @@ TEST(CudaLaunchesWithAdapters, StepsWithoutThemAreTheSame) {
     EXPECT_EQ(record(name, DType::kBFloat16, {.takes_adapters = true}),
               record(name, DType::kBFloat16))
         << name;
+  }
+}
+
+// The same of a model that returns hidden states.
+TEST(CudaLaunchesWithStates, StepsWithoutThemAreTheSame) {
+  for (const char* name : {"llama_tied_llama3", "qwen2_moe", "gemma2"}) {
+    EXPECT_EQ(record(name, DType::kBFloat16, {.takes_states = true}),
+              record(name, DType::kBFloat16))
+        << name;
+  }
+}
+
+// All layers launch as much, the last one too, whatever rows are wanted; the norm and the head's
+// GEMM come behind them.
+TEST(CudaLaunchesWithStates, ComeBetweenWholeLayers) {
+  for (const char* name : {"llama_tied_llama3", "gpt2"}) {
+    const std::string got = record(name, DType::kFloat32, {.takes_states = true, .states = true});
+    const auto layers = golden::read(name).spec.layers.size();
+    std::istringstream lines(got);
+    std::string line;
+    size_t num_steps = 0;
+    while (std::getline(lines, line)) {
+      if (!line.starts_with("states behind ")) continue;
+      ++num_steps;
+      std::istringstream numbers(line.substr(14));
+      std::vector<size_t> before;
+      for (size_t number = 0; numbers >> number;) before.push_back(number);
+      ASSERT_EQ(before.size(), layers + 1) << name << ": " << line;
+      for (size_t i = 2; i <= layers; ++i)
+        EXPECT_EQ(before[i] - before[i - 1], before[1] - before[0]) << name << ": " << line;
+    }
+    EXPECT_EQ(num_steps, std::size(kSteps)) << name;
   }
 }
 

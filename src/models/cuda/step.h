@@ -87,6 +87,13 @@ struct CudaStep {
   // A draft head reads the states of this step, which the kernel of one token's layers keeps none
   // of.
   bool keeps_states = false;
+  // Hidden states of this step are returned: CudaDecoder::forward() computes all rows to the end
+  // and calls on_states.
+  bool returns_states = false;
+  // Called by forward() when hidden state `index` of all tokens has been enqueued (0: the
+  // embeddings, i: what layer i - 1 leaves); never in a graph. rows: [entries.num_tokens,
+  // hidden_size] of the decoder's type, until the next operation. REQUIRED with returns_states.
+  const std::function<Status(int32_t index, const void* rows)>* on_states = nullptr;
   const void* states = nullptr;  // of a draft head's step: [entries.num_tokens, width of the input]
   // Called by forward() when the append of a layer's keys and values has been enqueued; never in a
   // graph. Null: not.

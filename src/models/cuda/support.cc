@@ -52,10 +52,10 @@ Status check_ropes(const DecoderSpec& spec) {
 
 Status check_cuda_support(const DecoderSpec& spec) {
   ESP_RETURN_IF_ERROR(check_ropes(spec));
-  if (spec.pooling) {
+  if (spec.pooling && !spec.pooling->head.empty()) {
     return error(StatusCode::kUnimplemented,
-                 "{}: vectors of texts (embeddings, classes, rewards) do not run on the GPU yet; "
-                 "use --device cpu",
+                 "{}: classes and rewards of texts do not run on the GPU yet, embeddings do; use "
+                 "--device cpu",
                  spec.architecture);
   }
   for (const LayerSpec& layer : spec.layers) {

@@ -332,14 +332,15 @@ Program encoder_passes(Program program) {
   return remove_unused_buffers(std::move(program));
 }
 
-Program gpu_passes(Program program, bool adapters) {
+Program gpu_passes(Program program, bool adapters, bool all_rows) {
   if (adapters) program = gain_wide_adapters(std::move(program));
   const auto takes = [](const Matmul& matmul, const Activation& activation) {
     return !matmul.adapters && activation.gated && activation.kind == kernels::Activation::kSilu;
   };
   program = fuse_activation(std::move(program), takes);
   program = attend_new_tokens(fuse_qk_rope_append(fuse_moe_combine(std::move(program))));
-  program = drop_unwanted_rows(fuse_residual(std::move(program)), Selection::kAfterAttention);
+  program = drop_unwanted_rows(fuse_residual(std::move(program)),
+                               all_rows ? Selection::kBehindLayers : Selection::kAfterAttention);
   program = fuse_all_reduce(std::move(program));
   program = fuse_norm(std::move(program), [](const Norm& norm, const Matmul& matmul) {
     // The norm of the queries' latent is in place; its GEMM takes the library's kernels. Adapters

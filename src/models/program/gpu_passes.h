@@ -15,7 +15,8 @@ namespace espalier::program {
 // what is added to it, unwanted rows dropped behind attention, and the launch policy.
 // adapters: GEMMs of layers take adapters where the kernels have their sizes; what is in front of
 // and behind these GEMMs then is computed by itself.
-Program gpu_passes(Program program, bool adapters = false);
+// all_rows: unwanted rows are dropped behind the last layer, for their hidden states are returned.
+Program gpu_passes(Program program, bool adapters = false, bool all_rows = false);
 
 // The same of an encoder of pictures, whose attention reads keys and values from the rows of the
 // step: nothing goes to pages. Rows of patches are as wide as GEMMs read them

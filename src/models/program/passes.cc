@@ -394,8 +394,8 @@ Program drop_unwanted_rows(Program program, Selection where) {
   const auto attention = std::find_if(program.ops.rbegin(), program.ops.rend(), is_attention);
   if (attention == program.ops.rend()) return program;
   auto first = static_cast<size_t>(program.ops.rend() - attention) - 1;
-  if (keeps_states_behind(program, first)) {
-    first = last;  // all rows of the last layer are
+  if (where == Selection::kBehindLayers || keeps_states_behind(program, first)) {
+    first = last;
   } else if (where == Selection::kAfterAttention) {
     ++first;
     const Op& next = program.ops[first];
@@ -405,6 +405,11 @@ Program drop_unwanted_rows(Program program, Selection where) {
   }
   RowDropper(program, first, last).run();
   return program;
+}
+
+Program drop_pooling(Program program) {
+  std::erase_if(program.ops, [](const Op& op) { return op.kind == OpKind::kPool; });
+  return remove_unused_buffers(std::move(program));
 }
 
 Program remove_unused_buffers(Program program) {

@@ -51,10 +51,15 @@ Program gain_adapters(Program program);
 enum class Selection : uint8_t {
   kBeforeAttention,  // queries of wanted rows alone
   kAfterAttention,   // the plan of a batch's attention stays one; of latents after the values
+  kBehindLayers,     // all rows of the last layer are computed
 };
 // After the last layer's keys and values are written, only wanted rows are computed; where states
 // behind that layer are kept for a draft head, behind those.
 Program drop_unwanted_rows(Program program, Selection where);
+
+// Leaves out what puts the rows of a text together (kPool), which the caller does: the program ends
+// with the rows behind the final norm. REQUIRES: no head's layers stand behind it.
+Program drop_pooling(Program program);
 
 // Removes buffers and storages that no operation uses.
 Program remove_unused_buffers(Program program);

@@ -8,6 +8,7 @@
 #include <algorithm>
 
 #include "models/golden.h"
+#include "models/model_plan.h"
 #include "models/program/check.h"
 #include "models/program/cpu_model.h"
 #include "models/program/gpu_passes.h"
@@ -115,6 +116,29 @@ TEST(RanksOnGpus, EveryGoldenIsWellFormedAndRanksMeet) {
     };
     EXPECT_EQ(blocks(first), blocks(gpu_passes(lower_golden(name)))) << name;
   }
+}
+
+// Where hidden states are returned the last layer is as whole as the others.
+TEST(GpuPasses, DropRowsBehindTheLayersWhereStatesAreReturned) {
+  for (const std::string& name : golden::names()) {
+    const Program program = gpu_passes(lower_golden(name), false, true);
+    EXPECT_TRUE(check(program).ok()) << name;
+    for (const Op& op : program.ops) {
+      if (op.layer < 0) continue;
+      for (const Operand& output : op.outputs)
+        EXPECT_NE(program.buffer(output).rows.count, RowCount::kWanted) << name;
+    }
+  }
+}
+
+// The same of a text that becomes a vector, whose rows the host puts together.
+TEST(GpuPasses, EndWithTheNormedRowsOfATextThatBecomesAVector) {
+  const auto spec = plan_model({.path = "tests/golden/pooled/qwen3_embedding"})->spec;
+  const Program program = gpu_passes(drop_pooling(lower(spec)), false, true);
+  EXPECT_TRUE(check(program).ok()) << check(program).to_string();
+  EXPECT_FALSE(has(program, kPool));
+  EXPECT_EQ(program.ops.back().kind, kNorm);
+  EXPECT_EQ(program.buffer(program.ops.back().outputs[0]).name, "outputs");
 }
 
 TEST(FuseAllReduce, TakesTheResidualAndTheNormBehindIt) {

@@ -39,6 +39,10 @@ Status Stream::wait(const Event& event) const {
   return to_status(cudaStreamWaitEvent(get(), event.get(), 0), "let a stream wait for an event");
 }
 
+Status Stream::run_on_host(void (*fn)(void*), void* data) const {
+  return to_status(cudaLaunchHostFunc(get(), fn, data), "enqueue a function of the host");
+}
+
 Result<Event> Event::create(bool timed) {
   cudaEvent_t handle = nullptr;
   ESP_RETURN_IF_ERROR(to_status(

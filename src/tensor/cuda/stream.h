@@ -33,6 +33,9 @@ class Stream {
   StreamHandle get() const { return stream_.get(); }
   Status synchronize() const;
   Status wait(const Event& event) const;  // what is enqueued from here on runs after the event
+  // Calls fn(data) on a thread of the driver's, in the stream's order. fn throws nothing and makes
+  // no call to the device; it is not called where the device has failed. Never in a graph.
+  Status run_on_host(void (*fn)(void*), void* data) const;
 
  private:
   std::unique_ptr<CUstream_st, internal::Destroy> stream_;

@@ -160,8 +160,10 @@ Status CudaExecutor::allocate(std::unique_ptr<CudaDraftHead> head) {
                       .graphs = config_.graphs},
                      stream_));
   }
+  ESP_RETURN_IF_ERROR(through_host_.allocate(config_, limits_, *model_));
   for (Place& place : places_) {
     ESP_RETURN_IF_ERROR(place.allocate(limits_, packer_->block_bytes(), arrays_.mask_words));
+    if (samples_) ESP_RETURN_IF_ERROR(through_host_.sampling->allocate(place.host_samples));
     if (chains_) ESP_RETURN_IF_ERROR(chains_->allocate(place.chains));
   }
   ESP_RETURN_IF_ERROR(stream_.synchronize());
@@ -170,9 +172,35 @@ Status CudaExecutor::allocate(std::unique_ptr<CudaDraftHead> head) {
   memory_.adapters = adapters_ ? adapters_->size_bytes() : 0;
   memory_.scratch = model_->scratch_bytes() + (chains_ ? chains_->device_bytes() : 0);
   memory_.steps = packer_->device_bytes() + slots_->device_bytes() + block_.size_bytes();
+  if (through_host_.states) memory_.steps += through_host_.states->device_bytes();
   memory_.graphs = graph_bytes(config_, limits_, chains_ != nullptr, model_->info().num_layers,
                                (adapters_ ? 2 : 1) * (controls_ ? 2 : 1));
   return Status();
+}
+
+Status CudaExecutor::ThroughHost::allocate(const CudaExecutorConfig& config,
+                                           const StepLimits& limits, CudaDecoder& model) {
+  if (config.collective == nullptr || config.collective->ranks().rank == 0) {
+    ESP_ASSIGN_OR_RETURN(sampling, HostSampling::create({.max_slots = config.max_slots,
+                                                         .max_rows = limits.max_entries,
+                                                         .vocab_size = model.info().vocab_size,
+                                                         .num_threads = config.num_host_threads,
+                                                         .first_cpu = config.first_cpu}));
+  }
+  if (model.info().returns_hidden_states || model.info().pooled) {
+    ESP_ASSIGN_OR_RETURN(states, HiddenReader::create(model, config.max_slots));
+  }
+  return Status();
+}
+
+Status CudaExecutor::ThroughHost::forward(CudaDecoder& model, CudaStep step,
+                                          HiddenReader::Step& of_step, const KvView& kv,
+                                          const cuda::Stream& stream) const {
+  const std::function<Status(int32_t, const void*)> take = [&](int32_t index, const void* rows) {
+    return states->take(of_step, index, rows, stream);
+  };
+  if (step.returns_states) step.on_states = &take;
+  return model.forward(step, kv, stream);
 }
 
 Status CudaExecutor::Place::allocate(const StepLimits& limits, int64_t input_bytes,
@@ -236,7 +264,7 @@ Status CudaExecutor::warm_up() {
     batch.entries.push_back({.slot = 0,
                              .num_query_tokens = tokens,
                              .num_pages = (tokens + config_.page_size - 1) / config_.page_size,
-                             .sample = true,
+                             .sample = !model_->info().pooled,
                              .chain_length = chain_max() > 0 && step < 5 ? std::min(2, chain_max())
                                                                          : BatchEntry::kNoChain});
     batch.token_ids.assign(static_cast<size_t>(tokens), 0);
@@ -263,7 +291,7 @@ void CudaExecutor::launch(const ForwardBatch& batch) {
 
 Status CudaExecutor::enqueue(Place& p) {
   p.rows = &p.draft_rows.expand(*p.batch);
-  if (p.rows != p.batch) ++num_verifications_;
+  if (p.rows != p.batch) ++done_.verifications;
   p.graph_use = GraphUse::kNone;
   ESP_CHECK(kv_ != nullptr, "allocate_kv comes before the first step");
   ESP_RETURN_IF_ERROR(cuda::use_device(model_->device()));
@@ -272,9 +300,13 @@ Status CudaExecutor::enqueue(Place& p) {
   ESP_RETURN_IF_ERROR(p.started.record(stream_));
   if (controls_) ESP_RETURN_IF_ERROR(controls_->init(p.batch->slot_inits, stream_));
   if (samples_) {
-    for (const SlotInit& init : p.batch->slot_inits)
+    for (const SlotInit& init : p.batch->slot_inits) {
       ESP_RETURN_IF_ERROR(slots_->init(init, stream_));
+      through_host_.sampling->init(init);
+      if (through_host_.states) through_host_.states->init(init.slot);
+    }
     p.logprobs = plan_logprobs(*p.rows, *slots_, limits_, p.refused);
+    through_host_.sampling->begin(*p.rows, p.host_samples);
   }
   p.num_samples = 0;
   for (const BatchEntry& entry : p.rows->entries) p.num_samples += entry.sample ? 1 : 0;
@@ -284,6 +316,10 @@ Status CudaExecutor::enqueue(Place& p) {
     p.packed.keeps_states = p.chains.reads;
   }
   p.packed.has_controls = controls_ && controls_->any(*p.batch);
+  if (through_host_.states) {
+    through_host_.states->begin(*p.batch, p.states);
+    p.packed.returns_states = p.states.any();
+  }
   p.results_on_device = p.logprobs.sampled || p.packed.keeps_states;
   find_spans(*p.batch, model_->type(), p.spans);
   if (p.logprobs.num_wanted > 0) {
@@ -302,13 +338,13 @@ Status CudaExecutor::enqueue(Place& p) {
 
 Status CudaExecutor::run_decode(Place& p) {
   const PackedStep& packed = p.packed;
-  const auto run = [this, &packed]() -> Status {
-    ESP_RETURN_IF_ERROR(
-        model_->forward(packer_->step(packed, slots_->tokens()), kv_->view(), stream_));
-    return model_->logits(0, packed.num_samples, arrays_.logits, stream_);
+  const auto run = [this, &p]() -> Status {
+    ESP_RETURN_IF_ERROR(through_host_.forward(*model_, packer_->step(p.packed, slots_->tokens()),
+                                              p.states, kv_->view(), stream_));
+    return model_->logits(0, p.packed.num_samples, arrays_.logits, stream_);
   };
-  if (packed.cascade) ++num_cascades_;
-  if (!config_.graphs) return run();
+  if (packed.cascade) ++done_.cascades;
+  if (!config_.graphs || packed.returns_states) return run();
   const bool long_entry =
       packed.num_tokens == 1 &&
       (packed.keeps_states || packed.max_prefix_len >= model_->megakernel_context_max());
@@ -320,12 +356,12 @@ Status CudaExecutor::run_decode(Place& p) {
 CudaExecutor::Counts CudaExecutor::counts() const {
   return {.captures = graphs_.num_captures(),
           .replays = graphs_.num_replays(),
-          .cascades = num_cascades_,
-          .verifications = num_verifications_};
+          .cascades = done_.cascades,
+          .verifications = done_.verifications};
 }
 
 Status CudaExecutor::run_any(Place& p) {
-  if (p.packed.cascade) ++num_cascades_;
+  if (p.packed.cascade) ++done_.cascades;
   CudaStep step = packer_->step(p.packed, slots_->tokens());
   step.spans = p.spans;
   CudaPageStaging* const staging = staging_of(page_copier_.get());
@@ -333,7 +369,7 @@ Status CudaExecutor::run_any(Place& p) {
     return staging->on_append(layer, stream_);
   };
   if (staging != nullptr && staging->awaits_step()) step.on_append = &stage;
-  ESP_RETURN_IF_ERROR(model_->forward(step, kv_->view(), stream_));
+  ESP_RETURN_IF_ERROR(through_host_.forward(*model_, step, p.states, kv_->view(), stream_));
   ESP_RETURN_IF_ERROR(enqueue_input_logprobs(p));
   if (p.num_samples == 0) return Status();
   return model_->logits(0, p.num_samples, arrays_.logits, stream_);
@@ -429,7 +465,18 @@ Status CudaExecutor::enqueue_samples(Place& p) {
                                             .sampled = sample}));
     }
   }
-  return Status();
+  if (!p.host_samples.any()) return Status();
+  p.host_samples.mask_words = arrays_.mask_words;
+  if (p.packed.num_masked > 0)
+    p.host_samples.masks = reinterpret_cast<const uint32_t*>(p.masks.data());
+  return through_host_.sampling->enqueue(
+      p.host_samples, p.num_samples,
+      {.logits = arrays_.logits,
+       .logits_stride = model_->logits_stride(),
+       .row_slots = packer_->device().row_slots,
+       .tokens = p.results_on_device ? arrays_.results.tokens : nullptr,
+       .slot_tokens = slots_->tokens()},
+      stream_);
 }
 
 void CudaExecutor::provide_masks(uint64_t step, const MaskView& masks) {
@@ -471,9 +518,11 @@ const StepResult& CudaExecutor::wait(uint64_t step) {
   p.result.forward_seconds = seconds ? *seconds : 0;
   p.result.graph_use = p.graph_use;
   const bool expanded = p.rows != p.batch;
-  read_results(*p.rows, *slots_, p.logprobs, p.results, p.refused,
-               expanded ? p.draft_rows.results() : p.result);
+  StepResult& rows = expanded ? p.draft_rows.results() : p.result;
+  read_results(*p.rows, *slots_, p.logprobs, p.results, p.refused, rows);
+  HostSampling::read(p.host_samples, p.refused, rows);
   if (expanded) p.draft_rows.fold(*p.batch, p.result);
+  if (through_host_.states) through_host_.states->read(p.states, p.result);
   if (chains_) chains_->read(*p.batch, p.chains, p.done, p.result);
   return p.result;
 }

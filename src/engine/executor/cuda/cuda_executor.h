@@ -18,6 +18,8 @@
 #include "engine/executor/cuda/cuda_page_copier.h"
 #include "engine/executor/cuda/device_planes.h"
 #include "engine/executor/cuda/draft_rows.h"
+#include "engine/executor/cuda/hidden_reader.h"
+#include "engine/executor/cuda/host_sampling.h"
 #include "engine/executor/cuda/sampling_arrays.h"
 #include "engine/executor/cuda/slot_controls.h"
 #include "engine/executor/cuda/slot_table.h"
@@ -55,6 +57,9 @@ struct CudaExecutorConfig {
   // Of the device's memory, for the adapters of a model that was loaded with enable_lora; taken
   // when the executor is made.
   int64_t adapter_bytes = 0;
+  // Of the host, for samples that a GPU does not draw (HostSampling).
+  int32_t num_host_threads = 1;
+  int32_t first_cpu = 0;
   int64_t encoder_bytes = 0;  // of the device's memory, that an encoder of pictures has taken
   // Not null: the model is one rank's part (CudaDecoder::begin_load), and this executor runs the
   // same steps as those of the other ranks. Rank 0 samples; the others get its tokens, and their
@@ -128,6 +133,8 @@ class CudaExecutor final : public Executor, public ReleasablePlanes {
     LogprobPlan logprobs;
     bool results_on_device = false;  // what was sampled is read there, and copied behind it
     CudaDraftChains::Step chains;
+    HiddenReader::Step states;
+    HostSampling::Step host_samples;
     GraphUse graph_use = GraphUse::kNone;
     std::vector<Status> refused;
     Status status;
@@ -135,6 +142,16 @@ class CudaExecutor final : public Executor, public ReleasablePlanes {
 
     // Room for a step of these limits, whose packed inputs and words of a mask are so many.
     Status allocate(const StepLimits& limits, int64_t input_bytes, int64_t mask_words);
+  };
+  // What goes through the host in the middle of a step.
+  struct ThroughHost {
+    std::unique_ptr<HostSampling> sampling;  // null: a rank that does not sample
+    std::unique_ptr<HiddenReader> states;    // null: the model returns none
+
+    Status allocate(const CudaExecutorConfig& config, const StepLimits& limits, CudaDecoder& model);
+    // Runs the layers of a step; of one that returns states with what copies them.
+    Status forward(CudaDecoder& model, CudaStep step, HiddenReader::Step& of_step, const KvView& kv,
+                   const cuda::Stream& stream) const;
   };
   // By rows with padding, cascade, adapters, whether it is one entry that the layers' one kernel
   // does not take, fresh positions, and control vectors.
@@ -164,6 +181,7 @@ class CudaExecutor final : public Executor, public ReleasablePlanes {
   std::unique_ptr<KvPool> kv_;
 
   std::unique_ptr<CudaDraftChains> chains_;  // null: the model has no draft head
+  ThroughHost through_host_;
 
   cuda::DeviceBuffer block_;  // of arrays_
   SamplingArrays arrays_;
@@ -172,7 +190,7 @@ class CudaExecutor final : public Executor, public ReleasablePlanes {
   StepGraphs<DecodeKey> graphs_;
   MemoryPlan memory_;
   Status lost_;
-  int64_t num_cascades_ = 0, num_verifications_ = 0;
+  Counts done_;                                  // cascades and verifications
   std::unique_ptr<CudaPageCopier> page_copier_;  // null until it is wanted
 };
 

@@ -355,7 +355,8 @@ CudaStep StepPacker::step(const PackedStep& packed, const int32_t* slot_tokens) 
                 .last_seen = packed.decode ? nullptr : device_.last_seen,
                 .adapters = step_adapters(packed),
                 .slot_controls = packed.has_controls ? controls_ : nullptr,
-                .keeps_states = packed.keeps_states};
+                .keeps_states = packed.keeps_states,
+                .returns_states = packed.returns_states};
   if (window_pages_) {
     step.window_entries = step.entries;
     step.window_entries.page_tables += table_entries();

@@ -76,8 +76,9 @@ struct PackedStep {
   bool cascade = false;  // some entries' shared prefixes are read once for all of them
   // One token a row, all sampled, no input log-probabilities, no pictures' rows: has graphs.
   bool decode = false;
-  bool keeps_states = false;  // CudaStep's
-  bool has_controls = false;  // some entry has a control vector
+  bool keeps_states = false;    // CudaStep's
+  bool has_controls = false;    // some entry has a control vector
+  bool returns_states = false;  // CudaStep's
 };
 
 // How attention reads the keys of entries that have some in common.
