@@ -44,7 +44,8 @@ class SchedulerTest : public testing::Test, public SequenceObserver {
              Tokens stop_ids = {}) {
     SamplingSpec sampling;
     sampling.seed = id;
-    sampling.presence_penalty = 1;  // so that slots are set up with histories, which are checked
+    // So that slots are set up with histories, which are checked: they are the prompt.
+    if (num_generated_ == 0) sampling.presence_penalty = 1;
     executor_->expect(id, cache_namespace_, prompt);
     SequenceSpec spec{.id = id,
                       .prompt_ids = std::move(prompt),

@@ -179,10 +179,10 @@ TEST_F(SchedulerTest, ASearchIsChargedForWhatItComputesAnew) {
   cache_namespace_ = "search";
   num_generated_ = 5;
   SequenceId id = 1;
-  for (; id <= 20; ++id) ASSERT_TRUE(add(id, counting(static_cast<TokenId>(id), 50), 1).ok());
+  for (; id <= 20; ++id) ASSERT_TRUE(add(id, counting(static_cast<TokenId>(id), 50), 0).ok());
   cache_namespace_ = "other";
   num_generated_ = 0;
-  for (; id <= 40; ++id) ASSERT_TRUE(add(id, counting(static_cast<TokenId>(id), 50), 1).ok());
+  for (; id <= 40; ++id) ASSERT_TRUE(add(id, counting(static_cast<TokenId>(id), 50), 0).ok());
   while (ends_order_.size() < 20) ASSERT_FALSE(step().empty());
   const auto num_others =
       std::ranges::count_if(ends_order_, [](SequenceId one) { return one > 20; });
