@@ -154,11 +154,12 @@ class CudaModelWeights final : public ModelWeights,
     const SteadyClock clock;
     const TimePoint start = clock.now();
     const bool from_host = copies_.are_current();
-    ESP_RETURN_IF_ERROR(each([&](size_t i) -> Status {
+    const Status taken = each([&](size_t i) -> Status {
       if (!memory(i).is_released()) return Status();
       ESP_RETURN_IF_ERROR(memory(i).restore());
       return from_host ? Status() : fill(memory(i));
-    }));
+    });
+    ESP_RETURN_IF_ERROR(taken);
     const TimePoint mapped = clock.now();
     ESP_RETURN_IF_ERROR(from_host ? copies_.write() : read_again());
     log_info("weights restored from={} memory_seconds={:.3f} copy_seconds={:.3f}",
