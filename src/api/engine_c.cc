@@ -136,7 +136,7 @@ void read_sampling(const esp_request& r, espalier::SamplingParams& p) {
   p.use_beam_search = true;
   p.beam_width = r.beam_width;
   p.length_penalty = r.length_penalty;
-  p.early_stopping = static_cast<EarlyStopping>(r.early_stopping);
+  p.early_stopping = static_cast<espalier::EarlyStopping>(r.early_stopping);
 }
 
 Result<GenerateRequest> read_request(const esp_request* given) {

@@ -89,9 +89,10 @@ TEST(HiddenStatesOnCuda, AreThoseOfTheCpuInACrowd) {
       ASSERT_TRUE(want);
       EXPECT_EQ(got[i].output_ids, want->output_ids) << "request " << i;
       ASSERT_EQ(got[i].hidden_states.size(), want->hidden_states.size()) << "request " << i;
-      if (!want->hidden_states.empty())
+      if (!want->hidden_states.empty()) {
         EXPECT_LE(spread_error(got[i].hidden_states, want->hidden_states), 2e-4f)
             << "request " << i;
+      }
     }
   }
   EXPECT_GT(crowd->stats().requests.num_retractions, 0);

@@ -79,7 +79,9 @@ void expect_stream_equals_decode(const Tokenizer& tokenizer, uint64_t seed) {
     }
     const std::string decoded = tokenizer.decode(ids, options);
     EXPECT_EQ(text + detokenizer.flush(), decoded) << "seed " << seed << " round " << round;
-    if (fork) EXPECT_EQ(forked + fork->flush(), decoded) << "seed " << seed << " round " << round;
+    if (fork) {
+      EXPECT_EQ(forked + fork->flush(), decoded) << "seed " << seed << " round " << round;
+    }
   }
 }
 

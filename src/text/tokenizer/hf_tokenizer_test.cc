@@ -78,7 +78,9 @@ TEST(HfTokenizer, StreamEqualsDecodeAndShowsWholeCharacters) {
       }
       const std::string decoded = tokenizer->decode(ids, options);
       EXPECT_EQ(text + detokenizer.flush(), decoded) << "round " << round;
-      if (fork) EXPECT_EQ(forked + fork->flush(), decoded) << "round " << round;
+      if (fork) {
+        EXPECT_EQ(forked + fork->flush(), decoded) << "round " << round;
+      }
     }
   }
 }
