@@ -13,6 +13,7 @@
 #include "base/log.h"
 #include "images_bench.h"
 #include "lora_bench.h"
+#include "models/expert_counts.h"
 #include "offline_bench.h"
 #include "ranks_bench.h"
 #include "step_bench.h"
@@ -40,6 +41,8 @@ struct Options {
   std::string only;
   int32_t page_size = 1;
   int32_t tp = 1, ep = 1;
+  int32_t redundant = 0, rebalance_steps = 0;  // of experts in groups
+  int32_t distinct_tokens = 0;
   std::vector<int32_t> entries, contexts, lengths, draft_tokens;  // empty: those of the part
   std::vector<double> acceptances = {0.6, 0.7, 0.8};
   bool no_cascade = false;
@@ -56,15 +59,40 @@ StepBench::Limits limits(const Options& options) {
           .cascade = !options.no_cascade,
           .deterministic = options.deterministic,
           .kv_e4m3 = options.kv_cache_dtype == "fp8_e4m3",
-          .tp = options.tp};
+          .tp = options.tp,
+          .distinct_tokens = options.distinct_tokens};
 }
 ModelLoadOptions dummy_model(const Options& options) {
   return {.path = options.config,
           .format = LoadFormat::kDummy,
           .seed = kSeed,
           .dtype = options.dtype,
-          .ep_size = options.ep};
+          .ep_size = options.ep,
+          .experts = {.num_redundant = options.redundant}};
 }
+
+// What experts' tokens say since the call before.
+class ExpertRows {
+ public:
+  // Null where the model's experts are not divided whole.
+  ExpertCounts* counts(const Options& options) { return options.ep > 1 ? &counts_ : nullptr; }
+  Status print(json::object& row) {
+    ESP_ASSIGN_OR_RETURN(ExpertTotals now, counts_.read());
+    const ExpertTotals since = difference(now, seen_);
+    seen_ = std::move(now);
+    if (since.tokens.empty()) return Status();
+    const double balance = balance_of(since).over_groups;
+    std::printf("        busiest_rank_over_mean %.3f, %lld experts moved\n", balance,
+                static_cast<long long>(since.num_moved));
+    row["busiest_rank_over_mean"] = balance;
+    row["moved_experts"] = since.num_moved;
+    return Status();
+  }
+
+ private:
+  ExpertCounts counts_;
+  ExpertTotals seen_;
+};
 
 json::object decode_row(const std::string& name, size_t entries, int64_t context_tokens,
                         const StepTimes& t) {
@@ -116,7 +144,11 @@ Status decode_part(const Options& options, json::array& out) {
 }
 
 Status prefill_part(const Options& options, json::array& out) {
-  ESP_ASSIGN_OR_RETURN(auto bench, StepBench::create(dummy_model(options), limits(options)));
+  ExpertRows experts;
+  ModelLoadOptions model = dummy_model(options);
+  model.expert_counts = experts.counts(options);
+  model.experts.rebalance.num_iterations = options.rebalance_steps;
+  ESP_ASSIGN_OR_RETURN(auto bench, StepBench::create(model, limits(options)));
   const std::vector<int32_t> lengths = !options.lengths.empty() ? options.lengths
                                        : options.quick
                                            ? std::vector<int32_t>{512, 8192}
@@ -125,8 +157,10 @@ Status prefill_part(const Options& options, json::array& out) {
     ESP_ASSIGN_OR_RETURN(const double seconds, bench->prefill(tokens, options.quick ? 2 : 3));
     std::printf("prefill %6d tokens %9.2f ms %9.0f tok/s\n", tokens, seconds * 1e3,
                 tokens / seconds);
+    json::object row{{"name", "prefill"}, {"tokens", tokens}, {"seconds", seconds}};
+    ESP_RETURN_IF_ERROR(experts.print(row));
     std::fflush(stdout);
-    out.push_back(json::object{{"name", "prefill"}, {"tokens", tokens}, {"seconds", seconds}});
+    out.push_back(std::move(row));
   }
   return Status();
 }
@@ -338,6 +372,12 @@ int main(int argc, char** argv) {
       ->check(CLI::Range(1, 8));
   app.add_option("--ep", options.ep, "groups of these GPUs with whole experts; divides --tp")
       ->check(CLI::Range(1, 8));
+  app.add_option("--redundant", options.redundant, "slots of a layer beyond its experts");
+  app.add_option("--eplb", options.rebalance_steps,
+                 "steps after which experts move between groups, of prefill; 0: they stay");
+  app.add_option("--distinct-tokens", options.distinct_tokens,
+                 "that prompts are made of; few choose few experts")
+      ->check(CLI::Range(0, 1 << 20));
   app.add_option("--page-size", options.page_size, "tokens in a page; of tiers 16 or more")
       ->check(CLI::Range(1, 1024));
   app.add_option("--entries", options.entries, "of decode")->delimiter(',');

@@ -355,6 +355,14 @@ Result<SpeculationTimes> StepBench::speculate(const std::vector<int32_t>& contex
                           .tokens_per_second = static_cast<double>(tokens) / all};
 }
 
+// Few distinct tokens choose few experts.
+TokenId StepBench::prompt_token(int32_t position) const {
+  uint64_t key = mix64(static_cast<uint64_t>(position));
+  if (limits_.distinct_tokens > 0)
+    key = mix64(key % static_cast<uint64_t>(limits_.distinct_tokens));
+  return static_cast<TokenId>(key % static_cast<uint64_t>(info_.vocab_size));
+}
+
 Result<double> StepBench::prefill(int32_t tokens, int repeats, AdapterId adapter) {
   auto sampling = std::make_shared<SamplingSpec>();
   std::vector<double> times;
@@ -376,8 +384,7 @@ Result<double> StepBench::prefill(int32_t tokens, int repeats, AdapterId adapter
       take_pages(0, batch.entries[0].num_pages, batch.page_tables);
       for (int32_t i = begin; i < end; ++i) {
         batch.positions.push_back(i);
-        batch.token_ids.push_back(static_cast<TokenId>(mix64(static_cast<uint64_t>(i)) %
-                                                       static_cast<uint64_t>(info_.vocab_size)));
+        batch.token_ids.push_back(prompt_token(i));
       }
     }
     const Clock::time_point start = Clock::now();

@@ -49,8 +49,9 @@ class StepBench {
     bool cascade = true;
     bool deterministic = false;
     bool kv_e4m3 = false;
-    int64_t adapter_bytes = 0;  // of the device, for adapters of a model with enable_lora
-    int32_t tp = 1;             // GPUs that compute the model together, from the first on
+    int64_t adapter_bytes = 0;    // of the device, for adapters of a model with enable_lora
+    int32_t tp = 1;               // GPUs that compute the model together, from the first on
+    int32_t distinct_tokens = 0;  // that prompts are made of; 0: any of the vocabulary
   };
   static Result<std::unique_ptr<StepBench>> create(const ModelLoadOptions& model,
                                                    const Limits& limits);
@@ -83,6 +84,7 @@ class StepBench {
   Status allocate_kv(AnyExecutor& executor, KvType type);
   Status start_one(const ModelLoadOptions& model);
   Status start_ranks(const ModelLoadOptions& model);
+  TokenId prompt_token(int32_t position) const;
   Status fill_kv(const KvView& kv);
   void take_pages(int64_t first, int64_t count, std::vector<PageId>& out) const;
   Status check(const StepResult& result) const;

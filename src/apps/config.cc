@@ -5,6 +5,7 @@
 #include <cstdlib>
 #include <limits>
 
+#include "apps/expert_settings.h"
 #include "apps/kv_events_setting.h"
 #include "base/log.h"
 #include "engine/replicas/replica_choice.h"
@@ -402,16 +403,7 @@ void add_system_rows(SettingTable& table, EngineConfig& engine) {
                "a part of the threads, and --tp-size ranks; the tokens of a step pass through them "
                "in micro-batches")
       .aliases = {"pipeline-parallel-size", "pp"};
-  table
-      .integer(
-          "ep-size", engine.compute.ep_size, 1, 1024,
-          "groups of the ranks of --tp-size: each group has whole experts of its own, which its "
-          "ranks divide; divides --tp-size")
-      .aliases = {"expert-parallel-size", "ep"};
-  table.choice(
-      "expert-distribution-recorder-mode", engine.compute.expert_distribution_recorder_mode,
-      {"none", "stat"},
-      "count the tokens of each expert, for /dump_expert_distribution_record and /metrics");
+  add_expert_rows(table, engine.compute);
   table
       .integer("dp-size", engine.compute.dp_size, 1, 256,
                "replicas of the model, each with a scheduler and a cache of its own: on the next "

@@ -27,6 +27,7 @@ Result<std::vector<RankShare>> share_among_ranks(const ModelLoadOptions& options
     if (layer.experts->shared) share.num_features = layer.experts->shared->intermediate_size;
     share.first_expert = layer.experts->first_local;
     share.num_experts = layer.experts->num_local();
+    share.has_slots = !layer.experts->slots.empty();
     share.num_expert_features = layer.experts->expert.intermediate_size;
   }
   return out;
@@ -70,7 +71,8 @@ std::string describe(const RankShare& share) {
       fmt::format("{} heads, {} of keys and values", share.num_heads, share.num_kv_heads);
   if (share.num_features > 0) out += fmt::format(", {} features of an MLP", share.num_features);
   if (share.num_experts > 0)
-    out += fmt::format(", experts {} to {} with {} features", share.first_expert,
+    out += fmt::format(", {} {} to {} with {} features",
+                       share.has_slots ? "experts in slots" : "experts", share.first_expert,
                        share.first_expert + share.num_experts - 1, share.num_expert_features);
   return out;
 }

@@ -15,8 +15,9 @@ namespace espalier::apps {
 // Of the last layer, which has experts where the model has some. Sizes that it lacks are 0.
 struct RankShare {
   int32_t num_heads = 0, num_kv_heads = 0;
-  int32_t num_features = 0;  // of the MLP, or of the shared expert
-  int32_t first_expert = 0, num_experts = 0;
+  int32_t num_features = 0;                   // of the MLP, or of the shared expert
+  int32_t first_expert = 0, num_experts = 0;  // slots, where experts are redundant or move
+  bool has_slots = false;
   int32_t num_expert_features = 0;
 };
 

@@ -131,8 +131,7 @@ constexpr Group kGroups[] = {
      "pp-max-micro-batch-size pp-async-batch-depth cp-strategy dcp-comm-backend "
      "flashinfer-allreduce-fusion-backend moe-a2a-backend deepep-mode deepep-v2-mode deepep-config "
      "deepep-dispatcher-output-dtype flashinfer-a2a-dispatch-type fuseep-mode mooncake-ib-device "
-     "ep-dispatch-algorithm eplb-algorithm eplb-min-rebalancing-utilization-threshold "
-     "eplb-rebalance-layers-per-chunk eplb-rebalance-num-iterations "
+     "ep-dispatch-algorithm eplb-algorithm "
      "expert-distribution-recorder-buffer-size "
      "elastic-ep-scale-timeout elastic-ep-join-rank-offset"},
     {Rule::kOnlyValue, kValue, "1",
@@ -142,10 +141,10 @@ constexpr Group kGroups[] = {
      "attention-data-parallel-size moe-dp-size moe-data-parallel-size moe-dense-tp-size "
      "shared-experts-tp-size dwdp-size max-ep-size elastic-ep-initial-size"},
     {Rule::kOnlyValue, kValue, "0|trivial|none", "experts stay where they are; leave it out",
-     "ep-num-redundant-experts init-expert-location elastic-ep-backend"},
+     "elastic-ep-backend"},
     {Rule::kRefused, kSwitch, "",
      "--tp-size, --pp-size, --ep-size and --dp-size divide work among devices; leave it out",
-     "enable-dp-attention enable-eplb enable-prefill-cp enable-elastic-expert-backup "
+     "enable-dp-attention enable-prefill-cp enable-elastic-expert-backup "
      "enable-kv-cache-sharding"},
     {Rule::kRefused, kValue, "",
      "--tp-size, --pp-size, --ep-size and --dp-size divide work among devices; leave it out",

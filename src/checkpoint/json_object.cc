@@ -252,6 +252,25 @@ Result<std::vector<int64_t>> JsonObject::integers(std::string_view field) const 
   return list;
 }
 
+Result<std::vector<std::vector<int64_t>>> JsonObject::integer_lists(std::string_view field) const {
+  ESP_ASSIGN_OR_RETURN(const json::value* value, find(field));
+  std::vector<std::vector<int64_t>> lists;
+  const json::array* array = value->if_array();
+  bool good = array != nullptr;
+  for (size_t i = 0; good && i < array->size(); ++i) {
+    const json::array* items = (*array)[i].if_array();
+    good = items != nullptr;
+    lists.emplace_back();
+    for (size_t j = 0; good && j < items->size(); ++j) {
+      const std::optional<int64_t> number = as_integer((*items)[j]);
+      good = number.has_value();
+      lists.back().push_back(number.value_or(0));
+    }
+  }
+  if (!good) return fail(field_error(field, "must be a list of lists of integers"));
+  return lists;
+}
+
 Result<std::vector<std::pair<int32_t, int32_t>>> JsonObject::pairs(std::string_view field) const {
   ESP_ASSIGN_OR_RETURN(const json::value* value, find(field));
   std::vector<std::pair<int32_t, int32_t>> list;

@@ -41,6 +41,7 @@ class JsonObject {
   Result<JsonObject> object(std::string_view field) const;
   // An integer alone is a list of one.
   Result<std::vector<int64_t>> integers(std::string_view field) const;
+  Result<std::vector<std::vector<int64_t>>> integer_lists(std::string_view field) const;
   Result<std::vector<double>> numbers(std::string_view field) const;  // finite
   Result<std::vector<std::string>> strings(std::string_view field) const;
   // A list of pairs of positive integers below 2^31.

@@ -46,6 +46,32 @@ Status check_stages(const EngineConfig& c) {
   return {};
 }
 
+// Redundant experts, and experts that move.
+Status check_experts(const ComputeSettings& c) {
+  if (c.ep_num_redundant_experts < 0)
+    return invalid_argument("ep_num_redundant_experts is {}, but must be at least 0",
+                            c.ep_num_redundant_experts);
+  if (c.eplb_rebalance_num_iterations < 1)
+    return invalid_argument("eplb_rebalance_num_iterations is {}, but must be at least 1",
+                            c.eplb_rebalance_num_iterations);
+  ESP_RETURN_IF_ERROR(
+      check_not_negative("eplb_rebalance_layers_per_chunk", c.eplb_rebalance_layers_per_chunk));
+  const double threshold = c.eplb_min_rebalancing_utilization_threshold;
+  if (!(threshold >= 0 && threshold <= 1))
+    return invalid_argument(
+        "eplb_min_rebalancing_utilization_threshold is {}, but must be in [0, 1]", threshold);
+  if (!c.enable_eplb) return {};
+  if (c.ep_size == 1)
+    return invalid_argument(
+        "enable_eplb is set, but ep_size is 1, so that all ranks have all experts: set --ep-size "
+        "above 1, or leave --enable-eplb out");
+  if (c.pp_size > 1)
+    return error(StatusCode::kUnimplemented,
+                 "experts do not move in stages of a pipeline: leave --enable-eplb or --pp-size "
+                 "out");
+  return {};
+}
+
 Status check_fields(const EngineConfig& c) {
   ESP_RETURN_IF_ERROR(check_not_negative("context_length", c.model.context_length));
   if (c.model.context_length == 1)
@@ -61,6 +87,7 @@ Status check_fields(const EngineConfig& c) {
   if (c.compute.ep_size < 1 || c.compute.tp_size % c.compute.ep_size != 0)
     return invalid_argument("ep_size is {}, but must divide tp_size, which is {}",
                             c.compute.ep_size, c.compute.tp_size);
+  ESP_RETURN_IF_ERROR(check_experts(c.compute));
   ESP_RETURN_IF_ERROR(check_stages(c));
   if (c.compute.dp_size < 1)
     return invalid_argument("dp_size is {}, but must be at least 1", c.compute.dp_size);
@@ -379,6 +406,7 @@ Result<EngineConfig> resolve(const EngineConfig& user, const ModelInfo& info,
   static_cast<void>(vectors);
   ESP_RETURN_IF_ERROR(check_hidden_states(c));
   ESP_RETURN_IF_ERROR(check_weight_backup(c));
+  if (c.compute.enable_eplb) c.compute.expert_distribution_recorder_mode = "stat";
   if (c.model.context_length == 0) c.model.context_length = info.context_length;
   if (c.schedule.max_running_requests == 0) c.schedule.max_running_requests = kDefaultMaxRunning;
   if (c.schedule.max_queued_requests == 0) c.schedule.max_queued_requests = kDefaultMaxQueued;
@@ -419,6 +447,17 @@ std::filesystem::path draft_path(const EngineConfig& config) {
   const std::filesystem::path& model = config.model.model_path;
   return settings.speculative_algorithm == "NEXTN" ? model : model / "draft";
 }
+
+ExpertLocations expert_locations(const ComputeSettings& c) {
+  ExpertLocations out{.num_redundant = c.ep_num_redundant_experts};
+  if (c.init_expert_location != "trivial") out.init = c.init_expert_location;
+  if (c.enable_eplb) {
+    out.rebalance = {.num_iterations = c.eplb_rebalance_num_iterations,
+                     .utilization_max = c.eplb_min_rebalancing_utilization_threshold,
+                     .layers_per_chunk = c.eplb_rebalance_layers_per_chunk};
+  }
+  return out;
+}
 }  // namespace
 
 ModelLoadOptions model_load_options(const EngineConfig& config) {
@@ -430,6 +469,7 @@ ModelLoadOptions model_load_options(const EngineConfig& config) {
           .is_embedding = config.model.is_embedding,
           .config_overrides = config.model.json_model_override_args,
           .ep_size = config.compute.ep_size,
+          .experts = expert_locations(config.compute),
           .draft_path = draft_path(config),
           .enable_lora = config.lora.enable_lora,
           .control_vectors = parse_named_paths("control-vector", config.control.control_vectors)

@@ -44,6 +44,15 @@ struct ComputeSettings {
   int32_t pp_size = 1;
   // Groups of these ranks: each has whole experts, which the ranks of a group divide.
   int32_t ep_size = 1;
+  // Slots of experts in each layer beyond one for each: busy experts lie in several groups.
+  int32_t ep_num_redundant_experts = 0;
+  // "trivial", or a JSON file with 'physical_to_logical_map' or 'logical_count'.
+  std::string init_expert_location = "trivial";
+  // Experts change places while the engine runs, by the tokens that they got in so many steps.
+  bool enable_eplb = false;
+  int32_t eplb_rebalance_num_iterations = 1000;
+  int32_t eplb_rebalance_layers_per_chunk = 0;            // that move between two steps; 0: all
+  double eplb_min_rebalancing_utilization_threshold = 1;  // mean of groups by the busiest one
   // "stat": the tokens of each expert are counted; else "none".
   std::string expert_distribution_recorder_mode = "none";
   // Replicas of the engine, each with tp_size ranks of its own, behind one front (replicas/), and

@@ -48,17 +48,17 @@ class EngineRanksCuda : public testing::TestWithParam<std::string> {
   void expect_cpu(const std::vector<Answer>& got, const std::string& how) const {
     expect_near_answers(got, cpu_, how);
   }
-  // Returns how many draft tokens were accepted.
-  int64_t check(const std::string& how, EngineConfig config) const {
+  // Returns what the engine counted.
+  EngineStats check(const std::string& how, EngineConfig config) const {
     config.compute.device = "cuda";
     config.model.dtype = "float32";
     config.compute.tp_size = 2;
     auto engine = load_golden(GetParam(), config);
     EXPECT_NE(engine, nullptr);
-    if (engine == nullptr) return 0;
+    if (engine == nullptr) return {};
     expect_cpu(answers_alone(*engine), how + ", alone");
     expect_cpu(answers_in_a_crowd(*engine), how + ", in a crowd");
-    return engine->stats().speculation.accepted_tokens;
+    return engine->stats();
   }
 
   std::vector<Answer> cpu_;
@@ -73,7 +73,20 @@ TEST_P(EngineRanksCuda, GiveTheTokensOfTheCpu) {
     check("whole experts", {.compute = {.ep_size = 2}});
   const SpeculationSettings speculation{.speculative_algorithm = "COMBINED",
                                         .measures_cost = false};
-  EXPECT_GT(check("draft tokens", {.speculation = speculation}), 20);
+  EXPECT_GT(check("draft tokens", {.speculation = speculation}).speculation.accepted_tokens, 20);
+}
+
+// Between steps that are graphs, and with replicas of two experts of each layer.
+TEST_P(EngineRanksCuda, LetExpertsChangePlaces) {
+  if (GetParam() != "mixtral" && GetParam() != "deepseek_v2") return;
+  for (const int32_t redundant : {0, 2}) {
+    const EngineStats stats = check("experts that move, " + std::to_string(redundant) + " more",
+                                    {.compute = {.ep_size = 2,
+                                                 .ep_num_redundant_experts = redundant,
+                                                 .enable_eplb = true,
+                                                 .eplb_rebalance_num_iterations = 7}});
+    EXPECT_GT(stats.experts.num_moved, 0);
+  }
 }
 
 INSTANTIATE_TEST_SUITE_P(Models, EngineRanksCuda,

@@ -100,9 +100,6 @@ struct EngineStats {
   struct CacheEvents {
     int64_t num_total = 0, num_overwritten = 0;
   };
-  struct Experts {
-    ExpertTable tokens;  // of Engine::stats() alone; empty where they are not counted
-  };
   struct Memory {
     int32_t kv_tokens = 0;  // that the pool holds
     int32_t kv_tokens_running = 0, kv_tokens_cached = 0;
@@ -118,7 +115,7 @@ struct EngineStats {
   Images images;
   Sessions sessions;
   CacheEvents cache_events;
-  Experts experts;
+  ExpertTotals experts;  // of Engine::stats() alone; empty where they are not counted
   Memory memory;
   KvTiersStats tiers;  // without stores where there are no tiers
   DisaggregationStats disaggregation;

@@ -679,7 +679,7 @@ EngineStats EngineImpl::stats() const {
     s.grammars.kept_bytes = g.kept_bytes;
   }
   if (parts_.expert_counts) {
-    if (auto tokens = parts_.expert_counts->read()) s.experts.tokens = *std::move(tokens);
+    if (auto totals = parts_.expert_counts->read()) s.experts = *std::move(totals);
   }
   const auto type = resolve_kv_type(config_, parts_.info);
   if (type) s.memory.kv_bytes = kv_bytes(config_, parts_.info, *type);

@@ -141,11 +141,19 @@ struct ExpertsSpec {
   bool router_bias = false;
   std::optional<MlpSpec> shared;
   bool shared_gate = false;  // the shared one's result times sigmoid(shared_gate(x)): Qwen 2 MoE
-  // Of a rank, the experts that it has: so many from the first on; 0: all.
+  // The expert in each slot of all ranks (models/expert_placement.h); empty: expert i has slot i.
+  std::vector<int32_t> slots;
+  // Of a rank, the slots that it has: so many from the first on; 0: all.
   int32_t first_local = 0;
   int32_t local_count = 0;
 
-  int32_t num_local() const { return local_count > 0 ? local_count : router.num_experts; }
+  int32_t num_slots() const {
+    return slots.empty() ? router.num_experts : static_cast<int32_t>(slots.size());
+  }
+  int32_t num_local() const { return local_count > 0 ? local_count : num_slots(); }
+  int32_t expert_of(int32_t slot) const {
+    return slots.empty() ? slot : slots[static_cast<size_t>(slot)];
+  }
 };
 
 struct LayerSpec {

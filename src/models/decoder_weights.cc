@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "base/check.h"
+#include "models/expert_placement.h"
 #include "models/program/passes.h"
 #include "models/weight_layout.h"
 #include "models/weight_reader.h"
@@ -162,6 +163,8 @@ class Loader {
           load_mlp({WeightKind::kExpertGateUp, index}, expert, out.experts.experts.emplace_back()));
     }
     for (const MlpLayout& expert : experts.elsewhere) read_.pass_over(expert);
+    if (!spec.slots.empty())
+      out.experts.replicas = replica_table(spec.router.num_experts, spec.slots);
     if (experts.experts.empty()) {
       ESP_RETURN_IF_ERROR(load_fused_experts(spec, experts, out.experts));
     }
@@ -173,20 +176,21 @@ class Loader {
   Status load_fused_experts(const ExpertsSpec& spec, const ExpertsLayout& layout,
                             ExpertsWeights& out) {
     const int64_t count = spec.router.num_experts, ffn = layout.fused_features;
-    const int64_t hidden = spec_.hidden_size, first = spec.first_local, local = spec.num_local();
+    const int64_t hidden = spec_.hidden_size;
+    std::vector<int64_t> here;
+    for (int32_t i = 0; i < spec.num_local(); ++i)
+      here.push_back(spec.expert_of(spec.first_local + i));
     const ExpertRows gate_up_rows{.count = count,
                                   .rows = 2 * ffn,
                                   .columns = hidden,
                                   .interleaved = true,
                                   .shard = layout.fused_gate_up_shard,
-                                  .first = first,
-                                  .local = local};
+                                  .experts = here};
     const ExpertRows down_rows{.count = count,
                                .rows = hidden,
                                .columns = ffn,
                                .shard = layout.fused_down_shard,
-                               .first = first,
-                               .local = local};
+                               .experts = here};
     const bool mxfp4 = spec_.names.experts == WeightNames::Experts::kFusedMxfp4;
     const auto read = [&](const std::string& tensor, const ExpertRows& shape,
                           std::vector<PackedMatrix>& to) {
@@ -199,7 +203,7 @@ class Loader {
     ESP_RETURN_IF_ERROR(
         read_.expert_biases(layout.fused_gate_up + "_bias", gate_up_rows, gate_up_bias));
     ESP_RETURN_IF_ERROR(read_.expert_biases(layout.fused_down + "_bias", down_rows, down_bias));
-    for (size_t i = 0; i < static_cast<size_t>(local); ++i) {
+    for (size_t i = 0; i < here.size(); ++i) {
       out.experts.push_back({std::move(gate_up[i]), std::move(gate_up_bias[i]), std::move(down[i]),
                              std::move(down_bias[i])});
     }

@@ -53,8 +53,9 @@ struct ExpertsWeights {
                                  // other experts
   std::vector<float> router_bias;        // [experts]
   std::vector<float> router_correction;  // [experts]
-  std::vector<MlpWeights> experts;
-  kernels::PackedMatrix shared_gate;  // hidden -> 1
+  std::vector<MlpWeights> experts;       // of the rank's slots
+  std::vector<int32_t> replicas;         // replica_table(); empty: experts are slots
+  kernels::PackedMatrix shared_gate;     // hidden -> 1
 };
 
 struct LayerWeights {

@@ -25,27 +25,47 @@ TEST(ExpertCounts, TablesAddUpAndDiffer) {
 }
 
 TEST(ExpertCounts, BalanceIsTheBusiestOverTheMean) {
-  EXPECT_EQ(balance_of({}, 1).over_experts, 1);
-  EXPECT_EQ(balance_of({{0, 0}}, 2).over_groups, 1) << "nothing was counted";
-  const ExpertBalance even = balance_of({{5, 5, 5, 5}, {0, 0, 0, 0}}, 2);
+  EXPECT_EQ(balance_of({}).over_experts, 1);
+  EXPECT_EQ(balance_of({.tokens = {{0, 0}}, .of_groups = {{0, 0}}}).over_groups, 1)
+      << "nothing was counted";
+  const ExpertBalance even =
+      balance_of({.tokens = {{5, 5, 5, 5}, {0, 0, 0, 0}}, .of_groups = {{10, 10}, {0, 0}}});
   EXPECT_EQ(even.over_experts, 1);
   EXPECT_EQ(even.over_groups, 1);
-  const ExpertBalance uneven = balance_of({{8, 0, 2, 2}, {1, 3, 4, 4}}, 2);
+  const ExpertBalance uneven =
+      balance_of({.tokens = {{8, 0, 2, 2}, {1, 3, 4, 4}}, .of_groups = {{8, 4}, {4, 8}}});
   EXPECT_DOUBLE_EQ(uneven.over_experts, (8 + 4) / (3.0 + 3.0));
   EXPECT_DOUBLE_EQ(uneven.over_groups, (8 + 8) / (6.0 + 6.0));
-  EXPECT_EQ(balance_of({{8, 0, 2, 2}}, 1).over_groups, 1);
 }
 
 TEST(ExpertCounts, BeginLeavesOutWhatWasBefore) {
   ExpertCounts counts;
-  EXPECT_EQ(counts.read().value(), ExpertTable());
+  EXPECT_EQ(counts.read().value().tokens, ExpertTable());
   const auto tally = std::make_shared<HostExpertTally>(2, 3);
-  counts.add(tally, 2, 3);
+  counts.add(tally, {.num_experts = 3, .layers = {{0, 1, 2}, {0, 1, 2}}});
   tally->count(0, std::vector<int32_t>{0, 1, 1});
-  EXPECT_EQ(counts.read().value(), (ExpertTable{{1, 2, 0}, {0, 0, 0}}));
+  EXPECT_EQ(counts.read().value().tokens, (ExpertTable{{1, 2, 0}, {0, 0, 0}}));
   ASSERT_TRUE(counts.begin().ok());
   tally->count(1, std::vector<int32_t>{2});
-  EXPECT_EQ(counts.read().value(), (ExpertTable{{0, 0, 0}, {0, 0, 1}}));
+  EXPECT_EQ(counts.read().value().tokens, (ExpertTable{{0, 0, 0}, {0, 0, 1}}));
+}
+
+// What slots have counted belongs to the experts that were in them, and to their groups.
+TEST(ExpertCounts, ExpertsThatMoveKeepTheirTokens) {
+  ExpertCounts counts;
+  const auto tally = std::make_shared<HostExpertTally>(2, 4);
+  counts.add(tally, {.num_experts = 3, .num_groups = 2, .layers = {{}, {0, 1, 2, 0}}});
+  tally->count(1, std::vector<int32_t>{0, 0, 1, 2, 3});
+  ASSERT_TRUE(counts.begin().ok());
+  tally->count(1, std::vector<int32_t>{0, 0, 1, 2, 3});
+  const std::vector<LayerSlots> moved = {{1, {0, 2, 1, 0}}};
+  ASSERT_TRUE(counts.move(moved, 2).ok());
+  EXPECT_EQ(counts.places().layers[1], moved[0].slots);
+  tally->count(1, std::vector<int32_t>{1, 1, 1});
+  const ExpertTotals totals = counts.read().value();
+  EXPECT_EQ(totals.tokens, (ExpertTable{{0, 0, 0}, {3, 1, 1 + 3}}));
+  EXPECT_EQ(totals.of_groups, (ExpertTable{{0, 0}, {3 + 3, 2}}));
+  EXPECT_EQ(totals.num_moved, 2);
 }
 
 // Every token of every layer counts once for each of its experts, the last layer's where their
@@ -70,7 +90,7 @@ TEST(ExpertCounts, ModelsCountTheirTokens) {
                                    .expert_counts = &counts});
     ASSERT_TRUE(model) << model.error().to_string();
     golden::run_all(**model, input, KvType::kFloat32, 16, 5, true);
-    const ExpertTable table = counts.read().value();
+    const ExpertTable table = counts.read().value().tokens;
     ASSERT_EQ(table.size(), golden.spec.layers.size());
     for (size_t layer = 0; layer < table.size(); ++layer) {
       const auto& experts = golden.spec.layers[layer].experts;

@@ -10,6 +10,7 @@
 #include "checkpoint/checkpoint.h"
 #include "checkpoint/generation_config.h"
 #include "checkpoint/json_object.h"
+#include "models/expert_locations.h"
 #include "models/families/family.h"
 #include "models/load_draft_head.h"
 #include "models/load_part.h"
@@ -204,7 +205,7 @@ Result<std::unique_ptr<Model>> create_model(const DecoderSpec& spec, const Weigh
   if (group != nullptr) {
     return TensorParallelModel::create_part(
         spec, types, *group, {.count = pool.num_threads(), .first_cpu = options.first_cpu}, open,
-        options.expert_counts);
+        {.counts = options.expert_counts});
   }
   if (!options.draft_path.empty()) {
     return create_with_draft_head(spec, types, options, pool, open);
@@ -217,7 +218,7 @@ Result<std::unique_ptr<Model>> create_model(const DecoderSpec& spec, const Weigh
                         "out"));
     return TensorParallelModel::create(
         spec, types, options.tp_size, {.count = pool.num_threads(), .first_cpu = options.first_cpu},
-        open, options.expert_counts);
+        open, {.counts = options.expert_counts, .rebalance = options.experts.rebalance});
   }
   const auto source = open({}, pool);
   return program::CpuModel::create(spec, types, *source, pool,
@@ -354,6 +355,7 @@ Result<ModelPlan> plan_model(const ModelLoadOptions& options) {
   ESP_ASSIGN_OR_RETURN(DecoderSpec spec, read_spec(options));
   ESP_RETURN_IF_ERROR(set_context_length(options.context_length, spec));
   spec.expert_groups = options.ep_size;
+  ESP_RETURN_IF_ERROR(place_experts(options.experts, spec));
   if (!options.control_vectors.empty()) {
     ESP_ASSIGN_OR_RETURN(
         spec.control_vectors,
@@ -377,6 +379,8 @@ Result<std::unique_ptr<Model>> load_model_part(const ModelLoadOptions& options, 
   if (options.enable_lora) return refuse("adapters are", "--enable-lora");
   if (!options.control_vectors.empty()) return refuse("control vectors are", "--control-vector");
   if (!options.draft_path.empty()) return refuse("draft heads are", "--speculative-algorithm");
+  if (options.experts.rebalance.num_iterations > 0)
+    return refuse("experts that move are", "--enable-eplb");
   return load(options, &group);
 }
 

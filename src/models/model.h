@@ -13,6 +13,7 @@
 
 #include "base/status.h"
 #include "checkpoint/control_vectors.h"
+#include "models/expert_placement.h"
 #include "models/load_progress.h"
 #include "seams/control_use.h"
 #include "seams/forward_batch.h"
@@ -138,6 +139,7 @@ struct ModelLoadOptions {
   int32_t pp_micro_batch_tokens = 0;
   // Groups of these ranks that have whole experts; divides tp_size.
   int32_t ep_size = 1;
+  ExpertLocations experts;  // among these groups. Where they move, expert_counts is not null
   std::filesystem::path draft_path;        // the folder of a draft head; empty: none
   int32_t first_cpu = 0;                   // of the usable ones, where ranks' threads begin
   bool enable_lora = false;                // load_adapter() is to be used

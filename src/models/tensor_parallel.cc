@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "base/log.h"
 #include "models/model_plan.h"
 #include "models/program/partition.h"
 
@@ -54,27 +55,27 @@ TensorParallelModel::~TensorParallelModel() = default;
 
 Result<std::unique_ptr<StageModel>> TensorParallelModel::create(
     const DecoderSpec& spec, const WeightTypes& types, int32_t num_ranks,
-    const RankThreadsConfig& threads, const OpenWeights& open, ExpertCounts* expert_counts) {
+    const RankThreadsConfig& threads, const OpenWeights& open, const RankExperts& experts) {
   ESP_RETURN_IF_ERROR(validate(spec));
   ESP_RETURN_IF_ERROR(program::check_partition(spec, num_ranks));
   std::unique_ptr<TensorParallelModel> model(new TensorParallelModel(num_ranks, threads, nullptr));
-  ESP_RETURN_IF_ERROR(model->load(spec, types, open, expert_counts));
+  ESP_RETURN_IF_ERROR(model->load(spec, types, open, experts));
   return model;
 }
 
 Result<std::unique_ptr<StageModel>> TensorParallelModel::create_part(
     const DecoderSpec& spec, const WeightTypes& types, RankGroup& group,
-    const RankThreadsConfig& threads, const OpenWeights& open, ExpertCounts* expert_counts) {
+    const RankThreadsConfig& threads, const OpenWeights& open, const RankExperts& experts) {
   ESP_RETURN_IF_ERROR(validate(spec));
   ESP_RETURN_IF_ERROR(program::check_partition(spec, group.rank(0).ranks().num_ranks));
   std::unique_ptr<TensorParallelModel> model(
       new TensorParallelModel(group.size(), threads, &group));
-  ESP_RETURN_IF_ERROR(model->load(spec, types, open, expert_counts));
+  ESP_RETURN_IF_ERROR(model->load(spec, types, open, experts));
   return model;
 }
 
 Status TensorParallelModel::load(const DecoderSpec& spec, const WeightTypes& types,
-                                 const OpenWeights& open, ExpertCounts* expert_counts) {
+                                 const OpenWeights& open, const RankExperts& experts) {
   ESP_RETURN_IF_ERROR(each([&](int32_t index) -> Status {
     Rank& rank = ranks_[static_cast<size_t>(index)];
     Collective& collective = group_->rank(index);
@@ -82,9 +83,15 @@ Status TensorParallelModel::load(const DecoderSpec& spec, const WeightTypes& typ
     ESP_ASSIGN_OR_RETURN(rank.model, program::CpuModel::create(spec, types, *source, *rank.threads,
                                                                {.collective = &collective,
                                                                 .ranks_per_pool = group_->size(),
-                                                                .expert_counts = expert_counts}));
+                                                                .expert_counts = experts.counts}));
     return Status();
   }));
+  if (experts.rebalance.num_iterations > 0) {
+    ESP_RETURN_IF_ERROR(each([&](int32_t index) {
+      return ranks_[static_cast<size_t>(index)].model->reserve_spare_expert();
+    }));
+    balancer_ = std::make_unique<ExpertBalancer>(experts.rebalance, *experts.counts);
+  }
   info_ = describe_model(spec);
   num_kv_heads_ = info_.num_kv_heads;
   const KvHeads heads{num_kv_heads_};
@@ -124,6 +131,34 @@ void TensorParallelModel::set_weights(std::vector<DecoderWeights> weights) {
   }
 }
 
+// Counts that cannot be read leave experts where they are.
+void TensorParallelModel::move_experts() {
+  const auto moves = balancer_->next();
+  Status status = moves ? Status() : moves.error();
+  if (status.ok() && moves->empty()) return;
+  if (status.ok()) {
+    for (const LayerMove& move : *moves) move_experts(move);
+    status = balancer_->moved(*moves);
+  }
+  if (!status.ok()) log_warning("experts stay error=\"{}\"", status.message());
+}
+
+// The same part of each expert moves: among ranks that have the same features of it.
+void TensorParallelModel::move_experts(const LayerMove& move) {
+  const int32_t num_slices = group_->size() / move.shape.num_groups;
+  for (const std::vector<SlotCopy>& step : move.copies) {
+    threads_->run([&](int32_t index) {
+      for (const SlotCopy& copy : step) {
+        if (move.shape.group_of(copy.to) != index / num_slices) continue;
+        const int32_t source = move.shape.group_of(copy.from) * num_slices + index % num_slices;
+        ranks_[static_cast<size_t>(index)].model->copy_expert(
+            move.layer, copy, *ranks_[static_cast<size_t>(source)].model);
+      }
+    });
+  }
+  for (Rank& rank : ranks_) rank.model->set_expert_slots(move.layer, move.slots);
+}
+
 Status TensorParallelModel::reserve(int32_t max_tokens, int32_t max_entries) {
   for (Rank& rank : ranks_) ESP_RETURN_IF_ERROR(rank.model->reserve(max_tokens, max_entries));
   return Status();
@@ -133,6 +168,7 @@ ForwardOutput TensorParallelModel::forward_stage(const ForwardBatch& batch,
                                                  std::span<const TokenId> token_ids,
                                                  const KvView& kv, const StageRows& rows,
                                                  const InputLogitsSink& input_logits) {
+  if (balancer_ != nullptr) move_experts();
   ForwardOutput out;
   const auto run = [&](int32_t index) {
     Rank& rank = ranks_[static_cast<size_t>(index)];

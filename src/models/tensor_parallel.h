@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "base/status.h"
+#include "models/expert_balancer.h"
 #include "models/program/cpu_model.h"
 #include "models/stage_model.h"
 #include "models/storage_format.h"
@@ -36,6 +37,12 @@ struct RankThreadsConfig {
   int32_t first_cpu = 0;
 };
 
+// What ranks count of experts' tokens, and when experts change places by it.
+struct RankExperts {
+  ExpertCounts* counts = nullptr;  // borrowed, outlives the model; null: nothing is counted
+  RebalanceConfig rebalance;       // REQUIRES, where experts move: counts, and the spec has slots
+};
+
 class TensorParallelModel final : public StageModel {
  public:
   // kInvalidArgument says what of the model is not divided by so many ranks. Sums over ranks are
@@ -44,13 +51,13 @@ class TensorParallelModel final : public StageModel {
                                                     const WeightTypes& types, int32_t num_ranks,
                                                     const RankThreadsConfig& threads,
                                                     const OpenWeights& open,
-                                                    ExpertCounts* expert_counts = nullptr);
+                                                    const RankExperts& experts = {});
   // The ranks of `group`, which is borrowed and outlives the model.
   static Result<std::unique_ptr<StageModel>> create_part(const DecoderSpec& spec,
                                                          const WeightTypes& types, RankGroup& group,
                                                          const RankThreadsConfig& threads,
                                                          const OpenWeights& open,
-                                                         ExpertCounts* expert_counts = nullptr);
+                                                         const RankExperts& experts = {});
   ~TensorParallelModel() override;
 
   const ModelInfo& info() const override { return info_; }
@@ -75,15 +82,19 @@ class TensorParallelModel final : public StageModel {
   // group: null: the ranks are all there are.
   TensorParallelModel(int32_t num_ranks, const RankThreadsConfig& threads, RankGroup* group);
   Status load(const DecoderSpec& spec, const WeightTypes& types, const OpenWeights& open,
-              ExpertCounts* expert_counts);
+              const RankExperts& experts);
   // Calls fn(rank's index) on all ranks' threads and returns the first failure.
   Status each(const std::function<Status(int32_t)>& fn);
+  // Lets experts change places where the counts ask for it.
+  void move_experts();
+  void move_experts(const LayerMove& move);
 
   std::vector<Rank> ranks_;
   std::unique_ptr<ThreadCollectives> own_group_;  // where no group is borrowed
   RankGroup* group_ = nullptr;
-  std::unique_ptr<RankThreads> threads_;  // after what they use
-  int32_t num_kv_heads_ = 0;              // of the whole model
+  std::unique_ptr<RankThreads> threads_;      // after what they use
+  std::unique_ptr<ExpertBalancer> balancer_;  // null: experts stay
+  int32_t num_kv_heads_ = 0;                  // of the whole model
   ModelInfo info_;
 };
 

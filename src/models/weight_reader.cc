@@ -269,7 +269,7 @@ Status WeightReader::experts(const std::string& name, const ExpertRows& shape,
   ESP_ASSIGN_OR_RETURN(const LentTensor lent, source_.lend(name, extents));
   const int64_t size = shape.rows * shape.columns;
   const TensorSlice slice = shape.slice();
-  for (int64_t expert = shape.first; expert < shape.first + shape.local; ++expert) {
+  for (const int64_t expert : shape.experts) {
     ESP_ASSIGN_OR_RETURN(Buffer turned,
                          transpose(skip_elements(lent, expert * size), shape.columns, shape.rows));
     const auto* rows = turned.as<float>();
@@ -320,7 +320,7 @@ Status WeightReader::mxfp4_experts(const std::string& name, const ExpertRows& sh
   } else {
     spec.quantize = types_.quantize;
   }
-  for (int64_t expert = shape.first; expert < shape.first + shape.local; ++expert) {
+  for (const int64_t expert : shape.experts) {
     backend_.pool().parallel_for(shape.rows, 16, [&](int64_t begin, int64_t end) {
       for (int64_t row = begin; row < end; ++row) {
         const int64_t place = local_row(shape, row);
@@ -348,7 +348,7 @@ Status WeightReader::expert_biases(const std::string& name, const ExpertRows& sh
   const int64_t extents[] = {shape.count, shape.rows};
   ESP_ASSIGN_OR_RETURN(const LentTensor lent, source_.lend(name, extents));
   const auto local_rows = static_cast<size_t>(shape.blocks() * shape.slice().rows);
-  for (int64_t expert = shape.first; expert < shape.first + shape.local; ++expert) {
+  for (const int64_t expert : shape.experts) {
     std::vector<float>& bias = out.emplace_back(local_rows);
     for (int64_t i = 0; i < shape.rows; ++i) {
       const int64_t place = local_row(shape, i);

@@ -23,13 +23,13 @@ namespace espalier {
 struct NormWeights;
 
 // [count] matrices of [rows, columns] in one tensor. interleaved: gate and up take turns as rows;
-// they are parted, all of gate first. shard: of each matrix; of gate and of up an equal part. Of
-// the matrices [first, first + local) are read.
+// they are parted, all of gate first. shard: of each matrix; of gate and of up an equal part. The
+// matrices `experts` are read, in this order.
 struct ExpertRows {
   int64_t count = 0, rows = 0, columns = 0;
   bool interleaved = false;
   Shard shard;
-  int64_t first = 0, local = 0;
+  std::vector<int64_t> experts;
 
   int64_t blocks() const { return interleaved ? 2 : 1; }
   // Of one block.

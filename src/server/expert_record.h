@@ -13,22 +13,22 @@ namespace espalier::server {
 class ExpertRecord {
  public:
   struct Dump {
-    ExpertTable tokens;
+    ExpertTotals totals;
     bool is_recording = false;  // and it goes on, from zeros
   };
 
   // Begins from zeros, also where a record is under way.
-  void start(ExpertTable now);
+  void start(ExpertTotals now);
   // kFailedPrecondition where none is under way.
-  Status stop(const ExpertTable& now);
+  Status stop(const ExpertTotals& now);
   // What was recorded, which is then forgotten. kFailedPrecondition where there is nothing.
-  Result<Dump> dump(const ExpertTable& now);
+  Result<Dump> dump(const ExpertTotals& now);
 
  private:
   std::mutex mutex_;
   bool is_recording_ = false, has_record_ = false;
-  ExpertTable begin_;     // while it records
-  ExpertTable recorded_;  // when it has stopped
+  ExpertTotals begin_;     // while it records
+  ExpertTotals recorded_;  // when it has stopped
 };
 
 }  // namespace espalier::server

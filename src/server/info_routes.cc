@@ -175,6 +175,13 @@ void write_engine_settings(JsonWriter& w, const EngineConfig& e) {
   w.member("tp_size", e.compute.tp_size)
       .member("pp_size", e.compute.pp_size)
       .member("ep_size", e.compute.ep_size)
+      .member("ep_num_redundant_experts", e.compute.ep_num_redundant_experts)
+      .member("init_expert_location", e.compute.init_expert_location)
+      .member("enable_eplb", e.compute.enable_eplb)
+      .member("eplb_rebalance_num_iterations", e.compute.eplb_rebalance_num_iterations)
+      .member("eplb_rebalance_layers_per_chunk", e.compute.eplb_rebalance_layers_per_chunk)
+      .member("eplb_min_rebalancing_utilization_threshold",
+              e.compute.eplb_min_rebalancing_utilization_threshold)
       .member("expert_distribution_recorder_mode", e.compute.expert_distribution_recorder_mode)
       .member("dp_size", e.compute.dp_size)
       .member("load_balance_method", e.compute.load_balance_method)

@@ -287,11 +287,14 @@ void add_load(Figures& f, const Engine& engine, const EngineStats& s) {
 // Of all tokens since the start; 1 is even.
 void add_experts(Figures& f, const Engine& engine, const EngineStats& s) {
   if (s.experts.tokens.empty()) return;
-  const ExpertBalance balance = balance_of(s.experts.tokens, engine.config().compute.ep_size);
+  const ExpertBalance balance = balance_of(s.experts);
   f.gauge("espalier:expert_busiest_over_mean", "Tokens of the busiest expert over the mean.",
           balance.over_experts);
   f.gauge("espalier:expert_rank_busiest_over_mean",
           "Tokens of the busiest group of ranks (--ep-size) over the mean.", balance.over_groups);
+  f.counter("espalier:expert_moves_total",
+            "Experts that were copied to another group or slot (--enable-eplb).",
+            s.experts.num_moved);
 }
 
 void add_memory_of_model(Figures& f, const EngineStats& s) {

@@ -2,6 +2,7 @@
 """The tokens of each expert at a running server: records by SGLang's routes, balance in /metrics."""
 import json
 import os
+import tempfile
 import unittest
 
 from harness import ROOT, Server
@@ -68,6 +69,37 @@ class Experts(unittest.TestCase):
             metrics = server.get("/metrics")[2]
             for name in ("expert_busiest_over_mean", "expert_rank_busiest_over_mean"):
                 self.assertRegex(metrics, rf"(?m)^espalier:{name}\{{[^}}]*\}} [1-9]")
+
+    def test_experts_move_to_where_they_are_balanced(self):
+        ranks = ("--tp-size", "2", "--ep-size", "2")
+        moving = ("--enable-eplb", "--ep-num-redundant-experts", "2", "--eplb-rebalance-num-iterations", "40",
+                  "--disable-radix-cache")
+        with serve(*ranks, *moving) as server:
+            info = json.loads(server.get("/server_info")[2])
+            self.assertEqual(info["ep_num_redundant_experts"], 2)
+            self.assertEqual(info["expert_distribution_recorder_mode"], "stat", "which moving needs")
+            balance = []
+            for _ in range(4):
+                self.call(server, "start")
+                for _ in range(5):
+                    generate(server, 20)
+                self.call(server, "stop")
+                record = json.loads(self.call(server, "dump"))
+                balance.append(record["busiest_rank_over_mean"])
+            print("busiest_rank_over_mean of four records:", balance)
+            self.assertLess(balance[-1], balance[0])
+            self.assertRegex(server.get("/metrics")[2], r"(?m)^espalier:expert_moves_total\{[^}]*\} [1-9]")
+            counts = record
+        with tempfile.TemporaryDirectory() as folder:
+            path = os.path.join(folder, "counts.json")
+            with open(path, "w", encoding="utf-8") as file:
+                json.dump(counts, file)
+            with serve(*ranks, "--ep-num-redundant-experts", "2", "--init-expert-location", path,
+                       "--expert-distribution-recorder-mode", "stat") as server:
+                self.call(server, "start")
+                generate(server, 20)
+                record = json.loads(self.call(server, "dump"))
+                self.assertLess(record["busiest_rank_over_mean"], balance[0])
 
     def test_without_the_mode_nothing_is_counted(self):
         with serve() as server:

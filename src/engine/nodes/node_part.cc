@@ -48,6 +48,8 @@ Status check_features(const EngineConfig& c) {
   if (c.speculation.has_draft_head())
     return refuse("--speculative-algorithm " + c.speculation.speculative_algorithm);
   if (c.compute.enable_return_hidden_states) return refuse("--enable-return-hidden-states");
+  if (c.compute.enable_eplb) return refuse("--enable-eplb");
+  if (c.compute.init_expert_location != "trivial") return refuse("--init-expert-location");
   return {};
 }
 
@@ -62,6 +64,7 @@ Result<nodes::Agreement> agreement_of(const EngineConfig& c, const NodeSettings&
        std::move(fingerprint)},
       {"--tp-size", text_of(c.compute.tp_size)},
       {"--ep-size", text_of(c.compute.ep_size)},
+      {"--ep-num-redundant-experts", text_of(c.compute.ep_num_redundant_experts)},
       {"--page-size", text_of(c.cache.page_size)},
       {"--kv-cache-dtype", c.cache.kv_cache_dtype},
       {"--max-total-tokens", text_of(c.cache.max_total_tokens)},

@@ -109,7 +109,7 @@ void add(EngineStats& to, const EngineStats& from) {
   to.sessions.num_open += from.sessions.num_open;
   to.sessions.bytes += from.sessions.bytes;
   add_fields<C, int64_t>(to.cache_events, from.cache_events, {&C::num_total, &C::num_overwritten});
-  add_counts(to.experts.tokens, from.experts.tokens);
+  add_counts(to.experts, from.experts);
   add(to.memory, from.memory);
   add(to.tiers, from.tiers);
   using P = DisaggregationStats;

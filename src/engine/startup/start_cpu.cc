@@ -38,7 +38,8 @@ Status load_encoder(int32_t num_threads, ModelLoadOptions options, StartedExecut
 }  // namespace
 
 std::unique_ptr<ExpertCounts> make_expert_counts(const EngineConfig& config) {
-  if (config.compute.expert_distribution_recorder_mode == "none") return nullptr;
+  const ComputeSettings& c = config.compute;
+  if (c.expert_distribution_recorder_mode == "none" && !c.enable_eplb) return nullptr;
   return std::make_unique<ExpertCounts>();
 }
 

@@ -65,6 +65,9 @@ class PackedMatrix {
   // afterwards. kInvalidArgument for shapes that do not fit, kResourceExhausted for no memory.
   static Result<PackedMatrix> pack(CpuBackend& backend, const PackSpec& spec);
 
+  // Takes the other's values, in its own memory where that is large enough; all threads copy.
+  Status copy_from(CpuBackend& backend, const PackedMatrix& other);
+
   PackedMatrix() = default;
   int64_t in_features() const { return in_features_; }
   int64_t out_features() const { return out_features_; }

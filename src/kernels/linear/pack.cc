@@ -185,6 +185,28 @@ void PackedMatrix::add_part(std::optional<BlockFormat> format, int64_t rows) {
   out_features_ += rows;
 }
 
+Status PackedMatrix::copy_from(CpuBackend& backend, const PackedMatrix& other) {
+  // The other's memory may be larger than its values, as may be this one's.
+  size_t size = 0;
+  for (const Part& part : other.parts_)
+    size = std::max(size, part.offset + static_cast<size_t>(part.unit_count) * part.unit_bytes);
+  if (data_.size_bytes() < size) {
+    ESP_ASSIGN_OR_RETURN(data_, Buffer::allocate(size));
+  }
+  constexpr int64_t kCopyBytes = 256 << 10;  // at a time
+  backend.pool().parallel_for(static_cast<int64_t>(size), kCopyBytes,
+                              [&](int64_t begin, int64_t end) {
+                                std::memcpy(data_.data() + begin, other.data_.data() + begin,
+                                            static_cast<size_t>(end - begin));
+                              });
+  type_ = other.type_;
+  gate_up_ = other.gate_up_;
+  in_features_ = other.in_features_;
+  out_features_ = other.out_features_;
+  parts_ = other.parts_;
+  return Status();
+}
+
 Result<PackedMatrix> PackedMatrix::pack(CpuBackend& backend, const PackSpec& spec) {
   ESP_RETURN_IF_ERROR(check_spec(spec));
   PackedMatrix matrix;

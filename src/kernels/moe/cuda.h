@@ -29,12 +29,14 @@ struct ExpertPlan {
 struct ArrangeArgs {
   const int32_t* experts = nullptr;  // [num_pairs]: what route() chose
   int32_t num_pairs = 0;             // 0 does nothing
-  int32_t num_experts = 0;           // that the router selects among, at most kMaxExperts
-  int32_t first_local = 0;           // of the experts that are here,
-  int32_t num_local = 0;             // so many; 0: all
+  // That the router selects among, or their slots where there are replicas; at most kMaxExperts.
+  int32_t num_experts = 0;
+  int32_t first_local = 0;  // of the experts (slots) that are here,
+  int32_t num_local = 0;    // so many; 0: all
   ExpertPlan plan;
   PairCounter counts;         // where pairs are counted, if at all
-  int32_t pairs_per_row = 1;  // of the counted ones
+  int32_t pairs_per_row = 1;  // of the counted ones, and where there are replicas
+  Replicas replicas;
 };
 Status arrange(const ArrangeArgs& args, const LaunchOptions& launch);
 

@@ -33,6 +33,7 @@ struct SmallBatchMoeArgs {
   // The experts that have matrices here, so many from the first on; 0: all. Those of other ranks
   // add nothing.
   int32_t first_local = 0, num_local = 0;
+  Replicas replicas;                      // where they are slots; REQUIRES then: num_local is not 0
   const float* router_weights = nullptr;  // [experts, dim]
   const float* router_bias = nullptr;     // [experts], or none
   const float* correction = nullptr;      // [experts], where the router has it

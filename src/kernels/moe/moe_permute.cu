@@ -11,6 +11,7 @@
 #include "kernels/moe/cuda.h"
 #include "kernels/moe/grouped_gemm_tiles.h"
 #include "kernels/router/op.h"
+#include "kernels/router/replicas.cuh"
 #include "kernels/router/router_topk.cuh"
 
 namespace espalier::kernels::cuda {
@@ -44,10 +45,13 @@ __device__ int exclusive_sum(int value, int* scratch, int& total) {
   return before + sum - value;
 }
 
-// The index of a pair's expert among those that are here; without one a number at or above their
-// count.
+// The index of a pair's expert, or of its slot, among those that are here; without one a number at
+// or above their count.
 __device__ __forceinline__ uint32_t local_expert(const ArrangeArgs& args, int pair) {
-  return static_cast<uint32_t>(args.experts[pair] - args.first_local);
+  int32_t expert = args.experts[pair];
+  if (args.replicas.table != nullptr)
+    expert = slot_of(args.replicas, expert, pair / args.pairs_per_row);
+  return static_cast<uint32_t>(expert - args.first_local);
 }
 
 // Adds the pairs [first, end) that are no padding to the counts of their experts. counts: shared
@@ -199,6 +203,11 @@ Result<ArrangeArgs> resolve(ArrangeArgs args) {
     return fail(
         invalid_argument("arrange: {} pairs of {} experts", args.num_pairs, args.num_experts));
   if (args.num_local == 0) args.num_local = args.num_experts - args.first_local;
+  if (args.replicas.table != nullptr &&
+      (args.replicas.positions == nullptr || args.replicas.num_slots != args.num_experts ||
+       args.pairs_per_row < 1))
+    return fail(invalid_argument("arrange: replicas in {} of {} slots", args.replicas.num_slots,
+                                 args.num_experts));
   if (args.first_local < 0 || args.num_local < 1 ||
       args.num_local > args.num_experts - args.first_local)
     return fail(invalid_argument("arrange: experts {} to {} of {}", args.first_local,
@@ -222,7 +231,9 @@ Status arrange(const ArrangeArgs& arguments, const LaunchOptions& launch) {
 Status route_and_arrange(const RouteArgs& chosen, const ArrangeArgs& arguments,
                          const LaunchOptions& launch) {
   ESP_ASSIGN_OR_RETURN(const ArrangeArgs args, resolve(arguments));
-  if (args.experts != chosen.experts || args.num_experts != chosen.spec.num_experts ||
+  const int32_t num_experts =
+      args.replicas.table == nullptr ? args.num_experts : args.replicas.num_experts;
+  if (args.experts != chosen.experts || num_experts != chosen.spec.num_experts ||
       args.num_pairs != chosen.rows * chosen.spec.top_k)
     return invalid_argument("route_and_arrange: {} pairs of {} experts, {} rows", args.num_pairs,
                             args.num_experts, chosen.rows);

@@ -661,15 +661,15 @@ bool scales_agree(const SmallBatchMoeArgs& args) {
 Result<bool> small_batch_moe_supports(const SmallBatchMoeArgs& args) {
   ESP_ASSIGN_OR_RETURN(const DeviceTraits traits, device_traits());
   const RouterSpec& router = args.router;
-  const bool shapes = args.type == DType::kBFloat16 && args.rows >= 0 &&
-                      args.rows <= kSmallBatchMoeRows && router.top_k >= 1 &&
-                      args.first_local >= 0 && args.num_local >= 0 &&
-                      args.first_local + args.num_local <= router.num_experts &&
-                      router.num_groups >= 1 && router.num_experts % router.num_groups == 0 &&
-                      router.top_k <= router.num_experts / router.num_groups * router.top_groups &&
-                      args.rows * router.top_k <= kSmallBatchMoePairs && args.dim >= 8 &&
-                      args.ffn >= 8 && scales_agree(args) &&
-                      (args.dim | args.ffn | args.shared_ffn) % (has_scales(args) ? 16 : 8) == 0;
+  const bool shapes =
+      args.type == DType::kBFloat16 && args.rows >= 0 && args.rows <= kSmallBatchMoeRows &&
+      router.top_k >= 1 && args.first_local >= 0 && args.num_local >= 0 &&
+      args.first_local + args.num_local <= std::max(router.num_experts, args.replicas.num_slots) &&
+      router.num_groups >= 1 && router.num_experts % router.num_groups == 0 &&
+      router.top_k <= router.num_experts / router.num_groups * router.top_groups &&
+      args.rows * router.top_k <= kSmallBatchMoePairs && args.dim >= 8 && args.ffn >= 8 &&
+      scales_agree(args) &&
+      (args.dim | args.ffn | args.shared_ffn) % (has_scales(args) ? 16 : 8) == 0;
   if (!shapes || traits.compute_capability < 90) return false;
   for (const void* at : {args.x, args.norm_weight, args.gate_up, args.down, args.shared_gate_up,
                          args.shared_down, static_cast<const void*>(args.router_weights),

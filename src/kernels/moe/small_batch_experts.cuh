@@ -4,6 +4,7 @@
 
 #include "kernels/cuda/device.cuh"
 #include "kernels/moe/cuda_small_batch.h"
+#include "kernels/router/replicas.cuh"
 #include "kernels/router/router_topk.cuh"
 
 namespace espalier::kernels::cuda {
@@ -83,9 +84,10 @@ __device__ inline void select_experts(const SmallBatchMoeArgs& args, float* word
     __syncwarp();
     int32_t* experts = chosen.experts + warp * router.top_k;
     route_row(router, args.correction, own, lane, experts, chosen.weights + warp * router.top_k);
-    if (args.first_local > 0) {
+    if (args.first_local > 0 || args.replicas.table != nullptr) {
       __syncwarp();
-      for (int i = lane; i < router.top_k; i += 32) experts[i] -= args.first_local;
+      for (int i = lane; i < router.top_k; i += 32)
+        experts[i] = slot_of(args.replicas, experts[i], warp) - args.first_local;
     }
   }
   __syncthreads();

@@ -28,6 +28,14 @@ struct PairCounter {
   const int32_t* num_rows = nullptr;    // rows behind these are padding
 };
 
+// The slots that hold experts, where busy ones lie in several (router/op.h). Device memory.
+struct Replicas {
+  const int32_t* table = nullptr;  // [num_experts + 1] begins, then slots; null: experts are slots
+  int32_t num_experts = 0, num_slots = 0;
+  const int32_t* positions = nullptr;  // of tokens
+  const int32_t* rows = nullptr;       // the token of each row; null: row i is of token i
+};
+
 // Computes what kernels::route does (router/op.h), rows in parallel.
 struct RouteArgs {
   RouterSpec spec;

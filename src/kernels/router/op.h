@@ -43,6 +43,24 @@ struct RouteArgs {
 void route(const RouterSpec& spec, const RouteArgs& args);
 inline constexpr int32_t kMaxExperts = 1024;
 
+// Experts lie in slots, busy ones in several (replicas). Of table, [num_experts + 1] begins and
+// behind them slots, expert e has the slots [begins[e], begins[e + 1]). The replica that a token
+// takes: they take turns by position, so that it depends on the token and its position alone, and
+// those of several experts do not coincide.
+constexpr int32_t replica_of(int32_t expert, int32_t position, int32_t num_replicas) {
+  return static_cast<int32_t>((static_cast<uint32_t>(position) + static_cast<uint32_t>(expert)) %
+                              static_cast<uint32_t>(num_replicas));
+}
+struct ReplicasArgs {
+  const int32_t* table = nullptr;
+  int32_t num_experts = 0;
+  std::span<const int32_t> positions;  // [rows], of the tokens
+  int32_t* experts = nullptr;          // [rows, top_k]: become slots, ascending in a row
+  float* weights = nullptr;            // [rows, top_k], beside them
+  int32_t top_k = 0;
+};
+void choose_replicas(const ReplicasArgs& args);
+
 // Adds what one expert computed to its tokens: y[rows[i]] += weights[i] * x[i].
 struct ScatterArgs {
   const float* x = nullptr;        // [rows.size(), dim], rows adjacent

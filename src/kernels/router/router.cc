@@ -95,6 +95,30 @@ void route(const RouterSpec& spec, const RouteArgs& args) {
   }
 }
 
+// The slots of a row are sorted by insertion, for there are few.
+void choose_replicas(const ReplicasArgs& args) {
+  const int32_t* const slots = args.table + args.num_experts + 1;
+  int32_t* experts = args.experts;
+  float* weights = args.weights;
+  for (const int32_t position : args.positions) {
+    for (int32_t i = 0; i < args.top_k; ++i) {
+      const int32_t expert = experts[i], begin = args.table[expert];
+      const int32_t count = args.table[expert + 1] - begin;
+      const int32_t slot = slots[begin + replica_of(expert, position, count)];
+      const float weight = weights[i];
+      int32_t at = i;
+      for (; at > 0 && experts[at - 1] > slot; --at) {
+        experts[at] = experts[at - 1];
+        weights[at] = weights[at - 1];
+      }
+      experts[at] = slot;
+      weights[at] = weight;
+    }
+    experts += args.top_k;
+    weights += args.top_k;
+  }
+}
+
 void scatter_add(CpuBackend& backend, const ScatterArgs& args) {
   share_rows(backend, std::ssize(args.rows), args.dim, [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i) {

@@ -165,5 +165,23 @@ TEST(Router, CombinesInTheOrderOfTheExperts) {
   }
 }
 
+// Experts 0, 1 and 2 in slots {3}, {0, 2} and {1}.
+TEST(Router, ReplicasTakeTurnsByPosition) {
+  const int32_t table[] = {0, 1, 3, 4, 3, 0, 2, 1};
+  const int32_t positions[] = {7, 8, 7};
+  int32_t experts[] = {0, 1, 1, 2, 1, 2};
+  float weights[] = {0.25f, 0.75f, 0.5f, 0.125f, 1, 2};
+  choose_replicas({.table = table,
+                   .num_experts = 3,
+                   .positions = positions,
+                   .experts = experts,
+                   .weights = weights,
+                   .top_k = 2});
+  EXPECT_EQ(std::vector(std::begin(experts), std::end(experts)),
+            (std::vector<int32_t>{0, 3, 1, 2, 0, 1}));
+  EXPECT_EQ(std::vector(std::begin(weights), std::end(weights)),
+            (std::vector<float>{0.75f, 0.25f, 0.125f, 0.5f, 1, 2}));
+}
+
 }  // namespace
 }  // namespace espalier::kernels

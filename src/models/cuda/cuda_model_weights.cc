@@ -61,6 +61,10 @@ class CudaModelWeights final : public ModelWeights,
 
   Status commit() override {
     ESP_CHECK(!updates_.empty());
+    if (moves_experts()) {  // which they may have done since
+      const ModelLoadOptions options = *prepared_;
+      ESP_RETURN_IF_ERROR(prepare_from(options, nullptr));
+    }
     std::vector<CudaWeightUpdate> updates = std::exchange(updates_, {});
     is_whole_ = false;
     copies_.outdate();
@@ -120,8 +124,14 @@ class CudaModelWeights final : public ModelWeights,
   int64_t backup_bytes() const override { return backup_bytes_; }
 
  private:
+  bool moves_experts() const { return options_.experts.rebalance.num_iterations > 0; }
+
   Status prepare_from(const ModelLoadOptions& options, const MakeTensorLoader& some) {
     updates_.clear();
+    if (some && moves_experts())
+      return error(StatusCode::kUnimplemented,
+                   "experts change places on these GPUs, and their tensors are not replaced by "
+                   "name: bring a whole checkpoint, or start without --enable-eplb");
     std::vector<CudaWeightUpdate> updates(decoders_.size());
     ESP_RETURN_IF_ERROR(each([&](size_t i) -> Status {
       ESP_ASSIGN_OR_RETURN(

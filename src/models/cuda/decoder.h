@@ -11,6 +11,7 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <span>
 #include <vector>
 
 #include "base/status.h"
@@ -18,6 +19,7 @@
 #include "kernels/linear/cuda.h"
 #include "models/cuda/adapted_layers.h"
 #include "models/cuda/context.h"
+#include "models/cuda/expert_slots.h"
 #include "models/cuda/expert_tally.h"
 #include "models/cuda/one_token.h"
 #include "models/cuda/plan.h"
@@ -109,6 +111,17 @@ class CudaDecoder {
   // shape, slower. Sequences have at most max_context tokens. Before reserve(), once.
   void set_deterministic(int32_t max_context);
 
+  // Experts that change places between steps, of a rank whose spec has slots for them. Room for one
+  // on its way; `ranks`: the devices of all, which get access to the weights.
+  Status reserve_moves(std::span<const int32_t> ranks);
+  // Enqueues a copy from a slot of `source`. REQUIRES: reserve_moves() of both, and no step runs.
+  Status copy_expert(int32_t layer, const SlotCopy& copy, const CudaDecoder& source,
+                     const cuda::Stream& stream) {
+    return expert_slots_->copy(layer, copy, *source.expert_slots_, stream);
+  }
+  // Which expert each slot of all ranks has from here on. REQUIRES: no step runs.
+  Status set_expert_slots(int32_t layer, const ExpertSlots& slots, const cuda::Stream& stream);
+
   // What entries' adapters may add to; null: the model was loaded without enable_lora.
   const AdaptedMatrices* adapted_matrices() const {
     return others_.adapted ? &others_.adapted->matrices() : nullptr;
@@ -139,8 +152,8 @@ class CudaDecoder {
 
   const int32_t device_;
   const CudaRank rank_;
-  const ModelPlan whole_;   // of all ranks
-  const DecoderSpec spec_;  // of the rank's part
+  ModelPlan whole_;   // of all ranks; changed by set_expert_slots() alone,
+  DecoderSpec spec_;  // of the rank's part, as this
   const CudaWeights weights_;
   std::unique_ptr<CudaTensorLoader> loader_;  // null when all is there
   const std::unique_ptr<kernels::cuda::Linear> linear_;
@@ -153,6 +166,7 @@ class CudaDecoder {
   };
   Constants constants_;
   std::shared_ptr<CudaExpertTally> expert_tally_;  // shared with the reader; null: no counts
+  std::unique_ptr<CudaExpertSlots> expert_slots_;  // null: experts are slots
 
   const CudaPlan plan_;  // of any step
   CudaLaunchPolicy policy_;

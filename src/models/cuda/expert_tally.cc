@@ -17,7 +17,6 @@ CudaExpertTally::CudaExpertTally(const DecoderSpec& spec, const ExpertsSpec& exp
                                  cuda::DeviceBuffer counts, cuda::Stream stream)
     : device_(cuda::current_device()),
       num_layers_(static_cast<int32_t>(spec.layers.size())),
-      num_experts_(experts.router.num_experts),
       first_local_(experts.first_local),
       num_local_(experts.num_local()),
       counts_(std::move(counts)),

@@ -20,9 +20,8 @@ class CudaExpertTally final : public ExpertTally {
   // spec: what the device has of the model; null for a model without experts.
   static Result<std::shared_ptr<CudaExpertTally>> create(const DecoderSpec& spec);
 
-  // Device memory, [experts that are here], for kernels of this layer.
+  // Device memory, [slots that are here], for kernels of this layer.
   unsigned long long* of_layer(int32_t layer) const;
-  int32_t num_experts() const { return num_experts_; }  // of the whole model
   Status add_to(ExpertTable& table) const override;
 
  private:
@@ -30,8 +29,8 @@ class CudaExpertTally final : public ExpertTally {
                   cuda::Stream stream);
 
   const int32_t device_;
-  const int32_t num_layers_, num_experts_, first_local_, num_local_;
-  const cuda::DeviceBuffer counts_;  // [layers, experts that are here]
+  const int32_t num_layers_, first_local_, num_local_;
+  const cuda::DeviceBuffer counts_;  // [layers, slots that are here]
   const cuda::Stream stream_;
   mutable std::mutex mutex_;  // of the stream
 };

@@ -3,6 +3,7 @@
 #include "kernels/moe/cuda.h"
 #include "kernels/moe/cuda_small_batch.h"
 #include "kernels/router/cuda.h"
+#include "models/cuda/expert_slots.h"
 #include "models/cuda/expert_tally.h"
 #include "models/cuda/ops.h"
 
@@ -19,6 +20,16 @@ kc::PairCounter counter_of(const CudaContext& c, const Op& op) {
   const kc::EntryArrays& entries = c.step().entries;
   return {.pairs = c.scratch().expert_tally->of_layer(op.layer),
           .num_rows = entries.query_begin + entries.num_entries};
+}
+
+// The replicas that the rows of the operand take.
+kc::Replicas replicas_of(const CudaContext& c, const Op& op, const Operand& rows) {
+  if (c.scratch().expert_slots == nullptr) return {};
+  kc::Replicas out = c.scratch().expert_slots->replicas(op.layer);
+  out.positions = c.scratch().positions;
+  if (c.plan().program().buffer(rows).rows.count != program::RowCount::kTokens)
+    out.rows = c.step().rows;
+  return out;
 }
 
 void add_shared(const CudaContext& c, const Op& op, kc::SmallBatchMoeArgs& args) {
@@ -44,6 +55,7 @@ kc::SmallBatchMoeArgs moe_block_args(const CudaContext& c, const Op& op) {
                              .router = block.route.router,
                              .first_local = block.route.first_local,
                              .num_local = block.route.num_local,
+                             .replicas = replicas_of(c, op, op.outputs[0]),
                              .router_weights = weights.floats(block.route.weight),
                              .router_bias = weights.floats(block.route.bias),
                              .correction = weights.floats(block.route.correction),
@@ -108,6 +120,7 @@ Status run_moe_route(CudaContext& c, const Op& op) {
   const auto& route = op.as<program::MoeRoute>();
   const int32_t rows = c.num_rows(op.inputs[0]);
   auto* experts = static_cast<int32_t*>(c.write(op.outputs[0]));
+  const bool has_slots = c.scratch().expert_slots != nullptr;
   ESP_RETURN_IF_ERROR(kc::score({.type = c.type(),
                                  .x = c.read(op.inputs[0]),
                                  .x_stride = c.stride(op.inputs[0]),
@@ -118,21 +131,23 @@ Status run_moe_route(CudaContext& c, const Op& op) {
                                  .dim = route.in_features,
                                  .outputs = route.router.num_experts},
                                 c.launch(op)));
-  return kc::route_and_arrange({.spec = route.router,
-                                .logits = c.experts().scores,
-                                .rows = rows,
-                                .correction = c.weights().floats(route.correction),
-                                .experts = experts,
-                                .weights = static_cast<float*>(c.write(op.outputs[1]))},
-                               {.experts = experts,
-                                .num_pairs = rows * route.router.top_k,
-                                .num_experts = route.router.num_experts,
-                                .first_local = route.first_local,
-                                .num_local = route.num_local,
-                                .plan = c.experts().plan,
-                                .counts = counter_of(c, op),
-                                .pairs_per_row = route.router.top_k},
-                               c.launch(op));
+  return kc::route_and_arrange(
+      {.spec = route.router,
+       .logits = c.experts().scores,
+       .rows = rows,
+       .correction = c.weights().floats(route.correction),
+       .experts = experts,
+       .weights = static_cast<float*>(c.write(op.outputs[1]))},
+      {.experts = experts,
+       .num_pairs = rows * route.router.top_k,
+       .num_experts = has_slots ? route.num_slots : route.router.num_experts,
+       .first_local = route.first_local,
+       .num_local = route.num_local,
+       .plan = c.experts().plan,
+       .counts = counter_of(c, op),
+       .pairs_per_row = route.router.top_k,
+       .replicas = replicas_of(c, op, op.outputs[0])},
+      c.launch(op));
 }
 
 namespace {

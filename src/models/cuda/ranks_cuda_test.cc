@@ -7,6 +7,7 @@
 #include <tuple>
 
 #include "models/cuda/rank_models.h"
+#include "models/expert_locations.h"
 #include "models/golden.h"
 #include "models/program/partition.h"
 #include "tensor/cuda/device.h"
@@ -94,6 +95,16 @@ TEST_P(RanksCuda, SpreadExperts) {
     EXPECT_FALSE(CudaRankModels::load({spec, type_}, {.path = golden_.folder}, kNumRanks));
     return;
   }
+  expect_logits(spec);
+}
+
+// Two experts of each layer lie on both ranks.
+TEST_P(RanksCuda, HaveRedundantExperts) {
+  ESPALIER_REQUIRE_DEVICES();
+  DecoderSpec spec = golden_.spec;
+  spec.expert_groups = kNumRanks;
+  if (!program::check_partition(spec, kNumRanks).ok()) return;
+  ASSERT_TRUE(place_experts({.num_redundant = 2}, spec).ok());
   expect_logits(spec);
 }
 

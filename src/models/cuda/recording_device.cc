@@ -3,6 +3,7 @@
 
 #include "tensor/cuda/device.h"
 #include "tensor/cuda/memory.h"
+#include "tensor/cuda/releasable_buffer.h"
 #include "tensor/cuda/stream.h"
 
 namespace espalier::cuda {
@@ -29,6 +30,8 @@ PinnedBuffer::~PinnedBuffer() = default;
 void PinnedBuffer::swap(PinnedBuffer& other) noexcept { std::swap(data_, other.data_); }
 
 Status copy_to_host(void*, const void*, int64_t, const Stream&) { return Status(); }
+Status copy_between_devices(void*, const void*, int64_t, const Stream&) { return Status(); }
 Status fill_bytes(void*, int, int64_t, const Stream&) { return Status(); }
+Status ReleasableBuffer::share(std::span<const int32_t>) { return Status(); }
 
 }  // namespace espalier::cuda

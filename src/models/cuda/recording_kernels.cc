@@ -559,6 +559,7 @@ Status route_and_arrange(const RouteArgs& chosen, const ArrangeArgs& args,
       .add("top_k", chosen.spec.top_k)
       .add("correction", weight(chosen.correction))
       .add("of", args.num_experts)
+      .read("replicas", flat(args.replicas.table, 4 * (args.replicas.num_experts + 1)))
       .write(flat(chosen.experts, bytes))
       .write(flat(chosen.weights, bytes))
       .write(flat(args.plan.slots, bytes))

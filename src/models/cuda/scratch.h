@@ -13,6 +13,7 @@
 namespace espalier {
 
 class AdaptedMatrices;
+class CudaExpertSlots;
 class CudaExpertTally;
 class CudaMegakernel;
 
@@ -59,6 +60,7 @@ struct CudaScratch {
   const CudaMegakernel* megakernel = nullptr;             // null: the plan does not have it
   kernels::cuda::DeviceCollective* collective = nullptr;  // null: one rank has all of the model
   const CudaExpertTally* expert_tally = nullptr;          // null: experts' pairs are not counted
+  const CudaExpertSlots* expert_slots = nullptr;          // null: experts are slots
   const float* control_vectors = nullptr;  // [vectors, layers, hidden]; null: there are none
   // What a plan with adapters has; else null.
   const AdaptedMatrices* adapted = nullptr;

@@ -217,7 +217,8 @@ class ModelPlacer {
 
   // One tensor for all experts.
   Status fused_experts(const ExpertsSpec& of, const ExpertsLayout& layout) {
-    if (!layout.fused_gate_up_shard.whole() || of.num_local() < of.router.num_experts) {
+    if (!layout.fused_gate_up_shard.whole() || !of.slots.empty() ||
+        of.num_local() < of.router.num_experts) {
       return error(StatusCode::kUnimplemented,
                    "'{}' has all experts in one tensor, which GPUs do not divide among them yet; "
                    "run the model on one GPU, or use --device cpu",

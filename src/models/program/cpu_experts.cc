@@ -1,6 +1,7 @@
 #include "models/program/cpu_experts.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "kernels/activation/op.h"
 #include "kernels/embedding/op.h"
@@ -55,13 +56,12 @@ Status CpuExperts::reserve(const Program& program, int32_t max_tokens) {
   return Status();
 }
 
-void CpuExperts::count_to(ExpertCounts& counts, const Program& program) {
-  const auto num_experts = static_cast<int32_t>(sizes_of(program).experts);
-  if (num_experts == 0) return;
-  int32_t num_layers = 0;
-  for (const Op& op : program.ops) num_layers = std::max(num_layers, op.layer + 1);
-  tally_ = std::make_shared<HostExpertTally>(num_layers, num_experts);
-  counts.add(tally_, num_layers, num_experts);
+void CpuExperts::count_to(ExpertCounts& counts, const DecoderSpec& spec) {
+  ExpertPlaces places = expert_places(spec);
+  if (places.num_experts == 0) return;
+  tally_ = std::make_shared<HostExpertTally>(static_cast<int32_t>(places.layers.size()),
+                                             places.num_slots());
+  counts.add(tally_, std::move(places));
 }
 
 void CpuExperts::run(kernels::CpuBackend& backend, const ExpertsArgs& args) {

@@ -44,11 +44,12 @@ class CpuExperts {
   // Of the router, [max_tokens, experts].
   float* logits() { return logits_.as<float>(); }
 
-  // Lets count() add to a tally of `counts`; nothing for a program without experts.
-  void count_to(ExpertCounts& counts, const Program& program);
-  // Counts the experts of a layer's pairs, where count_to() has been called.
-  void count(int32_t layer, std::span<const int32_t> experts) {
-    if (tally_ != nullptr) tally_->count(layer, experts);
+  // Lets count() add to a tally of `counts`; nothing for a program without experts. spec: of all
+  // ranks.
+  void count_to(ExpertCounts& counts, const DecoderSpec& spec);
+  // Counts the slots of a layer's pairs, where count_to() has been called.
+  void count(int32_t layer, std::span<const int32_t> slots) {
+    if (tally_ != nullptr) tally_->count(layer, slots);
   }
 
   // y = sum over a row's experts, in ascending order, of weight * expert(x). So the sum does not

@@ -73,18 +73,18 @@ Result<std::unique_ptr<CpuModel>> CpuModel::create(const DecoderSpec& whole,
   program = cpu_passes(std::move(program), options.adapters);
   ESP_RETURN_IF_ERROR(check_runs(program));
   ESP_ASSIGN_OR_RETURN(auto backend, kernels::CpuBackend::create(pool));
-  Storage storage{.layout = partition_weights(whole, ranks), .types = types, .ranks = ranks};
-  ESP_ASSIGN_OR_RETURN(DecoderWeights weights,
-                       load_weights(*backend, spec, storage.layout, program, types, source));
+  ESP_ASSIGN_OR_RETURN(
+      DecoderWeights weights,
+      load_weights(*backend, spec, partition_weights(whole, ranks), program, types, source));
   std::unique_ptr<CpuModel> model(new CpuModel(std::move(spec), std::move(program),
-                                               std::move(storage), std::move(weights),
-                                               std::move(backend), options));
+                                               {.whole = whole, .types = types, .ranks = ranks},
+                                               std::move(weights), std::move(backend), options));
   if (options.hidden_states) {
     model->hidden_states_.emplace(model->program_, model->spec_.hidden_size);
     model->info_.returns_hidden_states = true;
   }
   if (options.expert_counts != nullptr && ranks.rank == 0) {
-    model->context_.experts().count_to(*options.expert_counts, model->program_);
+    model->context_.experts().count_to(*options.expert_counts, whole);
   }
   ESP_RETURN_IF_ERROR(model->reserve(1, 1));
   return model;
@@ -97,8 +97,10 @@ Result<std::vector<DecoderWeights>> CpuModel::read_weights(const OpenWeights& op
     out.push_back({.type = weights_.type});  // load_adapter() reads it
     return out;
   }
-  ESP_ASSIGN_OR_RETURN(out.emplace_back(), load_weights(*backend_, spec_, storage_.layout, program_,
-                                                        storage_.types, *source));
+  ESP_ASSIGN_OR_RETURN(
+      out.emplace_back(),
+      load_weights(*backend_, spec_, partition_weights(storage_.whole, storage_.ranks), program_,
+                   storage_.types, *source));
   return out;
 }
 

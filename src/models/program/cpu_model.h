@@ -12,6 +12,7 @@
 #include "kernels/cpu/backend.h"
 #include "models/decoder_spec.h"
 #include "models/decoder_weights.h"
+#include "models/expert_placement.h"
 #include "models/program/cpu_context.h"
 #include "models/program/cpu_draft_head.h"
 #include "models/program/cpu_hidden_states.h"
@@ -78,6 +79,15 @@ class CpuModel final : public StageModel {
   // For the head: the states of the last forward's tokens, and rows of the embedding.
   CpuView kept_states() const { return context_.view(kept_states_); }
   void embed(std::span<const TokenId> ids, const CpuView& out);
+  // Experts that change places between steps (ExpertBalancer), of a rank's part of a model whose
+  // spec has slots for them. Room for an expert beside those in slots, which is the spare slot.
+  // kUnimplemented where experts of a layer are stored in different ways.
+  Status reserve_spare_expert();
+  // Copies between slots of this rank and of `source`. REQUIRES: reserve_spare_expert() of both.
+  void copy_expert(int32_t layer, const SlotCopy& copy, CpuModel& source);
+  // Which expert each slot of all ranks has from here on.
+  void set_expert_slots(int32_t layer, const ExpertSlots& slots);
+
   // The same object whatever weights replace it.
   const kernels::PackedMatrix& head_matrix() const { return weights_.head; }
 
@@ -90,11 +100,12 @@ class CpuModel final : public StageModel {
 
   // How the weights are laid out and held.
   struct Storage {
-    WeightLayout layout;
+    DecoderSpec whole;  // of all ranks
     WeightTypes types;
     Ranks ranks;  // of which rank
   };
 
+  MlpWeights& expert_in(int32_t layer, int32_t slot);
   CpuModel(DecoderSpec spec, Program program, Storage storage, DecoderWeights weights,
            std::unique_ptr<kernels::CpuBackend> backend, const CpuModelOptions& options);
   void bind();
@@ -109,10 +120,11 @@ class CpuModel final : public StageModel {
   void input_logits(const ForwardBatch& batch, const InputLogitsSink& sink);
   void flush_input_logits(const InputLogitsSink& sink);
 
-  const DecoderSpec spec_;
+  DecoderSpec spec_;  // changed by set_expert_slots() alone,
   const Program program_;
-  const Storage storage_;
+  Storage storage_;  // as this
   DecoderWeights weights_;
+  MlpWeights spare_expert_;
   const std::unique_ptr<kernels::CpuBackend> backend_;
   ModelInfo info_;  // changed by add_draft_head() alone
   CpuContext context_;

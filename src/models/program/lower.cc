@@ -245,7 +245,8 @@ void lower_experts(Builder& b, const ExpertsSpec& experts, const Operand& x,
                  .correction = b.weight_if(router.correction, WeightKind::kRouterCorrection),
                  .in_features = x.columns,
                  .num_local = experts.num_local(),
-                 .first_local = experts.first_local});
+                 .first_local = experts.first_local,
+                 .num_slots = static_cast<int32_t>(experts.slots.size())});
   const auto matmul = [&](WeightKind matrix, WeightKind bias, const Operand& from,
                           const Operand& to) {
     b.add(OpKind::kMoeMatmul, {from, ids}, {to},
@@ -253,7 +254,7 @@ void lower_experts(Builder& b, const ExpertsSpec& experts, const Operand& x,
                     .bias = b.weight_if(mlp.bias, bias),
                     .num_experts = experts.num_local(),
                     .first_expert = experts.first_local,
-                    .num_routed = router.num_experts,
+                    .num_routed = experts.num_slots(),
                     .in_features = from.columns,
                     .out_features = to.columns});
   };
@@ -265,7 +266,7 @@ void lower_experts(Builder& b, const ExpertsSpec& experts, const Operand& x,
   b.add(OpKind::kMoeCombine, {down, weights, ids}, {branch},
         MoeCombine{.num_experts = router.num_experts,
                    .top_k = router.top_k,
-                   .spread = experts.num_local() < router.num_experts});
+                   .spread = experts.num_local() < experts.num_slots()});
   if (experts.shared) lower_shared_expert(b, experts, x, branch);
 }
 

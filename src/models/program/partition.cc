@@ -38,7 +38,7 @@ bool writes_pages(const AttentionSpec& a, const Ranks& ranks, int32_t ranks_per_
 }
 
 Status check_experts(const ExpertsSpec& experts, int32_t num_ranks, int32_t num_groups) {
-  if (experts.router.num_experts % num_groups != 0)
+  if (experts.slots.empty() && experts.router.num_experts % num_groups != 0)
     return invalid_argument(
         "ep_size is {}, but the model has {} experts in a layer, which it does not divide evenly",
         num_groups, experts.router.num_experts);
@@ -242,17 +242,23 @@ void shard_mlp(const Ranks& ranks, MlpLayout& mlp) {
   shard_matrix(mlp.down, Shard::Axis::kColumns, ranks);
 }
 
-void shard_experts(const ExpertRanks& at, ExpertsLayout& layout) {
+// spec: of all ranks.
+void shard_experts(const ExpertRanks& at, const ExpertsSpec& spec, ExpertsLayout& layout) {
   for (MlpLayout& expert : layout.experts) shard_mlp(at.slices, expert);
   layout.fused_gate_up_shard = {Shard::Axis::kRows, at.slices.rank, at.slices.num_ranks};
   layout.fused_down_shard = {Shard::Axis::kColumns, at.slices.rank, at.slices.num_ranks};
-  const auto all = static_cast<int64_t>(layout.experts.size());
-  const int64_t first = at.groups.begin(all), last = first + at.groups.count(all);
+  if (layout.experts.empty()) return;  // all are in one tensor
+  const auto first = static_cast<int32_t>(at.groups.begin(spec.num_slots()));
+  const auto count = static_cast<int32_t>(at.groups.count(spec.num_slots()));
   std::vector<MlpLayout> here;
-  for (int64_t i = 0; i < all; ++i) {
-    auto& to = i >= first && i < last ? here : layout.elsewhere;
-    to.push_back(std::move(layout.experts[static_cast<size_t>(i)]));
+  std::vector<bool> is_here(layout.experts.size());
+  for (int32_t slot = first; slot < first + count; ++slot) {
+    const auto expert = static_cast<size_t>(spec.expert_of(slot));
+    here.push_back(layout.experts[expert]);
+    is_here[expert] = true;
   }
+  for (size_t i = 0; i < is_here.size(); ++i)
+    if (!is_here[i]) layout.elsewhere.push_back(std::move(layout.experts[i]));
   layout.experts = std::move(here);
 }
 
@@ -286,9 +292,9 @@ DecoderSpec local_spec(const DecoderSpec& spec, const Ranks& ranks) {
     if (!layer.experts) continue;
     const ExpertRanks at = expert_ranks(spec, ranks);
     layer.experts->expert.intermediate_size /= at.slices.num_ranks;
-    const int64_t num_experts = layer.experts->router.num_experts;
-    layer.experts->first_local = static_cast<int32_t>(at.groups.begin(num_experts));
-    layer.experts->local_count = static_cast<int32_t>(at.groups.count(num_experts));
+    const int64_t num_slots = layer.experts->num_slots();
+    layer.experts->first_local = static_cast<int32_t>(at.groups.begin(num_slots));
+    layer.experts->local_count = static_cast<int32_t>(at.groups.count(num_slots));
     if (layer.experts->shared) divide(layer.experts->shared->intermediate_size);
   }
   return out;
@@ -340,7 +346,8 @@ WeightLayout partition_weights(const DecoderSpec& spec, const Ranks& ranks) {
       layer.sinks.parts.push_back({ranks.begin(heads), ranks.count(heads)});
     }
     shard_mlp(ranks, layer.mlp);
-    shard_experts(expert_ranks(spec, ranks), layer.experts);
+    if (const auto& experts = spec.layers[i].experts)
+      shard_experts(expert_ranks(spec, ranks), *experts, layer.experts);
   }
   return out;
 }

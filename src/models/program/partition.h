@@ -6,7 +6,9 @@
 // Experts may be spread whole (expert parallelism): the ranks form DecoderSpec::expert_groups
 // groups of neighbours, each group has an equal part of the experts, and the ranks of a group
 // divide the features of these. Every rank routes all rows and computes its experts' part of them;
-// the sum behind the experts, which is there in any case, adds up all parts.
+// the sum behind the experts, which is there in any case, adds up all parts. A busy expert may lie
+// in several groups, and experts may change places (models/expert_placement.h): ranks then have
+// parts of the slots that experts lie in.
 //
 // Pure functions.
 #pragma once

@@ -122,6 +122,7 @@ class Writer {
   void operator()(const MoeRoute& a) {
     put("experts", a.router.num_experts);
     put("top_k", a.router.top_k);
+    if (a.num_slots > 0) put("slots", a.num_slots);
   }
   void operator()(const MoeMatmul& a) {
     put("experts", a.num_experts);

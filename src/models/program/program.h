@@ -231,6 +231,7 @@ struct MoeRoute {
   int32_t in_features = 0;
   int32_t num_local = 0;    // experts that have a matrix here
   int32_t first_local = 0;  // of them
+  int32_t num_slots = 0;    // experts are replaced by slots of so many that hold them; 0: they stay
 };
 
 // Each pair by the matrix of its expert. x has a row for each token, or for each pair.
@@ -238,7 +239,7 @@ struct MoeMatmul {
   WeightId weight, bias;
   int32_t num_experts = 0;   // that have a matrix here
   int32_t first_expert = 0;  // of them; pairs of experts that are not here have no result
-  int32_t num_routed = 0;    // all experts that the router selects among
+  int32_t num_routed = 0;    // all experts that the router selects among, or all their slots
   int32_t in_features = 0;
   int32_t out_features = 0;              // of a matrix
   std::optional<Activation> activation;  // fused by passes

@@ -81,6 +81,9 @@ Status copy_to_device(void* device, const void* host, int64_t size_bytes, const 
 Status copy_to_host(void* host, const void* device, int64_t size_bytes, const Stream& stream) {
   return copy(host, device, size_bytes, cudaMemcpyDeviceToHost, stream, "copy to the host");
 }
+Status copy_between_devices(void* to, const void* from, int64_t size_bytes, const Stream& stream) {
+  return copy(to, from, size_bytes, cudaMemcpyDeviceToDevice, stream, "copy between devices");
+}
 Status fill_bytes(void* device, int value, int64_t size_bytes, const Stream& stream) {
   if (size_bytes == 0) return Status();
   return to_status(cudaMemsetAsync(device, value, static_cast<size_t>(size_bytes), stream.get()),

@@ -76,6 +76,8 @@ class Arena {
 // Asynchronous, in the stream's order; host memory is pinned.
 Status copy_to_device(void* device, const void* host, int64_t size_bytes, const Stream& stream);
 Status copy_to_host(void* host, const void* device, int64_t size_bytes, const Stream& stream);
+// Between memory of this device, or of others whose memory it reaches.
+Status copy_between_devices(void* to, const void* from, int64_t size_bytes, const Stream& stream);
 Status fill_bytes(void* device, int value, int64_t size_bytes, const Stream& stream);
 
 // Rows on the device, `pitch` bytes from one to the next; in the host's memory they lie one behind

@@ -93,6 +93,27 @@ Result<std::unique_ptr<ReleasableBuffer>> ReleasableBuffer::allocate(int64_t siz
   return buffer;
 }
 
+Status ReleasableBuffer::open() const {
+  std::vector<CUmemAccessDesc> access;
+  const auto add = [&](int device) {
+    access.push_back(
+        {.location = properties(device).location, .flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE});
+  };
+  add(device_);
+  for (const int32_t device : shared_with_) add(device);
+  return to_driver_status(
+      driver()->set_access(address_, mapped_bytes_, access.data(), access.size()),
+      "open device memory");
+}
+
+Status ReleasableBuffer::share(std::span<const int32_t> devices) {
+  if (address_ == 0) return Status();
+  ESP_CHECK(!is_released());
+  for (const int32_t device : devices)
+    if (device != device_) shared_with_.push_back(device);
+  return open();
+}
+
 ReleasableBuffer::~ReleasableBuffer() {
   if (address_ == 0) return;
   if (!is_released())
@@ -128,12 +149,7 @@ Status ReleasableBuffer::restore() {
     driver()->release(handle);
     return status;
   }
-  CUmemAccessDesc access{};
-  access.location = prop.location;
-  access.flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
-  status = to_driver_status(driver()->set_access(address_, mapped_bytes_, &access, 1),
-                            "open device memory");
-  if (!status.ok()) {
+  if (status = open(); !status.ok()) {
     driver()->unmap(address_, mapped_bytes_);
     driver()->release(handle);
     return status;

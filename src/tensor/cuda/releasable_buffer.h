@@ -6,8 +6,10 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "base/status.h"
 
@@ -28,6 +30,10 @@ class ReleasableBuffer {
   int64_t size_bytes() const { return size_bytes_; }
   bool is_released() const { return handle_ == 0; }
 
+  // Lets other devices, whose memory and this one's reach each other, read and write it, also when
+  // it has been restored. REQUIRES: it is not released.
+  Status share(std::span<const int32_t> devices);
+
   // Gives the memory back; the contents are lost. REQUIRES: it is not released.
   Status release();
   // Takes memory again, not initialised. After a failure it is still released. REQUIRES: it is
@@ -38,8 +44,11 @@ class ReleasableBuffer {
   ReleasableBuffer(int64_t size_bytes, std::string_view what)
       : size_bytes_(size_bytes), what_(what) {}
 
+  Status open() const;  // to its device and those that it is shared with
+
   const int64_t size_bytes_;
   const std::string what_;
+  std::vector<int32_t> shared_with_;
   int device_ = 0;
   size_t mapped_bytes_ = 0;  // size_bytes_ in the driver's granules
   uint64_t address_ = 0;     // of the range; 0: none is reserved

@@ -98,6 +98,8 @@ class CudaExecutor final : public Executor, public ReleasablePlanes {
   const StepResult& wait(uint64_t step) override;
   int32_t draft_samples_max() const override { return config_.max_draft_samples; }
   int32_t chain_max() const override { return chains_ ? chains_->chain_max() : 0; }
+  // Returns when all that was launched has ended.
+  Status drain() { return stream_.synchronize(); }
   // Whether wait() would return at once, or what failed.
   Result<bool> is_done(uint64_t step);
   Status copy_pages(std::span<const PageId> from, std::span<const PageId> to) override;

@@ -69,6 +69,7 @@ Result<std::unique_ptr<CudaRanks>> CudaRanks::begin_load(const ModelPlan& plan,
     out->models_[static_cast<size_t>(rank)] = *std::move(model);
     return Status();
   }));
+  ESP_RETURN_IF_ERROR(out->reserve_moves(options));
   out->info_ = describe_model(plan.spec);
   out->rank_info_ = out->models_.front()->info();
   for (const auto& model : out->models_) {
@@ -80,6 +81,52 @@ Result<std::unique_ptr<CudaRanks>> CudaRanks::begin_load(const ModelPlan& plan,
            devices.front(), devices.back(),
            static_cast<double>(out->group_->device_bytes()) / (1 << 20));
   return out;
+}
+
+Status CudaRanks::reserve_moves(const ModelLoadOptions& options) {
+  const RebalanceConfig& config = options.experts.rebalance;
+  if (config.num_iterations == 0) return Status();
+  moves_ = std::make_unique<Moves>(config, *options.expert_counts);
+  for (const auto& model : models_) moves_->decoders.push_back(model.get());
+  moves_->streams.resize(models_.size());
+  return each("prepare for experts that move", [&](int32_t rank) -> Status {
+    const auto at = static_cast<size_t>(rank);
+    ESP_ASSIGN_OR_RETURN(moves_->streams[at], cuda::Stream::create());
+    return models_[at]->reserve_moves(devices_);
+  });
+}
+
+// Reading counts changes the thread's current device.
+Status CudaRanks::move_experts() {
+  const auto moves = moves_->balancer.next();
+  ESP_RETURN_IF_ERROR(cuda::use_device(devices_.front()));
+  if (!moves) return moves.error();
+  if (moves->empty()) return Status();
+  ESP_RETURN_IF_ERROR(each("wait for steps", [&](int32_t rank) { return executor(rank).drain(); }));
+  for (const LayerMove& move : *moves) ESP_RETURN_IF_ERROR(move_experts(move));
+  ESP_RETURN_IF_ERROR(moves_->balancer.moved(*moves));
+  return cuda::use_device(devices_.front());
+}
+
+// The same part of each expert moves: among ranks that have the same features of it.
+Status CudaRanks::move_experts(const LayerMove& move) {
+  const auto num_slices = static_cast<int32_t>(std::ssize(devices_)) / move.shape.num_groups;
+  for (const std::vector<SlotCopy>& step : move.copies) {
+    ESP_RETURN_IF_ERROR(each("copy experts", [&](int32_t rank) -> Status {
+      const cuda::Stream& stream = moves_->streams[static_cast<size_t>(rank)];
+      for (const SlotCopy& copy : step) {
+        if (move.shape.group_of(copy.to) != rank / num_slices) continue;
+        const int32_t source = move.shape.group_of(copy.from) * num_slices + rank % num_slices;
+        ESP_RETURN_IF_ERROR(moves_->decoders[static_cast<size_t>(rank)]->copy_expert(
+            move.layer, copy, *moves_->decoders[static_cast<size_t>(source)], stream));
+      }
+      return stream.synchronize();
+    }));
+  }
+  return each("place experts", [&](int32_t rank) {
+    const auto at = static_cast<size_t>(rank);
+    return moves_->decoders[at]->set_expert_slots(move.layer, move.slots, moves_->streams[at]);
+  });
 }
 
 std::vector<const CudaDecoder*> CudaRanks::decoders() const {
@@ -138,6 +185,12 @@ Status CudaRanks::finish_loading() {
 void CudaRanks::launch(const ForwardBatch& batch) {
   in_flight_[batch.step % Executor::kMaxInFlight] = &batch;
   if (!lost_.ok()) return;
+  if (moves_ != nullptr) {
+    if (const Status status = move_experts(); !status.ok()) {
+      static_cast<void>(lose(status));
+      return;
+    }
+  }
   threads_.run([&](int32_t rank) { executor(rank).launch(batch); });
 }
 
@@ -228,8 +281,7 @@ Status CudaRanks::restore_memory() {
     const Status status = executors_[i]->restore_memory();
     if (status.ok()) continue;
     while (i > 0) {
-      ESP_ASSIGN_OR_RETURN(const int64_t bytes,
-                           executors_[--i]->release_memory());
+      ESP_ASSIGN_OR_RETURN(const int64_t bytes, executors_[--i]->release_memory());
       static_cast<void>(bytes);
     }
     return status;

@@ -20,7 +20,9 @@
 #include "engine/executor/ranks_page_copier.h"
 #include "kernels/collective/cuda.h"
 #include "models/cuda/decoder.h"
+#include "models/expert_balancer.h"
 #include "models/model_plan.h"
+#include "tensor/cuda/stream.h"
 #include "tensor/rank_threads.h"
 
 namespace espalier {
@@ -69,6 +71,12 @@ class CudaRanks final : public Executor, public ReleasableMemory {
 
  private:
   explicit CudaRanks(const std::vector<int32_t>& devices);
+  // Prepares for experts that change places; nothing where they stay.
+  Status reserve_moves(const ModelLoadOptions& options);
+  // Lets experts change places in front of a step where the counts ask for it: waits for the steps
+  // before.
+  Status move_experts();
+  Status move_experts(const LayerMove& move);
   void wait_for_all(uint64_t step);
   Status status_of(uint64_t step);
   Status lose(const Status& status);
@@ -77,6 +85,14 @@ class CudaRanks final : public Executor, public ReleasableMemory {
   const std::vector<int32_t> devices_;
   std::unique_ptr<kernels::cuda::DeviceGroup> group_;
   std::vector<std::unique_ptr<CudaDecoder>> models_;  // until reserve()
+  // Of experts that change places; null: they stay.
+  struct Moves {
+    Moves(const RebalanceConfig& config, ExpertCounts& counts) : balancer(config, counts) {}
+    ExpertBalancer balancer;
+    std::vector<CudaDecoder*> decoders;  // of each rank
+    std::vector<cuda::Stream> streams;
+  };
+  std::unique_ptr<Moves> moves_;
   std::vector<std::unique_ptr<CudaExecutor>> executors_;
   std::unique_ptr<RanksPageCopier> page_copier_;  // null until it is wanted
   ModelInfo info_, rank_info_;
