@@ -112,7 +112,7 @@ Status CudaRanks::move_experts() {
 Status CudaRanks::move_experts(const LayerMove& move) {
   const auto num_slices = static_cast<int32_t>(std::ssize(devices_)) / move.shape.num_groups;
   for (const std::vector<SlotCopy>& step : move.copies) {
-    ESP_RETURN_IF_ERROR(each("copy experts", [&](int32_t rank) -> Status {
+    const Status copied = each("copy experts", [&](int32_t rank) -> Status {
       const cuda::Stream& stream = moves_->streams[static_cast<size_t>(rank)];
       for (const SlotCopy& copy : step) {
         if (move.shape.group_of(copy.to) != rank / num_slices) continue;
@@ -121,7 +121,8 @@ Status CudaRanks::move_experts(const LayerMove& move) {
             move.layer, copy, *moves_->decoders[static_cast<size_t>(source)], stream));
       }
       return stream.synchronize();
-    }));
+    });
+    if (!copied.ok()) return copied;
   }
   return each("place experts", [&](int32_t rank) {
     const auto at = static_cast<size_t>(rank);
