@@ -285,7 +285,7 @@ void add_load(Figures& f, const Engine& engine, const EngineStats& s) {
 }
 
 // Of all tokens since the start; 1 is even.
-void add_experts(Figures& f, const Engine& engine, const EngineStats& s) {
+void add_experts(Figures& f, const EngineStats& s) {
   if (s.experts.tokens.empty()) return;
   const ExpertBalance balance = balance_of(s.experts);
   f.gauge("espalier:expert_busiest_over_mean", "Tokens of the busiest expert over the mean.",
@@ -568,7 +568,7 @@ std::string Metrics::scrape(const Engine& engine, const Http& http) const {
   Figures f(impl_->registry.Collect(), impl_->labels);
   add_load(f, engine, s);
   add_memory_of_model(f, s);
-  add_experts(f, engine, s);
+  add_experts(f, s);
   add_requests(f, s);
   add_steps(f, s);
   add_images(f, s);
