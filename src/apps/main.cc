@@ -103,7 +103,7 @@ const std::vector<Command>& model_commands() {
   static const std::vector<Command> all = {
       {"list", "list the models on this computer, and verify their files", run_models_list},
       {"convert", "write a model as GGUF, or a GGUF as a Hugging Face folder", run_models_convert},
-      {"quantize", "write a model as a GGUF of fewer bits", run_models_quantize},
+      {"quantize", "write a model in fewer bits, as a GGUF or a folder", run_models_quantize},
   };
   return all;
 }

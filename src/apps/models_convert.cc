@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <boost/json.hpp>
 #include <cmath>
 #include <memory>
 #include <optional>
@@ -12,7 +13,9 @@
 #include "apps/commands.h"
 #include "apps/config.h"
 #include "apps/progress.h"
+#include "apps/rounding_errors.h"
 #include "base/mapped_file.h"
+#include "checkpoint/compressed_tensors.h"
 #include "checkpoint/generation_config.h"
 #include "checkpoint/gguf_model.h"
 #include "checkpoint/model_transcode.h"
@@ -153,7 +156,7 @@ Status compare(const fs::path& source, const fs::path& result) {
   return compare_tokenizers(source, result);
 }
 
-// ---- the two kinds of results ----
+// ---- the kinds of results ----
 
 // A bar on a terminal; nothing elsewhere.
 WriteProgress bar_of_writing(int64_t bytes) {
@@ -221,6 +224,52 @@ Status write_folder(const fs::path& source, const BlockEncoder& type, StagedOutp
   return write_safetensors(output.path(), tensors, kShardBytes, bar_of_writing(bytes));
 }
 
+// The files beside the weights: tokenizer, template, defaults.
+Status copy_other_files(const fs::path& from, const fs::path& to) {
+  static constexpr std::string_view kWeights[] = {".safetensors", ".bin", ".pt", ".pth", ".gguf"};
+  std::error_code problem;
+  for (const fs::directory_entry& entry : fs::directory_iterator(from, problem)) {
+    const std::string name = entry.path().filename().string();
+    const std::string end = entry.path().extension().string();
+    if (!entry.is_regular_file(problem) || name == "config.json" || name.starts_with('.') ||
+        name.ends_with(".index.json") || std::ranges::find(kWeights, end) != std::end(kWeights))
+      continue;
+    if (!fs::copy_file(entry.path(), to / name, problem)) break;
+  }
+  if (!problem) return {};
+  return error(StatusCode::kInternal, "the files beside the weights cannot be copied from {}: {}",
+               from.string(), problem.message());
+}
+
+// A folder whose matrices are rounded, in compressed-tensors' format.
+Status write_compressed(const fs::path& source, const CompressedFormat& format,
+                        StagedOutput& output) {
+  if (find_gguf(source))
+    return error(StatusCode::kInvalidArgument,
+                 "{} is a GGUF: make a folder of it first (espalier models convert), whose "
+                 "matrices {} takes",
+                 source.string(), format.name);
+  ESP_ASSIGN_OR_RETURN(const Checkpoint checkpoint, Checkpoint::open(source));
+  ESP_ASSIGN_OR_RETURN(const CompressedPlan plan, plan_compressed(checkpoint, format));
+  ESP_ASSIGN_OR_RETURN(const std::string text, read_text_file(source / "config.json"));
+  boost::system::error_code problem;
+  boost::json::value config = boost::json::parse(text, problem);
+  if (problem || !config.is_object())
+    return error(StatusCode::kDataLoss, "{}: it is no JSON object",
+                 (source / "config.json").string());
+  config.as_object()["quantization_config"] = boost::json::parse(plan.quantization_config);
+  const int64_t bytes = total_bytes(plan.tensors);
+  ESP_RETURN_IF_ERROR(output.require_space(bytes));
+  std::error_code refused;
+  if (!fs::create_directory(output.path(), refused))
+    return error(StatusCode::kInternal, "the folder {} cannot be made: {}", output.path().string(),
+                 refused.message());
+  ESP_RETURN_IF_ERROR(copy_other_files(source, output.path()));
+  ESP_RETURN_IF_ERROR(
+      write_file(output.path() / "config.json", boost::json::serialize(config) + "\n"));
+  return write_safetensors(output.path(), plan.tensors, kShardBytes, bar_of_writing(bytes));
+}
+
 int64_t size_of(const fs::path& path) {
   std::error_code problem;
   if (!fs::is_directory(path, problem)) return static_cast<int64_t>(fs::file_size(path, problem));
@@ -230,18 +279,32 @@ int64_t size_of(const fs::path& path) {
   return sum;
 }
 
-Status convert(const ConvertOptions& options, const GgufTypes& types) {
+// What is made: a GGUF or a folder of `types`, or a folder in a compressed format.
+struct Wanted {
+  GgufTypes types;
+  const CompressedFormat* compressed = nullptr;
+  bool rounds = false;  // says how far matrices are from those before
+};
+
+Status convert(const ConvertOptions& options, const Wanted& wanted) {
   ESP_ASSIGN_OR_RETURN(const fs::path source, resolve_model_path(options.source));
   ESP_ASSIGN_OR_RETURN(StagedOutput output,
                        StagedOutput::create(options.destination, options.force));
   const bool to_gguf = options.destination.extension() == ".gguf";
-  ESP_RETURN_IF_ERROR(to_gguf ? write_to_gguf(source, types, output)
-                              : write_folder(source, *types.matrices, output));
+  if (wanted.compressed != nullptr)
+    ESP_RETURN_IF_ERROR(write_compressed(source, *wanted.compressed, output));
+  else
+    ESP_RETURN_IF_ERROR(to_gguf ? write_to_gguf(source, wanted.types, output)
+                                : write_folder(source, *wanted.types.matrices, output));
   ESP_RETURN_IF_ERROR(compare(source, output.path()));
+  if (wanted.rounds) {
+    ESP_ASSIGN_OR_RETURN(const auto errors, rounding_errors(source, output.path()));
+    fmt::print("{}", errors_text(errors));
+  }
   const int64_t bytes = size_of(output.path());
   ESP_RETURN_IF_ERROR(output.commit());
   fmt::print("{}: {:.1f} MB, {}\n", options.destination.string(), static_cast<double>(bytes) / 1e6,
-             types.matrices->name);
+             options.type);
   return {};
 }
 
@@ -249,7 +312,22 @@ std::vector<std::string> type_names(bool quantised) {
   std::vector<std::string> out;
   for (const BlockEncoder& each : block_encoders())
     if ((block_type_of(each).elements > 1) == quantised) out.emplace_back(each.name);
+  if (!quantised) return out;
+  for (const CompressedFormat& each : compressed_formats()) out.emplace_back(each.name);
   return out;
+}
+
+// GGUFs have blocks, folders compressed-tensors' formats.
+Status check_name(const ConvertOptions& options) {
+  const bool gguf = options.destination.extension() == ".gguf";
+  if (gguf == (find_compressed_format(options.type) == nullptr)) return {};
+  return gguf ? invalid_argument(
+                    "{}: {} is a format of folders (safetensors), so the name does not end in "
+                    ".gguf",
+                    options.destination.string(), options.type)
+              : invalid_argument(
+                    "{}: blocks of {} are those of GGUF files, so the name ends in .gguf",
+                    options.destination.string(), options.type);
 }
 
 int run(std::string name, std::string description, std::string footer, bool quantise,
@@ -259,15 +337,13 @@ int run(std::string name, std::string description, std::string footer, bool quan
   SettingTable table;
   table.group("The result");
   table.choice("type", options.type, type_names(quantise),
-               quantise ? "the blocks that matrices become; the embedding and the output's matrix "
-                          "keep 8 bits"
-                        : "the type of the elements");
+               quantise
+                   ? "what matrices become: blocks of a GGUF, whose embedding and output's "
+                     "matrix keep 8 bits, or formats of a folder, whose embedding and head stay"
+                   : "the type of the elements");
   table.toggle("force", options.force, "replace what is there under the result's name");
-  CommandLine command{std::move(name),
-                      std::move(description),
-                      std::move(footer),
-                      quantise ? "SOURCE RESULT.gguf" : "SOURCE RESULT",
-                      {}};
+  CommandLine command{
+      std::move(name), std::move(description), std::move(footer), "SOURCE RESULT", {}};
   if (const auto exit_code = parse_command_line(command, table, SettingTable(), args))
     return *exit_code;
   if (command.words.size() != 2)
@@ -276,13 +352,14 @@ int run(std::string name, std::string description, std::string footer, bool quan
         kExitUsage);
   options.source = command.words[0];
   options.destination = command.words[1];
-  if (quantise && options.destination.extension() != ".gguf")
-    return report(invalid_argument("{}: quantised models are GGUF files, so the name ends in .gguf",
-                                   options.destination.string()),
-                  kExitUsage);
-  GgufTypes types{.matrices = find_block_encoder(options.type)};
-  types.vocabulary = quantise ? find_block_encoder("Q8_0") : types.matrices;
-  if (const Status status = convert(options, types); !status.ok())
+  if (quantise) {
+    if (const Status named = check_name(options); !named.ok()) return report(named, kExitUsage);
+  }
+  Wanted wanted{.types = {.matrices = find_block_encoder(options.type)},
+                .compressed = find_compressed_format(options.type),
+                .rounds = quantise};
+  wanted.types.vocabulary = quantise ? find_block_encoder("Q8_0") : wanted.types.matrices;
+  if (const Status status = convert(options, wanted); !status.ok())
     return report(status, kExitFailure);
   return kExitOk;
 }
@@ -301,11 +378,15 @@ int run_models_convert(const std::vector<std::string>& args) {
 }
 
 int run_models_quantize(const std::vector<std::string>& args) {
-  return run("espalier models quantize",
-             "Writes a model, a folder or a GGUF, as a GGUF file of fewer bits.",
-             "Example:\n"
-             "  espalier models quantize Qwen/Qwen3-0.6B qwen3-q4.gguf --type Q4_0",
-             true, args);
+  return run(
+      "espalier models quantize",
+      "Writes a model in fewer bits: a folder or a GGUF as a GGUF file of blocks, or a folder "
+      "as a folder of compressed-tensors' formats, which GPUs multiply and vLLM reads. Says "
+      "how far each layer's matrices are from those before.",
+      "Examples:\n"
+      "  espalier models quantize Qwen/Qwen3-0.6B qwen3-q4.gguf --type Q4_0\n"
+      "  espalier models quantize Qwen/Qwen3-0.6B qwen3-int4 --type INT4",
+      true, args);
 }
 
 }  // namespace espalier::apps

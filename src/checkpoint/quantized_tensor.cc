@@ -392,6 +392,38 @@ class RowPackedReader final : public TensorReader {
   const std::vector<int32_t> groups_;              // of each input
 };
 
+// ---- 4-bit floats with scales of blocks ----
+
+// Rows of E2M1 numbers, two a byte, low bits first, whose blocks have scales of their own: NVFP4
+// (e4m3 for 16 numbers, times a number for all) and MXFP4 (powers of two for 32).
+class E2m1Reader final : public TensorReader {
+ public:
+  struct Scales {
+    const std::byte* data = nullptr;  // [rows, columns / block]
+    std::array<float, 256> values;    // of their bytes
+    int64_t block = 16;
+  };
+
+  E2m1Reader(const std::byte* codes, int64_t columns, const Scales& scales)
+      : codes_(codes), columns_(columns), scales_(scales) {}
+  void read(int64_t first, std::span<float> out) const override {
+    constexpr float kSizes[8] = {0, 0.5f, 1, 1.5f, 2, 3, 4, 6};
+    for_each_element(first, columns_, out, [&](int64_t row, int64_t column) {
+      const int64_t at = row * columns_ + column;
+      const int code = static_cast<int>(codes_[at / 2]) >> (at % 2 * 4) & 15;
+      const auto scale = static_cast<uint8_t>(
+          scales_.data[row * (columns_ / scales_.block) + column / scales_.block]);
+      const float value = kSizes[code & 7] * scales_.values[scale];
+      return code < 8 ? value : -value;
+    });
+  }
+
+ private:
+  const std::byte* const codes_;
+  const int64_t columns_;
+  const Scales scales_;
+};
+
 // ---- Putting together ----
 
 // What a checkpoint's config.json says of its quantisation.
@@ -411,9 +443,9 @@ struct QuantizationConfig {
     }
     if (out.method == "modelopt") {
       ESP_ASSIGN_OR_RETURN(const std::string algorithm, config.string_or("quant_algo", "FP8"));
-      if (algorithm == "FP8") return out;
-      return fail(config.field_error("quant_algo",
-                                     fmt::format("is {}; of ModelOpt FP8 is read", algorithm)));
+      if (algorithm == "FP8" || algorithm == "NVFP4") return out;
+      return fail(config.field_error(
+          "quant_algo", fmt::format("is {}; of ModelOpt FP8 and NVFP4 are read", algorithm)));
     }
     if (out.method == "fbgemm_fp8") return out;
     const auto methods = quantization_methods();
@@ -445,10 +477,12 @@ struct QuantizationConfig {
   Status read_compressed(const JsonObject& config) {
     ESP_ASSIGN_OR_RETURN(const std::string format, config.string("format"));
     const bool floats = format == "float-quantized" || format == "naive-quantized";
+    if (format == "nvfp4-pack-quantized" || format == "mxfp4-pack-quantized") return {};
     if (!floats && format != "int-quantized" && format != "pack-quantized") {
       return config.field_error(
-          "format", fmt::format("is {}; of compressed-tensors float-quantized, int-quantized and "
-                                "pack-quantized are read",
+          "format", fmt::format("is {}; of compressed-tensors float-quantized, int-quantized, "
+                                "pack-quantized, nvfp4-pack-quantized and mxfp4-pack-quantized are "
+                                "read",
                                 format));
     }
     ESP_ASSIGN_OR_RETURN(const JsonObject groups, config.object("config_groups"));
@@ -472,9 +506,9 @@ struct QuantizationConfig {
 
 // Scales of activations, keys and values: activations are scaled by what they are, a row at a time.
 bool is_activation_scale(std::string_view name) {
-  constexpr std::string_view kEnds[] = {".input_scale", ".output_scale",   ".k_scale",
-                                        ".v_scale",     ".q_scale",        ".input_scale_ub",
-                                        ".prob_scale",  ".weight_scale_ub"};
+  constexpr std::string_view kEnds[] = {".input_scale", ".output_scale",    ".k_scale",
+                                        ".v_scale",     ".q_scale",         ".input_scale_ub",
+                                        ".prob_scale",  ".weight_scale_ub", ".input_global_scale"};
   return std::ranges::any_of(kEnds, [&](std::string_view end) { return name.ends_with(end); });
 }
 
@@ -553,7 +587,12 @@ class Combiner {
       if (name.ends_with(".qweight")) {
         ESP_RETURN_IF_ERROR(add_packed(name.substr(0, name.size() - 8)));
       } else if (name.ends_with(".weight_packed")) {
-        ESP_RETURN_IF_ERROR(add_row_packed(name.substr(0, name.size() - 14)));
+        const std::string stem = name.substr(0, name.size() - 14);
+        ESP_RETURN_IF_ERROR(tensors_[i].dtype_name == "U8" ? add_e2m1(i, stem)
+                                                           : add_row_packed(stem));
+      } else if (name.ends_with(".weight") && tensors_[i].dtype_name == "U8" &&
+                 parts_.find(name + "_scale") != nullptr) {
+        ESP_RETURN_IF_ERROR(add_e2m1(i, name.substr(0, name.size() - 7)));
       } else if (name.ends_with(".weight") && is_scaled(tensors_[i])) {
         ESP_RETURN_IF_ERROR(add_scales(i, name.substr(0, name.size() - 7)));
       } else if (config_ && is_activation_scale(name)) {
@@ -712,6 +751,53 @@ class Combiner {
                                                    zeros == nullptr ? nullptr : zeros->bytes.data(),
                                                    all_floats(*scales), std::move(groups));
     tensors_.push_back(std::move(out));
+    return {};
+  }
+
+  // Codes [out, in / 2] with weight_scale: e4m3 [out, in / 16], multiplied by weight_scale_2
+  // (ModelOpt) or divided by weight_global_scale (compressed-tensors); or exponents of powers of
+  // two [out, in / 32] alone.
+  Status add_e2m1(size_t index, const std::string& stem) {
+    const CheckpointTensor codes = tensors_[index];
+    ESP_ASSIGN_OR_RETURN(const CheckpointTensor* scales,
+                         parts_.part(stem + ".weight_scale", codes.name));
+    if (codes.shape.size() != 2) return misfit(codes, "should be a matrix");
+    const bool nvfp4 = scales->dtype_name == "F8_E4M3";
+    const int64_t block = nvfp4 ? 16 : 32, rows = codes.shape[0], columns = 2 * codes.shape[1];
+    if ((!nvfp4 && scales->dtype_name != "U8") || columns % block != 0 ||
+        scales->shape != std::vector<int64_t>{rows, columns / block})
+      return misfit(*scales, fmt::format("does not fit '{}' {}: NVFP4 has an F8_E4M3 for 16 "
+                                         "inputs, MXFP4 a U8 for 32",
+                                         codes.name, shape_string(codes.shape)));
+    E2m1Reader::Scales of{.data = scales->bytes.data(),
+                          .values = nvfp4 ? decode_table<e4m3>() : decode_table<e8m0>(),
+                          .block = block};
+    if (nvfp4) ESP_RETURN_IF_ERROR(scale_all(stem, codes.name, of.values));
+    CheckpointTensor out;
+    out.name = stem + ".weight";
+    out.dtype_name = nvfp4 ? "NVFP4" : "MXFP4";
+    out.shape = {rows, columns};
+    out.bytes = codes.bytes;
+    out.reader = std::make_shared<E2m1Reader>(codes.bytes.data(), columns, of);
+    if (codes.name == out.name) {
+      tensors_[index] = std::move(out);
+      return {};
+    }
+    if (parts_.find(out.name) != nullptr) return misfit(codes, "stands beside a '.weight'");
+    parts_.use(codes.name);
+    tensors_.push_back(std::move(out));
+    return {};
+  }
+  // Multiplies scales by the number that all of a matrix share.
+  Status scale_all(const std::string& stem, const std::string& name,
+                   std::array<float, 256>& values) {
+    const bool divides = parts_.find(stem + ".weight_global_scale") != nullptr;
+    ESP_ASSIGN_OR_RETURN(
+        const CheckpointTensor* scale,
+        parts_.part(stem + (divides ? ".weight_global_scale" : ".weight_scale_2"), name));
+    if (!scale->dtype || scale->num_elements() != 1) return misfit(*scale, "should be a number");
+    const float all = all_floats(*scale).front();
+    for (float& value : values) value = divides ? value / all : value * all;
     return {};
   }
 

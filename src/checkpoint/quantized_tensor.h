@@ -36,6 +36,8 @@ std::span<const std::string_view> quantization_methods();
 //   X.qweight, X.qzeros, X.scales (GPTQ, with X.g_idx; AWQ) -> X.weight [out, in]
 //   X.weight_packed, X.weight_scale, X.weight_shape, with X.weight_zero_point or X.weight_g_idx
 //   (compressed-tensors) -> X.weight [out, in]
+//   X.weight or X.weight_packed U8 with X.weight_scale, and of NVFP4 X.weight_scale_2 (ModelOpt) or
+//   X.weight_global_scale (compressed-tensors): NVFP4, MXFP4 -> X.weight [out, in]
 // and gives every other tensor of a type that can be read a reader. `config`: config.json's
 // quantization_config, if there is one. kDataLoss names the tensor whose parts are missing or do
 // not fit together; kUnimplemented a method or number of bits that is not known.

@@ -255,6 +255,66 @@ TEST(Quantized, CompressedWordsHoldARowsNeighbours) {
   }
 }
 
+// NVFP4 as ModelOpt and as compressed-tensors have it, and MXFP4 of the latter.
+TEST(Quantized, FloatsOfFourBitsHaveScalesOfBlocks) {
+  constexpr float kSizes[8] = {0, 0.5f, 1, 1.5f, 2, 3, 4, 6};
+  constexpr int kRows = 2, kColumns = 64;
+  std::string codes, halves, powers;
+  for (int i = 0; i < kRows * kColumns / 2; ++i) codes += static_cast<char>(i * 37 + 11);
+  for (int i = 0; i < kRows * kColumns / 16; ++i) halves += static_cast<char>(0x30 + i);  // e4m3
+  for (int i = 0; i < kRows * kColumns / 32; ++i) powers += static_cast<char>(120 + i);
+  const auto scale16 = [&](int block) { return (8.0f + static_cast<float>(block)) / 16; };
+  const auto check = [&](const std::string& config, const std::vector<Part>& parts, auto scale) {
+    TempFolder folder;
+    folder.write("config.json", config);
+    folder.write("model.safetensors", file_of(parts));
+    const auto checkpoint = Checkpoint::open(folder.path());
+    ASSERT_TRUE(checkpoint) << checkpoint.error().message();
+    ASSERT_EQ(checkpoint->tensors().size(), 1u);
+    EXPECT_EQ(checkpoint->tensors()[0].name, "x.weight");
+    const std::vector<float> got = values_of(checkpoint->tensors()[0]);
+    ASSERT_EQ(got.size(), size_t{kRows * kColumns});
+    for (int i = 0; i < kRows * kColumns; ++i) {
+      const int code = static_cast<uint8_t>(codes[static_cast<size_t>(i / 2)]) >> (i % 2 * 4) & 15;
+      const float size = kSizes[code & 7] * scale(i);
+      ASSERT_EQ(got[static_cast<size_t>(i)], code < 8 ? size : -size) << i;
+    }
+  };
+  const std::vector<int64_t> words{kRows, kColumns / 2};
+  check(R"({"quantization_config": {"quant_method": "modelopt", "quant_algo": "NVFP4"}})",
+        {{"x.weight", "U8", words, codes},
+         {"x.weight_scale", "F8_E4M3", {kRows, kColumns / 16}, halves},
+         {"x.weight_scale_2", "F32", {}, bytes_of<float>({0.25f})},
+         {"x.input_scale", "F32", {}, bytes_of<float>({3})}},
+        [&](int i) { return scale16(i / 16) * 0.25f; });
+  check(compressed_config("nvfp4-pack-quantized", 4),
+        {{"x.weight_packed", "U8", words, codes},
+         {"x.weight_scale", "F8_E4M3", {kRows, kColumns / 16}, halves},
+         {"x.weight_global_scale", "F32", {1}, bytes_of<float>({4})},
+         {"x.input_global_scale", "F32", {1}, bytes_of<float>({3})}},
+        [&](int i) { return scale16(i / 16) / 4; });
+  check(compressed_config("mxfp4-pack-quantized", 4),
+        {{"x.weight_packed", "U8", words, codes},
+         {"x.weight_scale", "U8", {kRows, kColumns / 32}, powers}},
+        [&](int i) { return std::ldexp(1.0f, i / 32 - 7); });
+}
+
+// Groups of unequal sizes, of which a device has none.
+TEST(Quantized, GroupsOfUnequalSizesAreNumbersAlone) {
+  std::vector<int32_t> groups(64, 0);
+  std::fill(groups.begin(), groups.begin() + 16, 1);
+  TempFolder folder;
+  folder.write("config.json", R"({"quantization_config": {"quant_method": "gptq", "bits": 4}})");
+  folder.write("model.safetensors",
+               file_of({{"x.qweight", "I32", {8, 8}, bytes_of(std::vector<uint32_t>(64))},
+                        {"x.qzeros", "I32", {2, 1}, bytes_of(std::vector<uint32_t>(2))},
+                        {"x.scales", "F32", {2, 8}, bytes_of(std::vector<float>(16, 1.0f))},
+                        {"x.g_idx", "I32", {64}, bytes_of(groups)}}));
+  const Checkpoint checkpoint = Checkpoint::open(folder.path()).value();
+  ASSERT_EQ(checkpoint.tensors().size(), 1u);
+  EXPECT_FALSE(checkpoint.tensors()[0].reader->int4().has_value());
+}
+
 TEST(Quantized, CompressedFormatsThatAreNotReadAreNamed) {
   TempFolder folder;
   folder.write("model.safetensors", file_of({{"x.weight", "F32", {1}, bytes_of<float>({1})}}));
@@ -267,8 +327,8 @@ TEST(Quantized, CompressedFormatsThatAreNotReadAreNamed) {
   EXPECT_THAT(message(compressed_config("pack-quantized", 3)),
               HasSubstr("num_bits' is 3; pack-quantized of 4 and 8 bits is read"));
   EXPECT_THAT(message(R"({"quantization_config": {"quant_method": "modelopt",
-                          "quant_algo": "NVFP4"}})"),
-              HasSubstr("quant_algo' is NVFP4; of ModelOpt FP8 is read"));
+                          "quant_algo": "W4A8_AWQ"}})"),
+              HasSubstr("quant_algo' is W4A8_AWQ; of ModelOpt FP8 and NVFP4 are read"));
   EXPECT_THAT(message(R"({"quantization_config": {"quant_method": "bitsandbytes"}})"),
               HasSubstr("'bitsandbytes' is not read; those that are"));
 }

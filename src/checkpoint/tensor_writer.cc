@@ -46,13 +46,26 @@ class TensorStream {
       : elements_(static_cast<size_t>(kChunkElements)), progress_(progress) {}
 
   Status write(OutputFile& file, const TensorToWrite& tensor) {
-    ESP_RETURN_IF_ERROR(tensor.stored.empty() ? write_elements(file, tensor)
-                                              : write_stored(file, tensor.stored));
+    if (tensor.lines)
+      ESP_RETURN_IF_ERROR(write_lines(file, *tensor.lines));
+    else
+      ESP_RETURN_IF_ERROR(tensor.stored.empty() ? write_elements(file, tensor)
+                                                : write_stored(file, tensor.stored));
     if (tensor.done) tensor.done();
     return {};
   }
 
  private:
+  Status write_lines(OutputFile& file, const LinesToWrite& lines) {
+    blocks_.resize(static_cast<size_t>(lines.line_bytes));
+    for (int64_t line = 0; line < lines.count; ++line) {
+      lines.write(line, blocks_.data());
+      ESP_RETURN_IF_ERROR(file.write(blocks_));
+      advance(blocks_.size());
+    }
+    return {};
+  }
+
   Status write_stored(OutputFile& file, std::span<const std::byte> bytes) {
     while (!bytes.empty()) {
       const auto now = bytes.first(std::min<size_t>(bytes.size(), kChunkElements));
@@ -99,9 +112,9 @@ Status write_shard(const fs::path& path, std::span<const TensorToWrite> tensors,
     json::array shape;
     for (const int64_t extent : tensor.shape) shape.push_back(extent);
     const int64_t end = at + tensor.num_bytes();
-    header[tensor.name] = {{"dtype", tensor.encoder->name},
-                           {"shape", std::move(shape)},
-                           {"data_offsets", json::array{at, end}}};
+    const std::string_view type = tensor.lines ? tensor.lines->type : tensor.encoder->name;
+    header[tensor.name] = {
+        {"dtype", type}, {"shape", std::move(shape)}, {"data_offsets", json::array{at, end}}};
     at = end;
   }
   std::string text = json::serialize(header);
@@ -139,6 +152,7 @@ int64_t TensorToWrite::num_elements() const {
 }
 
 int64_t TensorToWrite::num_bytes() const {
+  if (lines) return lines->count * lines->line_bytes;
   const BlockType& type = block_type_of(*encoder);
   return num_elements() / type.elements * type.bytes;
 }

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <functional>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -17,16 +18,25 @@
 
 namespace espalier {
 
+// The bytes of a tensor of a type that safetensors alone have, in equal lines.
+struct LinesToWrite {
+  std::string_view type;  // as safetensors name it
+  int64_t line_bytes = 0;
+  int64_t count = 0;
+  std::function<void(int64_t line, std::byte* to)> write;
+};
+
 // A tensor of the result, and where its elements come from.
 struct TensorToWrite {
   std::string name;
   std::vector<int64_t> shape;  // rows first; the last dimension is whole blocks of the encoder's
-  const BlockEncoder* encoder = nullptr;
+  const BlockEncoder* encoder = nullptr;  // null where there are lines
   // Elements [first, first + out.size()) in row-major order. What it borrows outlives the tensor.
   std::function<void(int64_t first, std::span<float> out)> read;
   // Its bytes in the encoder's type, where the source has them already; then read() is not called.
   std::span<const std::byte> stored;
-  std::function<void()> done;  // called once it has been written; may be null
+  std::optional<LinesToWrite> lines;  // instead of all of these
+  std::function<void()> done;         // called once it has been written; may be null
   int64_t num_elements() const;
   int64_t num_bytes() const;  // in the file
 };
@@ -66,7 +76,7 @@ Status write_gguf(const std::filesystem::path& path, const GgufMetadata& metadat
                   std::span<const TensorToWrite> tensors, const WriteProgress& progress);
 
 // model.safetensors, or shards of `shard_bytes` at most (unless a tensor is larger) with their
-// index. REQUIRES: tensors are F32, F16 or BF16; the folder is there.
+// index. REQUIRES: tensors are F32, F16 or BF16, or have lines; the folder is there.
 Status write_safetensors(const std::filesystem::path& folder,
                          std::span<const TensorToWrite> tensors, int64_t shard_bytes,
                          const WriteProgress& progress);
