@@ -114,6 +114,20 @@ class Convert(unittest.TestCase):
             sizes.append(os.path.getsize(path))
         self.assertEqual(sizes, sorted(sizes, reverse=True), "fewer bits are fewer bytes")
 
+    def test_folders_of_fewer_bits_say_nearly_the_same(self):
+        for kind, worse in (("FP8", 1.05), ("INT8", 1.05), ("INT4_ZP", 1.3)):
+            path = self.path(kind)
+            said = run("models", "quantize", MODEL, path, "--type", kind)
+            self.assertEqual(said.returncode, 0, said)
+            self.assertRegex(said.stdout, r"layer +matrices +error % +worst %")
+            with open(os.path.join(path, "config.json"), encoding="utf-8") as file:
+                self.assertEqual(json.load(file)["quantization_config"]["quant_method"], "compressed-tensors")
+            model = Model(path, self.source.story)
+            self.assertLess(model.perplexity / self.source.perplexity, worse, kind)
+            self.assertEqual(model.prompts, self.source.prompts)
+        self.assertIn("does not end in .gguf", self.refused("quantize", MODEL, self.path("x.gguf"), "--type", "FP8", code=2))
+        self.assertIn("from a folder of F32, F16 or BF16", self.refused("quantize", self.path("FP8"), self.path("again"), "--type", "INT8"))
+
     def test_a_gguf_is_quantised_as_its_folder_is(self):
         wide = self.made("convert", MODEL, self.path("wide.gguf"), "--type", "BF16")
         for source, name in ((MODEL, "a.gguf"), (wide, "b.gguf")):
