@@ -116,8 +116,8 @@ Result<AdapterLease> AdapterRegistry::acquire(std::string_view name) {
       if (each.state == State::kServing) names += (names.empty() ? "" : ", ") + other;
     // SGLang's clients look for the words "never been loaded".
     return fail(
-        invalid_argument("no adapter '{}' is loaded: it has never been loaded, or was "
-                         "unloaded; there {}",
+        invalid_argument("lora_path or model: no adapter '{}' is loaded: it has never been "
+                         "loaded, or was unloaded; there {}",
                          name, names.empty() ? "are none" : "is " + names));
   }
   ++entry->second.adapter.num_requests;

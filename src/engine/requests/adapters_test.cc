@@ -176,8 +176,8 @@ TEST_F(Adapters, AreLoadedAndUnloadedWhileItRuns) {
   EXPECT_EQ(engine->unload_adapter("adapter1").code(), StatusCode::kNotFound);
   EXPECT_THAT(
       engine->generate(request("adapter1")).error().to_string(),
-      HasSubstr("no adapter 'adapter1' is loaded: it has never been loaded, or was unloaded; "
-                "there is x"));
+      HasSubstr("lora_path or model: no adapter 'adapter1' is loaded: it has never been loaded, "
+                "or was unloaded; there is x"));
   // The same name with other weights finds nothing of the former's keys and values.
   EXPECT_TRUE(engine->unload_adapter("x").ok());
   ASSERT_TRUE(engine->load_adapter("x", path(1)));
