@@ -19,6 +19,7 @@ find_package(JPEG REQUIRED)  # libjpeg-turbo, and the next three: pictures that 
 find_package(PNG REQUIRED)
 find_package(GIF REQUIRED)
 pkg_check_modules(webp REQUIRED IMPORTED_TARGET libwebp)
+find_path(FFMPEG_INCLUDE_DIR libavformat/avformat.h PATH_SUFFIXES ffmpeg DOC "FFmpeg's headers")  # files of videos; the headers: its libraries are loaded when a video is read
 find_package(tomlplusplus REQUIRED)
 find_package(SQLite3 REQUIRED)  # what the server keeps of files and batches
 pkg_check_modules(liburing IMPORTED_TARGET liburing)  # direct I/O of the disk tier; without it threads read and write

@@ -113,8 +113,33 @@ ImageProcessorSpec ImageProcessorSpec::of_frames() const {
   return out;
 }
 
+namespace {
+
+// From the first frame to the last one (Qwen3-VL).
+std::vector<int32_t> sample_to_last(const ImageProcessorSpec::Video& spec, int32_t total,
+                                    double frames_per_second) {
+  int32_t count = std::min(total, spec.frames_max);
+  if (spec.num_frames > 0) {
+    count = spec.num_frames;
+  } else if (frames_per_second > 0) {
+    const double wanted = std::floor(total / frames_per_second * spec.frames_per_second);
+    count = static_cast<int32_t>(
+        std::min<double>({std::max<double>(wanted, spec.frames_min),
+                          static_cast<double>(spec.frames_max), static_cast<double>(total)}));
+  }
+  count = std::clamp(count, 1, total);
+  std::vector<int32_t> out(static_cast<size_t>(count));
+  const double step = count > 1 ? static_cast<double>(total - 1) / (count - 1) : 0;
+  for (int32_t i = 0; i < count; ++i)
+    out[static_cast<size_t>(i)] = static_cast<int32_t>(std::nearbyint(i * step));
+  return out;
+}
+
+}  // namespace
+
 std::vector<int32_t> sample_frames(const ImageProcessorSpec::Video& spec, int32_t total,
                                    double frames_per_second) {
+  if (spec.to_last) return sample_to_last(spec, total, frames_per_second);
   const int32_t multiple = spec.multiple;
   int32_t count = std::min(total, spec.frames_max);
   if (spec.num_frames > 0) {

@@ -61,6 +61,7 @@ struct ImageProcessorSpec {
     int32_t num_frames = 0;        // or a number of them, whatever their time; 0: by time
     int32_t frames_min = 4, frames_max = 768;
     int32_t multiple = 2;  // of the number of frames
+    bool to_last = false;  // the last frame is one of them, and `multiple` counts for nothing
   };
   std::optional<Video> video;
   ImageProcessorSpec of_frames() const;  // the same with a frame's bounds. REQUIRES: video.
