@@ -264,7 +264,7 @@ def dependencies(tree):
                 "tomlplusplus": "libtomlplusplus-dev", "xxhash.h": "libxxhash-dev",
                 "numa.h": "libnuma-dev", "JPEG": "libjpeg62-turbo-dev", "PNG": "libpng-dev",
                 "GIF": "libgif-dev", "webp": "libwebp-dev", "liburing": "liburing-dev", "zmq.h": "libzmq3-dev",
-                "nghttp2/nghttp2.h": "libnghttp2-dev"}
+                "nghttp2/nghttp2.h": "libnghttp2-dev", "libavformat/avformat.h": "libavformat-dev"}
     setup = tree.text("tools/setup")
     text = re.sub(r"#.*", "", tree.text("cmake/EspalierDependencies.cmake"))
     wanted = re.findall(r"find_package\((\S+)", text) + re.findall(r"pkg_check_modules\((\S+)", text)
