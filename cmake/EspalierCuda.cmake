@@ -47,8 +47,9 @@ set(CMAKE_CUDA_EXTENSIONS OFF)
 if(CCACHE_PROGRAM)
   set(CMAKE_CUDA_COMPILER_LAUNCHER "${CCACHE_PROGRAM}")
 endif()
-# Heavy units one at a time: ptxas takes gigabytes for the large templates.
-set_property(GLOBAL APPEND PROPERTY JOB_POOLS espalier_cuda=1)
+# ptxas takes gigabytes for the large templates, so that one heavy unit at a time is compiled unless more are asked for.
+set(ESPALIER_CUDA_JOBS 1 CACHE STRING "CUDA sources compiled at once, 2 to 5 GB of memory each")
+set_property(GLOBAL APPEND PROPERTY JOB_POOLS espalier_cuda=${ESPALIER_CUDA_JOBS})
 
 # A build that is the same in every folder. nvcc makes names of the source's absolute path and of random numbers: they are
 # the object's name here. An object names its temporary file, with a process id, in one symbol, which is removed. Line
