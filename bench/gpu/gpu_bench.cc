@@ -40,7 +40,7 @@ struct Options {
   std::string kv_cache_dtype = "auto";
   std::string only;
   int32_t page_size = 1;
-  int32_t tp = 1, ep = 1;
+  int32_t tp = 1, ep = 1, pp = 1, micro_batch = 0;
   int32_t redundant = 0, rebalance_steps = 0;  // of experts in groups
   int32_t distinct_tokens = 0;
   std::vector<int32_t> entries, contexts, lengths, draft_tokens;  // empty: those of the part
@@ -60,6 +60,8 @@ StepBench::Limits limits(const Options& options) {
           .deterministic = options.deterministic,
           .kv_e4m3 = options.kv_cache_dtype == "fp8_e4m3",
           .tp = options.tp,
+          .pp = options.pp,
+          .micro_batch = options.micro_batch,
           .distinct_tokens = options.distinct_tokens};
 }
 ModelLoadOptions dummy_model(const Options& options) {
@@ -370,6 +372,11 @@ int main(int argc, char** argv) {
   app.add_option("--tp", options.tp,
                  "GPUs that compute the model together, of decode, prefill, ranks")
       ->check(CLI::Range(1, 8));
+  app.add_option("--pp", options.pp,
+                 "stages of a pipeline, of --tp GPUs each, of decode and prefill")
+      ->check(CLI::Range(1, 8));
+  app.add_option("--micro-batch", options.micro_batch,
+                 "tokens of a stage's micro-batch (0: chosen)");
   app.add_option("--ep", options.ep, "groups of these GPUs with whole experts; divides --tp")
       ->check(CLI::Range(1, 8));
   app.add_option("--redundant", options.redundant, "slots of a layer beyond its experts");

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <limits>
 #include <numeric>
 
 #include "base/rng.h"
@@ -89,7 +90,9 @@ Result<std::unique_ptr<StepBench>> StepBench::create(const ModelLoadOptions& mod
                                                      const Limits& limits) {
   std::unique_ptr<StepBench> bench(new StepBench);
   bench->limits_ = limits;
-  ESP_RETURN_IF_ERROR(limits.tp > 1 ? bench->start_ranks(model) : bench->start_one(model));
+  ESP_RETURN_IF_ERROR(limits.pp > 1   ? bench->start_stages(model)
+                      : limits.tp > 1 ? bench->start_ranks(model)
+                                      : bench->start_one(model));
   bench->shuffled_.resize(static_cast<size_t>(bench->num_pages_));
   std::iota(bench->shuffled_.begin(), bench->shuffled_.end(), 0);
   Rng rng(1);
@@ -137,6 +140,50 @@ Status StepBench::start_ranks(const ModelLoadOptions& model) {
       ranks->each("fill pages", [&](int32_t rank) { return fill_kv(ranks->executor(rank).kv()); }));
   executor_ = std::move(ranks);
   return Status();
+}
+
+Status StepBench::start_stages(const ModelLoadOptions& model) {
+  ESP_ASSIGN_OR_RETURN(const ModelPlan plan, plan_model(model));
+  CudaStagesConfig config{.micro_batch_tokens = limits_.micro_batch};
+  for (int32_t i = 0; i < limits_.pp; ++i) {
+    std::iota(config.devices.emplace_back(limits_.tp).begin(), config.devices.back().end(),
+              i * limits_.tp);
+  }
+  ESP_ASSIGN_OR_RETURN(auto stages, CudaStages::begin_load(plan, model, config));
+  info_ = stages->info();
+  const KvType type = limits_.kv_e4m3                ? KvType::kFloat8E4M3
+                      : plan.type == DType::kFloat32 ? KvType::kFloat32
+                                                     : KvType::kBFloat16;
+  ESP_RETURN_IF_ERROR(stages->set_kv_type(type));
+  ESP_RETURN_IF_ERROR(stages->reserve(executor_config(limits_)));
+  ESP_RETURN_IF_ERROR(allocate_kv(*stages, type));
+  ESP_RETURN_IF_ERROR(stages->finish_loading());
+  for (int32_t i = 0; i < limits_.pp; ++i) {
+    CudaRanks& stage = stages->stage(i);
+    ESP_RETURN_IF_ERROR(
+        stage.each("fill pages", [&](int32_t rank) { return fill_kv(stage.executor(rank).kv()); }));
+  }
+  executor_ = std::move(stages);
+  return Status();
+}
+
+// The stage with room for the fewest pages decides.
+Status StepBench::allocate_kv(CudaStages& stages, KvType type) {
+  num_pages_ = std::numeric_limits<int32_t>::max();
+  std::vector<KvPoolConfig> pools;
+  for (int32_t i = 0; i < stages.num_stages(); ++i) {
+    const ModelInfo& info = stages.stage_info(i);
+    ESP_ASSIGN_OR_RETURN(const int64_t budget, stages.stage(i).kv_budget_bytes());
+    num_pages_ = std::min(num_pages_, budget / (info.kv_bytes_per_token(type) * limits_.page_size));
+    pools.push_back({.num_layers = info.num_layers,
+                     .num_kv_heads = info.num_kv_heads,
+                     .head_dim = info.head_dim,
+                     .type = type,
+                     .page_size = limits_.page_size,
+                     .num_planes = info.kv_planes});
+  }
+  for (KvPoolConfig& pool : pools) pool.num_pages = static_cast<int32_t>(num_pages_);
+  return stages.allocate_kv(pools);
 }
 
 template <typename AnyExecutor>

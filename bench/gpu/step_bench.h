@@ -13,6 +13,7 @@
 #include "base/status.h"
 #include "engine/executor/cuda/cuda_executor.h"
 #include "engine/executor/cuda/cuda_ranks.h"
+#include "engine/executor/cuda/cuda_stages.h"
 #include "models/adapter.h"
 #include "models/model.h"
 
@@ -51,6 +52,8 @@ class StepBench {
     bool kv_e4m3 = false;
     int64_t adapter_bytes = 0;    // of the device, for adapters of a model with enable_lora
     int32_t tp = 1;               // GPUs that compute the model together, from the first on
+    int32_t pp = 1;               // stages of a pipeline, of tp GPUs each
+    int32_t micro_batch = 0;      // tokens of a stage's micro-batch; 0: chosen
     int32_t distinct_tokens = 0;  // that prompts are made of; 0: any of the vocabulary
   };
   static Result<std::unique_ptr<StepBench>> create(const ModelLoadOptions& model,
@@ -85,6 +88,8 @@ class StepBench {
   Status start_one(const ModelLoadOptions& model);
   Status start_ranks(const ModelLoadOptions& model);
   TokenId prompt_token(int32_t position) const;
+  Status start_stages(const ModelLoadOptions& model);
+  Status allocate_kv(CudaStages& stages, KvType type);
   Status fill_kv(const KvView& kv);
   void take_pages(int64_t first, int64_t count, std::vector<PageId>& out) const;
   Status check(const StepResult& result) const;

@@ -370,6 +370,20 @@ void add_grammar_rows(SettingTable& table, EngineConfig& engine) {
                 "1; on a GPU half of the cores, at most 8");
 }
 
+void add_stage_rows(SettingTable& table, EngineConfig& engine) {
+  table
+      .integer("pp-size", engine.compute.pp_size, 1, 1024,
+               "stages of a pipeline that divide the layers among themselves, of --tp-size ranks "
+               "each: on the next GPUs, or on the CPU with parts of the threads; the tokens of a "
+               "step pass through them in micro-batches")
+      .aliases = {"pipeline-parallel-size", "pp"};
+  shown_default(
+      table.integer("pp-micro-batch-tokens", engine.compute.pp_micro_batch_tokens, 0, 1 << 20,
+                    "tokens of a micro-batch that a stage of --pp-size computes, as far as a step "
+                    "has so many"),
+      "64 on the CPU, 1024 on GPUs");
+}
+
 void add_system_rows(SettingTable& table, EngineConfig& engine) {
   shown_default(table.integer("random-seed", engine.sampling.random_seed, 0,
                               std::numeric_limits<int64_t>::max(),
@@ -397,17 +411,13 @@ void add_system_rows(SettingTable& table, EngineConfig& engine) {
           "ranks that divide the model among themselves: GPUs from --base-gpu-id on, or on the "
           "CPU parts of the threads; each has a part of the heads and of the features")
       .aliases = {"tensor-parallel-size", "tp"};
-  table
-      .integer("pp-size", engine.compute.pp_size, 1, 1024,
-               "stages of a pipeline that divide the layers among themselves, on the CPU: each has "
-               "a part of the threads, and --tp-size ranks; the tokens of a step pass through them "
-               "in micro-batches")
-      .aliases = {"pipeline-parallel-size", "pp"};
+  add_stage_rows(table, engine);
   add_expert_rows(table, engine.compute);
   table
       .integer("dp-size", engine.compute.dp_size, 1, 256,
                "replicas of the model, each with a scheduler and a cache of its own: on the next "
-               "--tp-size GPUs, or on the CPU with a part of the threads and of the memory")
+               "--tp-size * --pp-size GPUs, or on the CPU with a part of the threads and of the "
+               "memory")
       .aliases = {"data-parallel-size", "dp"};
   table.custom("load-balance-method", "auto|round_robin|shortest_queue|cache_aware",
                "which replica of --dp-size gets a request: the next one, the one with the fewest "

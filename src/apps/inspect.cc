@@ -104,7 +104,10 @@ Result<Inspection> inspect(const AppConfig& app, int64_t batch, const ProgramReq
   ESP_ASSIGN_OR_RETURN(out.kv_type, resolve_kv_type(out.plan, out.info));
   out.batch = batch > 0 ? batch : out.plan.schedule.max_running_requests;
   ESP_ASSIGN_OR_RETURN(out.ranks, share_among_ranks(load, config.compute.tp_size));
-  ESP_ASSIGN_OR_RETURN(out.stages, share_among_stages(load, config.compute.pp_size));
+  ESP_ASSIGN_OR_RETURN(out.stages,
+                       share_among_stages(load, config.compute.pp_size,
+                                          device.cuda ? program::StageBalance::kPrompts
+                                                      : program::StageBalance::kDecode));
   ESP_ASSIGN_OR_RETURN(const JsonObject fields, read_changed_config(load));
   ESP_ASSIGN_OR_RETURN(out.encoder, make_encoder_spec(fields));
   inspect_text(config, out);

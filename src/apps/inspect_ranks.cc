@@ -33,16 +33,16 @@ Result<std::vector<RankShare>> share_among_ranks(const ModelLoadOptions& options
   return out;
 }
 
-Result<std::vector<StageShare>> share_among_stages(const ModelLoadOptions& options,
-                                                   int32_t pp_size) {
+Result<std::vector<StageShare>> share_among_stages(const ModelLoadOptions& options, int32_t pp_size,
+                                                   program::StageBalance balance) {
   std::vector<StageShare> out;
   if (pp_size == 1) return out;
   ESP_ASSIGN_OR_RETURN(const ModelPlan plan, plan_model(options));
   ESP_RETURN_IF_ERROR(program::check_stages(plan.spec, pp_size));
-  const program::StageCosts costs = program::stage_costs(plan.spec);
+  const program::StageCosts costs = program::stage_costs(plan.spec, balance);
   const double all =
       std::accumulate(costs.layers.begin(), costs.layers.end(), costs.embedding + costs.head);
-  for (const DecoderSpec& spec : program::divide_layers(plan.spec, pp_size)) {
+  for (const DecoderSpec& spec : program::divide_layers(plan.spec, pp_size, balance)) {
     StageShare& share = out.emplace_back();
     share.first_layer = spec.stage.first_layer;
     share.num_layers = static_cast<int32_t>(spec.layers.size());

@@ -9,6 +9,7 @@
 
 #include "base/status.h"
 #include "models/model.h"
+#include "models/program/stages.h"
 
 namespace espalier::apps {
 
@@ -32,8 +33,8 @@ struct StageShare {
 };
 
 // For pp_size stages, in their order; none for one. As share_among_ranks().
-Result<std::vector<StageShare>> share_among_stages(const ModelLoadOptions& options,
-                                                   int32_t pp_size);
+Result<std::vector<StageShare>> share_among_stages(const ModelLoadOptions& options, int32_t pp_size,
+                                                   program::StageBalance balance);
 
 std::string describe(const RankShare& share);
 std::string describe(const StageShare& share);

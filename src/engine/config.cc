@@ -32,6 +32,7 @@ Status check_not_negative(std::string_view field, int64_t value) {
 Status check_stages(const EngineConfig& c) {
   if (c.compute.pp_size < 1)
     return invalid_argument("pp_size is {}, but must be at least 1", c.compute.pp_size);
+  ESP_RETURN_IF_ERROR(check_not_negative("pp_micro_batch_tokens", c.compute.pp_micro_batch_tokens));
   if (c.compute.pp_size == 1) return {};
   const auto refuse = [](std::string_view what, std::string_view flag) {
     return error(StatusCode::kUnimplemented,

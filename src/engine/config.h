@@ -40,8 +40,10 @@ struct ComputeSettings {
   // Ranks that divide the model among themselves (tensor parallelism), on the CPU: each has a part
   // of the heads, of the features and of the threads.
   int32_t tp_size = 1;
-  // Stages of a pipeline: each has some of the layers, and tp_size ranks of its own.
+  // Stages of a pipeline: each has some of the layers, and tp_size ranks of its own. And the tokens
+  // of their micro-batches, as far as a step has so many; 0: chosen.
   int32_t pp_size = 1;
+  int32_t pp_micro_batch_tokens = 0;
   // Groups of these ranks: each has whole experts, which the ranks of a group divide.
   int32_t ep_size = 1;
   // Slots of experts in each layer beyond one for each: busy experts lie in several groups.

@@ -5,6 +5,21 @@
 #include "base/check.h"
 
 namespace espalier {
+
+TokenCosts token_costs(const DecoderSpec& spec) {
+  double weights = 0, per_position = 0;
+  for (const LayerSpec& layer : spec.layers) {
+    const AttentionSpec& a = layer.attention;
+    if (a.sliding_window == 0) per_position += 2.0 * a.num_heads * a.head_dim;
+    weights +=
+        static_cast<double>(spec.hidden_size) * (a.q_dim() + 2 * a.kv_dim() + a.output_dim());
+    const MlpSpec& mlp = layer.experts ? layer.experts->expert : layer.mlp;
+    const int32_t used = layer.experts ? layer.experts->router.top_k : 1;
+    weights += 3.0 * spec.hidden_size * mlp.intermediate_size * used;
+  }
+  return {.per_position = per_position / weights};
+}
+
 namespace {
 
 // The query tokens of an entry in front of which it may be cut: 1 to this one.
@@ -19,6 +34,7 @@ BatchEntry part_of(const BatchEntry& whole, int32_t first, int32_t count) {
   part.sequence = whole.sequence;
   part.num_query_tokens = count;
   part.prefix_len = whole.prefix_len + first;
+  part.table_version = whole.table_version;
   part.adapter = whole.adapter;
   if (whole.pooled_begin >= 0 && whole.pooled_begin < first + count)
     part.pooled_begin = std::max(whole.pooled_begin - first, 0);
@@ -115,10 +131,54 @@ void MicroBatches::end_part(const ForwardBatch& batch) {
 }
 
 void MicroBatches::cut(const ForwardBatch& batch, int32_t page_size) {
+  cut_into(batch, page_size, num_parts(batch));
+}
+
+int32_t MicroBatches::num_parts(const ForwardBatch& batch) const {
+  const int32_t by_tokens = std::min(batch.num_tokens() / rows_min_, count_max_);
+  const auto entries = static_cast<int32_t>(batch.entries.size());
+  const int32_t by_entries = std::min(entries / entry_parts_.entries_min, entry_parts_.count_max);
+  return std::max({by_tokens, by_entries, 1});
+}
+
+// The batch's segments that some of the part's entries share. A parent's entries include those of
+// its children, so no child is left without its parent.
+void MicroBatches::share_prefixes(const ForwardBatch& batch, MicroBatch& part) {
+  ForwardBatch& to = part.batch;
+  const int32_t begin = part.origins.front().entry, end = part.origins.back().entry + 1;
+  kept_segments_.clear();
+  for (const SharedPrefixSegment& whole : batch.shared_prefixes) {
+    SharedPrefixSegment own = whole;
+    own.first_entry = static_cast<int32_t>(to.shared_entries.size());
+    for (int32_t i = 0; i < whole.num_entries; ++i) {
+      const int32_t entry = batch.shared_entries[static_cast<size_t>(whole.first_entry + i)];
+      if (begin <= entry && entry < end) to.shared_entries.push_back(entry - begin);
+    }
+    own.num_entries = static_cast<int32_t>(to.shared_entries.size()) - own.first_entry;
+    if (own.num_entries < 2) {
+      to.shared_entries.resize(static_cast<size_t>(own.first_entry));
+      kept_segments_.push_back(-1);
+      continue;
+    }
+    if (whole.parent >= 0) own.parent = kept_segments_[static_cast<size_t>(whole.parent)];
+    kept_segments_.push_back(static_cast<int32_t>(to.shared_prefixes.size()));
+    to.shared_prefixes.push_back(own);
+  }
+}
+
+void MicroBatches::cut_steps(const ForwardBatch& batch, int32_t page_size, uint64_t first_step) {
+  const bool masked = std::ranges::any_of(batch.entries, &BatchEntry::has_mask);
+  cut_into(batch, page_size, masked ? 1 : num_parts(batch));
+  for (size_t i = 0; i < count_; ++i) {
+    parts_[i].batch.step = first_step + i;
+    if (!batch.shared_prefixes.empty()) share_prefixes(batch, parts_[i]);
+  }
+  parts_.front().batch.slot_inits = batch.slot_inits;
+}
+
+void MicroBatches::cut_into(const ForwardBatch& batch, int32_t page_size, int32_t wanted) {
   page_size_ = page_size;
   count_ = 0;
-  const int32_t tokens = batch.num_tokens();
-  const int32_t wanted = std::clamp(tokens / rows_min_, 1, count_max_);
   const double share = total_cost(batch) / wanted;
   double cost = 0;  // so far
   begin_part(0);

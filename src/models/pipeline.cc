@@ -17,21 +17,6 @@ constexpr int32_t kTokensMin = 64;
 // With so many micro-batches for each stage, stages wait for a fifth of a step at most.
 constexpr int32_t kMicroBatchesPerStage = 4;
 
-// Of a token's cost: attention's part at a position beside what all positions have.
-TokenCosts token_costs(const DecoderSpec& spec) {
-  double weights = 0, per_position = 0;
-  for (const LayerSpec& layer : spec.layers) {
-    const AttentionSpec& a = layer.attention;
-    if (a.sliding_window == 0) per_position += 2.0 * a.num_heads * a.head_dim;
-    weights +=
-        static_cast<double>(spec.hidden_size) * (a.q_dim() + 2 * a.kv_dim() + a.output_dim());
-    const MlpSpec& mlp = layer.experts ? layer.experts->expert : layer.mlp;
-    const int32_t used = layer.experts ? layer.experts->router.top_k : 1;
-    weights += 3.0 * spec.hidden_size * mlp.intermediate_size * used;
-  }
-  return {.per_position = per_position / weights};
-}
-
 RankThreadsConfig threads_of(const PipelineConfig& config, int32_t stage) {
   const int32_t each = std::max(1, config.threads.count / config.num_stages);
   return {.count = each, .first_cpu = config.threads.first_cpu + stage * each};

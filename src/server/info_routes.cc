@@ -111,6 +111,11 @@ void write_grammar_settings(JsonWriter& w, const GrammarSettings& grammar) {
       .member("disable_drafts", grammar.disable_draft_tokens);
 }
 
+void write_stage_settings(JsonWriter& w, const EngineConfig& e) {
+  w.member("pp_size", e.compute.pp_size)
+      .member("pp_micro_batch_tokens", e.compute.pp_micro_batch_tokens);
+}
+
 void write_engine_settings(JsonWriter& w, const EngineConfig& e) {
   w.member("skip_tokenizer_init", e.model.skip_tokenizer_init);
   w.member("load_format", e.model.load_format == LoadFormat::kDummy ? "dummy" : "auto");
@@ -172,8 +177,8 @@ void write_engine_settings(JsonWriter& w, const EngineConfig& e) {
       .member("speculative_num_draft_tokens", e.speculation.speculative_num_draft_tokens)
       .member("speculative_ngram_capacity", e.speculation.speculative_ngram_capacity);
   w.member("sampling_defaults", e.sampling.sampling_defaults);
+  write_stage_settings(w, e);
   w.member("tp_size", e.compute.tp_size)
-      .member("pp_size", e.compute.pp_size)
       .member("ep_size", e.compute.ep_size)
       .member("ep_num_redundant_experts", e.compute.ep_num_redundant_experts)
       .member("init_expert_location", e.compute.init_expert_location)

@@ -40,7 +40,7 @@ EngineConfig config_of_replica(const EngineConfig& user, const ReplicaPart& part
     c.compute.device = device->kind;
     c.compute.base_gpu_id = *device->index;
   }
-  c.compute.base_gpu_id += part.index * c.compute.tp_size;
+  c.compute.base_gpu_id += part.index * c.compute.tp_size * c.compute.pp_size;
   if (part.index > 0) c.model.load_progress = [](int64_t, int64_t) {};  // the first one's is shown
   return c;
 }

@@ -54,6 +54,7 @@ Result<StartedExecutor> start_cpu_executor(const EngineConfig& config, const Sys
   options.pool = pool.get();
   options.tp_size = config.compute.tp_size;
   options.pp_size = config.compute.pp_size;
+  options.pp_micro_batch_tokens = config.compute.pp_micro_batch_tokens;
   options.first_cpu = config.compute.first_cpu;
   StartedExecutor out{.expert_counts = make_expert_counts(config)};
   options.expert_counts = out.expert_counts.get();

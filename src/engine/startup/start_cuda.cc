@@ -1,7 +1,11 @@
 #include "engine/startup/start_cuda.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
+#include <limits>
 #include <numeric>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -9,6 +13,7 @@
 #include "base/log.h"
 #include "engine/executor/cuda/cuda_executor.h"
 #include "engine/executor/cuda/cuda_ranks.h"
+#include "engine/executor/cuda/cuda_stages.h"
 #include "models/cuda/cuda_model_weights.h"
 #include "models/cuda/encoder.h"
 #include "models/load_draft_head.h"
@@ -82,6 +87,14 @@ Result<int64_t> load_encoder(const ModelLoadOptions& options, const EngineConfig
   return bytes;
 }
 
+// The user's settings, but for what has been resolved and does not depend on memory.
+EngineConfig with_sizes(const EngineConfig& config, const EngineConfig& sizes) {
+  EngineConfig user = config;
+  user.sampling.random_seed = sizes.sampling.random_seed;
+  user.schedule.max_running_requests = sizes.schedule.max_running_requests;
+  return user;
+}
+
 // Gives the KV cache what is left. local: what one GPU has of the model. Executors of one GPU and
 // of several have the same steps here.
 template <typename AnyExecutor>
@@ -98,10 +111,7 @@ Status fill_memory(AnyExecutor& executor, const EngineConfig& config, const Engi
     left.available_bytes -= int64_t{pages} * sizes.cache.page_size * local.kv_bytes_per_token(type);
   }
   left.available_bytes -= config.disaggregation.disaggregation_staging_bytes;
-  EngineConfig user = config;
-  user.sampling.random_seed = sizes.sampling.random_seed;
-  user.schedule.max_running_requests = sizes.schedule.max_running_requests;
-  ESP_ASSIGN_OR_RETURN(out.config, resolve(user, local, left));
+  ESP_ASSIGN_OR_RETURN(out.config, resolve(with_sizes(config, sizes), local, left));
   ESP_RETURN_IF_ERROR(executor.allocate_kv(kv_pool_config(out.config, local, type)));
   log_memory(executor.memory_plan(), out.config);
   ESP_RETURN_IF_ERROR(executor.warm_up());
@@ -193,6 +203,76 @@ Result<StartedExecutor> start_ranks(const EngineConfig& config, const SystemInfo
   return out;
 }
 
+// The stage with room for the fewest tokens decides how many all hold.
+Status fill_stages(CudaStages& stages, const EngineConfig& config, const EngineConfig& sizes,
+                   const SystemInfo& system, KvType type, StartedExecutor& out) {
+  EngineConfig user = with_sizes(config, sizes);
+  SystemInfo left = system;
+  left.available_bytes = 0;
+  int32_t tokens_min = std::numeric_limits<int32_t>::max();
+  for (int32_t i = 0; i < stages.num_stages(); ++i) {
+    ESP_ASSIGN_OR_RETURN(const int64_t budget, stages.stage(i).kv_budget_bytes());
+    SystemInfo own = system;
+    own.available_bytes = budget + stages.stage_info(i).weight_bytes;
+    left.available_bytes += own.available_bytes;
+    const auto resolved = resolve(user, stages.stage_info(i), own);
+    if (!resolved) return resolved.error().with_context(fmt::format("stage {}", i));
+    tokens_min = std::min(tokens_min, resolved->cache.max_total_tokens);
+  }
+  user.cache.max_total_tokens = tokens_min;
+  ModelInfo local = stages.info();  // what one rank of each stage has, together
+  local.num_kv_heads = stages.stage_info(0).num_kv_heads;
+  local.weight_bytes = 0;
+  for (int32_t i = 0; i < stages.num_stages(); ++i)
+    local.weight_bytes += stages.stage_info(i).weight_bytes;
+  ESP_ASSIGN_OR_RETURN(out.config, resolve(user, local, left));
+  std::vector<KvPoolConfig> pools;
+  for (int32_t i = 0; i < stages.num_stages(); ++i)
+    pools.push_back(kv_pool_config(out.config, stages.stage_info(i), type));
+  ESP_RETURN_IF_ERROR(stages.allocate_kv(pools));
+  log_memory(stages.memory_plan(), out.config);
+  ESP_RETURN_IF_ERROR(stages.warm_up());
+  return stages.finish_loading();
+}
+
+// The ranks of one stage behind those of the other, from the open GPU on.
+Result<StartedExecutor> start_stages(const EngineConfig& config, const SystemInfo& system) {
+  const ModelLoadOptions options = model_load_options(config);
+  StartedExecutor out;
+  ESP_ASSIGN_OR_RETURN(const ModelPlan plan, plan_model(options));
+  CudaStagesConfig stages_config{.micro_batch_tokens = config.compute.pp_micro_batch_tokens};
+  int32_t device = cuda::current_device();
+  for (int32_t i = 0; i < config.compute.pp_size; ++i) {
+    std::vector<int32_t>& devices = stages_config.devices.emplace_back(config.compute.tp_size);
+    std::iota(devices.begin(), devices.end(), device);
+    device += config.compute.tp_size;
+  }
+  ESP_ASSIGN_OR_RETURN(auto stages, CudaStages::begin_load(plan, options, stages_config));
+  out.info = stages->info();
+  ESP_ASSIGN_OR_RETURN(const KvType type, resolve_kv_type(config, out.info));
+  ESP_RETURN_IF_ERROR(stages->set_kv_type(type));
+  ESP_ASSIGN_OR_RETURN(const EngineConfig sizes, resolve(config, stages->stage_info(0), system));
+  ESP_ASSIGN_OR_RETURN(out.weights, make_cuda_model_weights(stages->decoders(), options));
+  ESP_ASSIGN_OR_RETURN(const int64_t encoder_bytes, load_encoder(options, config, out));
+  ESP_RETURN_IF_ERROR(stages->reserve(executor_config(sizes, encoder_bytes)));
+  ESP_RETURN_IF_ERROR(fill_stages(*stages, config, sizes, system, type, out));
+  out.executor = std::move(stages);
+  return out;
+}
+
+// What does not go with stages on GPUs, besides what goes with no stages.
+Status check_stages_on_gpus(const EngineConfig& config) {
+  if (config.compute.pp_size == 1) return {};
+  const auto refuse = [](std::string_view what, std::string_view flag) {
+    return error(StatusCode::kUnimplemented,
+                 "{} not divided into stages of a pipeline on GPUs: leave {} or --pp-size out",
+                 what, flag);
+  };
+  if (config.disaggregation.disaggregation_mode != "null")
+    return refuse("pages between servers are", "--disaggregation-mode");
+  return {};
+}
+
 }  // namespace
 
 Result<StartedExecutor> start_cuda_executor(const EngineConfig& config, const SystemInfo& system) {
@@ -208,18 +288,14 @@ Result<StartedExecutor> start_cuda_executor(const EngineConfig& config, const Sy
                       "--enable-lora and --lora-paths out, or use --dp-size for several GPUs",
                       config.compute.tp_size));
   }
-  if (config.compute.pp_size > 1) {
-    return fail(error(StatusCode::kUnimplemented,
-                      "--pp-size is {}, and stages of a pipeline run on the CPU alone; use "
-                      "--device cpu, or --tp-size for several GPUs",
-                      config.compute.pp_size));
-  }
+  ESP_RETURN_IF_ERROR(check_stages_on_gpus(config));
   if (config.speculation.has_draft_head() && config.compute.tp_size > 1) {
     return fail(error(StatusCode::kUnimplemented,
                       "--tp-size is {}, and draft heads are not divided among GPUs; set "
                       "--speculative-algorithm to COMBINED, or use --dp-size for several GPUs",
                       config.compute.tp_size));
   }
+  if (config.compute.pp_size > 1) return start_stages(config, system);
   return config.compute.tp_size > 1 ? start_ranks(config, system) : start_one(config, system);
 }
 

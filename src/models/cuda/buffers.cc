@@ -21,7 +21,8 @@ void CudaBuffers::lay_out(cuda::Arena& arena, const DecoderLimits& limits) {
   std::byte* base = arena.take<std::byte>(memory.total_bytes);
   activations_ = {base, static_cast<size_t>(memory.total_bytes)};
   own_.clear();
-  const program::Buffer& logits = program.buffer(plan_.ops().back().op.outputs[0]);
+  const program::Buffer* const logits =
+      plan_.has_logits() ? &program.buffer(plan_.ops().back().op.outputs[0]) : nullptr;
   for (const program::Buffer& buffer : program.buffers) {
     Memory& own = own_.emplace_back();
     // Of some tokens' logits the GEMM writes a multiple of eight, as of all.
@@ -31,7 +32,7 @@ void CudaBuffers::lay_out(cuda::Arena& arena, const DecoderLimits& limits) {
     if (buffer.type == ElementType::kActivation) {
       const int64_t offset = memory.offsets[static_cast<size_t>(buffer.storage)];
       if (base != nullptr) own.data = base + offset;
-    } else if (&buffer != &logits) {
+    } else if (&buffer != logits) {
       own.data = arena.take<std::byte>(CudaPlan::max_rows(buffer.rows, limits) * own.stride *
                                        own.element_size);
     }

@@ -176,7 +176,8 @@ Result<std::unique_ptr<CudaDecoder>> CudaDecoder::begin_load(ModelPlan plan,
     model->info_.returns_hidden_states = options.return_hidden_states;
   }
   if (plan.spec.pooling) return model;  // no step samples
-  if (!ranks.single()) return model;    // the kernel of one token's layers has no sums over ranks
+  // The kernel of one token's layers has no sums over ranks, and begins with the embedding.
+  if (!ranks.single() || !plan.spec.stage.whole()) return model;
   if (!plan.spec.kept_states.empty() || plan.spec.control_vectors != nullptr) {
     // That kernel runs the steps whose states nothing reads, and that add nothing to them.
     plan.spec.kept_states.clear();
@@ -280,7 +281,10 @@ std::vector<kc::LinearArgs> CudaDecoder::gemm_shapes() const {
 int64_t CudaDecoder::linear_workspace_bytes() const {
   std::vector<kc::LinearArgs> shapes = gemm_shapes();
   const size_t bytes = linear_->workspace_bytes(shapes, limits_.max_tokens);
-  for (kc::LinearArgs& args : shapes) args.norm_weight = weights_.data({WeightKind::kFinalNorm});
+  // A stage of a pipeline that is not the last one has no final norm.
+  const void* norm = weights_.data({WeightKind::kFinalNorm});
+  if (norm == nullptr) norm = weights_.data({WeightKind::kInputNorm, 0});
+  for (kc::LinearArgs& args : shapes) args.norm_weight = norm;
   return static_cast<int64_t>(std::max(bytes, linear_->workspace_bytes(shapes, kc::kSmallRows)));
 }
 
@@ -465,11 +469,18 @@ const void* CudaDecoder::kept_states(const CudaStep& step) const {
   return context.read(program::find_buffer(context.plan().program(), program::kKeptStates));
 }
 
+CudaDecoder::StageRows CudaDecoder::stage_rows() const {
+  StageRows rows;
+  if (!spec_.stage.embeds) rows.received = context_.write(plan_.ops().front().op.outputs[0]);
+  if (!spec_.stage.samples) rows.handed_on = context_.read(plan_.ops().back().op.inputs[0]);
+  return rows;
+}
+
 Status CudaDecoder::logits(int32_t first, int32_t count, float* out, const cuda::Stream& stream) {
   ESP_CHECK(last_context_ != nullptr && count <= limits_.max_entries,
             "{} rows of logits, reserved {}", count, limits_.max_entries);
   const bool takes_part = plan_.ops().back().op.kind == program::OpKind::kAllGather;
-  if (out == nullptr && !takes_part) return Status();
+  if (!plan_.has_logits() || (out == nullptr && !takes_part)) return Status();
   return last_context_->run_outputs(first, count, out, logits_stride(), stream);
 }
 

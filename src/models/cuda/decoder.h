@@ -136,6 +136,14 @@ class CudaDecoder {
   // What the final norm makes of `count` rows that CudaStep::on_states was given of the last layer,
   // [count, hidden_size] of type(), to device memory.
   Status finish_states(const void* rows, int32_t count, void* out, const cuda::Stream& stream);
+  // Of a stage of a pipeline, [tokens, hidden_size] of type(): where forward() finds the rows of
+  // the stage before, null where it embeds, and where it leaves those of the next one until its
+  // next step, null where it samples. The same memory in every step. After reserve().
+  struct StageRows {
+    void* received = nullptr;
+    const void* handed_on = nullptr;
+  };
+  StageRows stage_rows() const;
   // Logits of rows [first, first + count) of the step before, float32 to out,
   // [count, logits_stride()]. count: at most max_entries. out: null on a rank that does not need
   // them.

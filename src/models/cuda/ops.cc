@@ -73,12 +73,12 @@ Status run_add_control(CudaContext& c, const Op& op) {
                           .x_stride = c.stride(x),
                           .rows = c.num_rows(x),
                           .dim = x.columns,
-                          .layer = op.layer,
+                          .layer = c.spec().stage.first_layer + op.layer,
                           .tokens = wanted ? step.rows : nullptr,
                           .token_slots = step.token_slots,
                           .slots = step.slot_controls,
                           .vectors = c.scratch().control_vectors,
-                          .num_layers = static_cast<int32_t>(c.spec().layers.size())},
+                          .num_layers = c.spec().control_vectors->num_layers()},
                          c.launch(op));
 }
 
@@ -108,12 +108,18 @@ Status run_embed(CudaContext& c, const Op& op) {
 
 // Rows that a draft head is given: states where they lie, for which the buffer stands from here on,
 // and embeddings from the target's table. As run_embed()'s, the gather waits for all work before
-// it, so keys that earlier passes wrote may be prefetched behind it.
+// it, so keys that earlier passes wrote may be prefetched behind it. Those of a stage before are in
+// the buffer already (CudaDecoder::stage_rows()).
 Status run_input(CudaContext& c, const Op& op) {
   const Operand& out = op.outputs[0];
-  if (op.as<program::Input>().kind == program::Input::Kind::kStates) {
-    c.buffers().alias(out, c.step().states);
-    return Status();
+  switch (op.as<program::Input>().kind) {
+    case program::Input::Kind::kStage:
+      return Status();
+    case program::Input::Kind::kStates:
+      c.buffers().alias(out, c.step().states);
+      return Status();
+    case program::Input::Kind::kEmbeddings:
+      break;
   }
   return kc::gather_rows({.type = c.type(),
                           .table = c.scratch().embedding,
@@ -125,6 +131,9 @@ Status run_input(CudaContext& c, const Op& op) {
                           .tokens = c.num_rows(out)},
                          {.stream = c.launch(op).stream});
 }
+
+// The next stage's rows stay where they are (CudaDecoder::stage_rows()).
+Status run_output(CudaContext&, const Op&) { return Status(); }
 
 Status run_embed_position(CudaContext& c, const Op& op) {
   return kc::gather_rows({.type = c.type(),
@@ -407,6 +416,8 @@ CudaOp cuda_op(OpKind kind) {
       return run_add_control;
     case OpKind::kInput:
       return run_input;
+    case OpKind::kOutput:
+      return run_output;
     case OpKind::kPatches:
       return run_patches;
     case OpKind::kClassEmbed:

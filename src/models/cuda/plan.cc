@@ -38,7 +38,9 @@ Result<CudaPlan> CudaPlan::create(program::Program program) {
                         program::op_name(op.kind)));
     }
     plan.ops_.push_back({run, op});
-    if (appends(op) || keeps_states(program, op)) plan.append_end_ = plan.ops_.size();
+    const bool outlives =
+        appends(op) || keeps_states(program, op) || op.kind == program::OpKind::kOutput;
+    if (outlives) plan.append_end_ = plan.ops_.size();
   }
   for (size_t i = 0; i < plan.alternatives_.size(); ++i) {
     plan.ops_[plan.alternatives_[i].first].alternative = static_cast<int32_t>(i);

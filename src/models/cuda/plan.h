@@ -51,8 +51,11 @@ class CudaPlan {
   // Operations [0, output_begin) compute the hidden states, the others the logits.
   size_t output_begin() const { return output_begin_; }
   // Where a step without wanted rows ends: behind the last append to pages, whose effect outlives
-  // the step, and behind the states that are kept for a draft head.
+  // the step, and behind the states that are kept for a draft head or handed to the next stage of
+  // a pipeline.
   size_t append_end() const { return append_end_; }
+  // A stage of a pipeline that is not the last one has none.
+  bool has_logits() const { return output_begin_ < ops_.size(); }
 
   // Of the buffers of activations of the weights' type. The buffer of logits is the caller's.
   program::MemoryPlan place(const DecoderLimits& limits, DType type) const;

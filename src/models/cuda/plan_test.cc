@@ -23,6 +23,7 @@
 #include "models/golden.h"
 #include "models/program/gpu_passes.h"
 #include "models/program/lower.h"
+#include "models/program/stages.h"
 
 namespace espalier {
 namespace {
@@ -308,6 +309,59 @@ TEST(CudaLaunchesWithAdapters, SurroundTheGemms) {
     EXPECT_GE(expanded["decode 1"], 2 * layers);
     for (const char* other : {"decode 64", "prefill 40", "prefill 40, all rows"})
       EXPECT_EQ(expanded[other], expanded["decode 1"]) << other;
+  }
+}
+
+// Of each step the kernels and the weights that they read, without what stands in front of the
+// first operation of a program; early: whether the first of these may start early.
+struct StepKernels {
+  std::string text;
+  bool early = false;
+};
+std::map<std::string, StepKernels> kernels_of(const std::string& recorded) {
+  std::map<std::string, StepKernels> out;
+  std::istringstream lines(recorded);
+  StepKernels* step = nullptr;
+  for (std::string line; std::getline(lines, line);) {
+    if (line.starts_with("== ")) {
+      step = &out[line.substr(3)];
+      continue;
+    }
+    std::istringstream words(line);
+    std::string kernel, word;
+    words >> word >> kernel;
+    if (kernel == "token_rows" || kernel == "attention_plan" || kernel == "plan_expanded") continue;
+    const bool early = line.find(" pdl ") != std::string::npos;
+    if (step->text.empty()) step->early = early;
+    step->text += kernel;
+    while (words >> word)
+      if (word.starts_with("weight=")) step->text += " " + word;
+    step->text += "\n";
+  }
+  return out;
+}
+
+// Stages of a pipeline together launch what the whole model does, kernel by kernel. The first
+// kernel of a stage does not start early: it is what waits for the rows and the plans.
+TEST(CudaLaunchesOfStages, AreThoseOfTheModel) {
+  for (const std::string& name : golden::names()) {
+    const golden::Golden golden = golden::read(name);
+    if (golden.spec.layers.size() < 2) continue;
+    SCOPED_TRACE(name);
+    auto whole = kernels_of(record(golden.spec, golden.folder, DType::kFloat32, {}));
+    std::map<std::string, std::string> together;
+    for (const DecoderSpec& stage :
+         program::divide_layers(golden.spec, 2, program::StageBalance::kPrompts)) {
+      for (const auto& [step, kernels] :
+           kernels_of(record(stage, golden.folder, DType::kFloat32, {}))) {
+        together[step] += kernels.text;
+        EXPECT_FALSE(kernels.early) << step;
+      }
+    }
+    for (const auto& [step, kernels] : whole) {
+      if (kernels.text.find("megakernel") == std::string::npos)
+        EXPECT_EQ(together[step], kernels.text) << step;
+    }
   }
 }
 

@@ -355,8 +355,11 @@ Status WeightPlacer::vector(const VectorLayout& layout, CudaWeight& out) {
 }
 
 void WeightPlacer::pass_over(const MlpLayout& expert) {
-  if (loader_ == nullptr) return;
-  for (const std::string& name : tensor_names(expert)) loader_->pass_over(name);
+  for (const std::string& name : tensor_names(expert)) pass_over(name);
+}
+
+void WeightPlacer::pass_over(const std::string& name) {
+  if (loader_ != nullptr) loader_->pass_over(name);
 }
 
 std::byte* WeightPlacer::stack(int64_t count, int64_t rows, int64_t columns, CudaWeight& out) {

@@ -98,8 +98,9 @@ class WeightPlacer {
   Status float_matrix(const MatrixLayout& layout, CudaWeight& out);
   Status floats(const VectorLayout& layout, CudaWeight& out);
 
-  // An expert of another rank: its tensors are used, though not here.
+  // An expert of another rank, or a tensor of another stage: it is used, though not here.
   void pass_over(const MlpLayout& expert);
+  void pass_over(const std::string& name);
 
   // Memory of `count` matrices [rows, columns], one behind the other.
   std::byte* stack(int64_t count, int64_t rows, int64_t columns, CudaWeight& out);

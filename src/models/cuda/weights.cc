@@ -87,6 +87,7 @@ class ModelPlacer {
       layer_ = static_cast<int32_t>(i);
       ESP_RETURN_IF_ERROR(layer(spec_.layers[i], layout_.layers[i]));
     }
+    for (const std::string& name : spec_.stage.tensors_elsewhere) placer_.pass_over(name);
     return placer_.vector(layout_.final_norm, out_.at({WeightKind::kFinalNorm}));
   }
 

@@ -379,8 +379,14 @@ std::optional<Program> fuse_megakernel(const Program& lowered) {
       })));
 }
 
+// Behind rows of the stage before no kernel stands for the first operation, so the second one is
+// what waits for all that was enqueued before.
 Program allow_dependent_launch(Program program) {
-  for (size_t i = 1; i < program.ops.size(); ++i) program.ops[i].dependent_launch = true;
+  const Op& first = program.ops.front();
+  const bool no_kernel =
+      first.kind == OpKind::kInput && first.as<Input>().kind == Input::Kind::kStage;
+  for (size_t i = no_kernel ? 2 : 1; i < program.ops.size(); ++i)
+    program.ops[i].dependent_launch = true;
   return program;
 }
 

@@ -13,10 +13,12 @@
 namespace espalier::program {
 namespace {
 
-// The step that stages are balanced for: decoding of some requests.
-constexpr StepShape kStep{.tokens = 64, .context = 1024, .activation_bytes = 2, .kv_bytes = 2};
-// FLOPs in the time in which memory delivers a byte: a GEMM of kStep's rows is bounded by memory
-// on one device and by arithmetic on another, and this value lies between them.
+constexpr StepShape kDecodeStep{
+    .tokens = 64, .context = 1024, .activation_bytes = 2, .kv_bytes = 2};
+constexpr StepShape kPromptStep{
+    .tokens = 1024, .context = 4096, .activation_bytes = 2, .kv_bytes = 2};
+// FLOPs in the time in which memory delivers a byte: a GEMM of kDecodeStep's rows is bounded by
+// memory on one device and by arithmetic on another, and this value lies between them.
 constexpr double kOperationsPerByte = 128;
 
 double seconds_in_bytes(const OpCost& cost) {
@@ -97,13 +99,15 @@ Status check_stages(const DecoderSpec& spec, int32_t num_stages) {
   return Status();
 }
 
-StageCosts stage_costs(const DecoderSpec& spec) {
+StageCosts stage_costs(const DecoderSpec& spec, StageBalance balance) {
+  const bool decode = balance == StageBalance::kDecode;
   const Program program = lower(spec);
   const auto bytes = [](WeightId, int64_t elements) { return 2 * elements; };
   StageCosts out{.layers = std::vector<double>(spec.layers.size())};
   double* before = &out.embedding;
   for (const Op& op : program.ops) {
-    const double cost = seconds_in_bytes(cost_of(program, op, kStep, bytes));
+    const double cost =
+        seconds_in_bytes(cost_of(program, op, decode ? kDecodeStep : kPromptStep, bytes));
     if (op.layer >= 0) {
       out.layers[static_cast<size_t>(op.layer)] += cost;
       before = &out.head;
@@ -111,6 +115,7 @@ StageCosts stage_costs(const DecoderSpec& spec) {
       *before += cost;
     }
   }
+  if (!decode) out.head = 0;
   return out;
 }
 
@@ -147,12 +152,13 @@ std::vector<int32_t> balance_stages(const StageCosts& costs, int32_t num_stages)
   return out;
 }
 
-std::vector<DecoderSpec> divide_layers(const DecoderSpec& spec, int32_t num_stages) {
+std::vector<DecoderSpec> divide_layers(const DecoderSpec& spec, int32_t num_stages,
+                                       StageBalance balance) {
   if (num_stages == 1) return {spec};
   const std::set<std::string> all = names_of(weight_layout(spec));
   std::vector<DecoderSpec> out;
   int32_t first = 0;
-  for (const int32_t count : balance_stages(stage_costs(spec), num_stages)) {
+  for (const int32_t count : balance_stages(stage_costs(spec, balance), num_stages)) {
     DecoderSpec& stage = out.emplace_back(spec);
     stage.stage.first_layer = first;
     stage.stage.embeds = first == 0;

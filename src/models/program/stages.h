@@ -19,19 +19,26 @@ namespace espalier::program {
 // divided.
 Status check_stages(const DecoderSpec& spec, int32_t num_stages);
 
+// The steps that stages are balanced for.
+enum class StageBalance : uint8_t {
+  kDecode,   // of some requests: the head costs as much as layers do
+  kPrompts,  // of long prompts, whose last token alone goes through the head
+};
+
 // What a part of the model costs in a step, in bytes read: those of its weights and, for each
 // floating-point operation, a part of one.
 struct StageCosts {
   std::vector<double> layers;
   double embedding = 0, head = 0;
 };
-StageCosts stage_costs(const DecoderSpec& spec);
+StageCosts stage_costs(const DecoderSpec& spec, StageBalance balance = StageBalance::kDecode);
 
 // How many layers each stage has, at least one: the costliest stage costs as little as it can.
 // REQUIRES: at least as many layers as stages.
 std::vector<int32_t> balance_stages(const StageCosts& costs, int32_t num_stages);
 
 // The stages' specs, in their order. REQUIRES: check_stages().
-std::vector<DecoderSpec> divide_layers(const DecoderSpec& spec, int32_t num_stages);
+std::vector<DecoderSpec> divide_layers(const DecoderSpec& spec, int32_t num_stages,
+                                       StageBalance balance = StageBalance::kDecode);
 
 }  // namespace espalier::program

@@ -36,8 +36,9 @@ Status use_device(int32_t index);
 int32_t current_device();
 Result<std::string> device_name(int32_t index);  // of a device that CUDA finds: "NVIDIA H200"
 
-// Lets kernels on the thread's current device read and write the other device's memory, all that
-// is or will be allocated there. kUnavailable where the system has no such way between the two.
+// Lets kernels and copies on the thread's current device read and write the other device's memory,
+// all that is or will be allocated there. kUnavailable where the system has no such way between the
+// two.
 Status allow_peer_access(int32_t peer);
 
 // Memory of the thread's current device, in bytes.

@@ -84,6 +84,13 @@ Status copy_to_host(void* host, const void* device, int64_t size_bytes, const St
 Status copy_between_devices(void* to, const void* from, int64_t size_bytes, const Stream& stream) {
   return copy(to, from, size_bytes, cudaMemcpyDeviceToDevice, stream, "copy between devices");
 }
+Status copy_to_peer(const DeviceBytes& to, const DeviceBytes& from, int64_t size_bytes,
+                    const Stream& stream) {
+  if (size_bytes == 0) return Status();
+  return to_status(cudaMemcpyPeerAsync(to.data, to.device, from.data, from.device,
+                                       static_cast<size_t>(size_bytes), stream.get()),
+                   "copy to another device");
+}
 Status fill_bytes(void* device, int value, int64_t size_bytes, const Stream& stream) {
   if (size_bytes == 0) return Status();
   return to_status(cudaMemsetAsync(device, value, static_cast<size_t>(size_bytes), stream.get()),

@@ -80,6 +80,16 @@ Status copy_to_host(void* host, const void* device, int64_t size_bytes, const St
 Status copy_between_devices(void* to, const void* from, int64_t size_bytes, const Stream& stream);
 Status fill_bytes(void* device, int value, int64_t size_bytes, const Stream& stream);
 
+// From one device's memory to another's, or to the same: directly where the two have peer access
+// (allow_peer_access), else through the host. Asynchronous, in the order of the stream, which is of
+// either device.
+struct DeviceBytes {
+  std::byte* data = nullptr;
+  int32_t device = 0;
+};
+Status copy_to_peer(const DeviceBytes& to, const DeviceBytes& from, int64_t size_bytes,
+                    const Stream& stream);
+
 // Rows on the device, `pitch` bytes from one to the next; in the host's memory they lie one behind
 // the other. One copy of a DMA unit, whatever their number. Host memory that is not pinned is
 // copied through the driver's, and the call may wait for that.

@@ -69,8 +69,9 @@ int64_t num_graph_sizes(int32_t max_entries) {
 
 CudaExecutor::CudaExecutor(std::unique_ptr<CudaDecoder> model, const CudaExecutorConfig& config)
     : config_(config),
-      samples_(config.collective == nullptr || config.collective->ranks().rank == 0),
       model_(std::move(model)),
+      samples_((config.collective == nullptr || config.collective->ranks().rank == 0) &&
+               model_->placed_weights().spec.stage.samples),
       limits_{
           .max_slots = config.max_slots,
           .max_entries = config.max_slots + config.max_draft_samples,
@@ -80,7 +81,8 @@ CudaExecutor::CudaExecutor(std::unique_ptr<CudaDecoder> model, const CudaExecuto
           .adapters = model_->adapted_matrices() != nullptr,
           .places = has_sections(model_->placed_weights().spec),
           .last_seen = model_->info().images && model_->info().images->bidirectional},
-      arrays_{.mask_words = (model_->info().vocab_size + 31) / 32} {}
+      arrays_{.mask_words = (model_->info().vocab_size + 31) / 32},
+      places_(static_cast<size_t>(config.max_in_flight) + 1) {}
 
 // What is in flight still writes to the buffers.
 CudaExecutor::~CudaExecutor() { static_cast<void>(stream_.synchronize()); }
@@ -135,6 +137,9 @@ Status CudaExecutor::allocate(std::unique_ptr<CudaDraftHead> head) {
   const int32_t vocab_size = model_->info().vocab_size;
   ESP_ASSIGN_OR_RETURN(SlotTable slots, SlotTable::create(config_.max_slots, vocab_size));
   slots_ = std::make_unique<SlotTable>(std::move(slots));
+  if (config_.stage_link != nullptr)
+    stage_ = std::make_unique<StageExchange>(*config_.stage_link, *model_, slots_->tokens(),
+                                             config_.max_slots);
   ESP_ASSIGN_OR_RETURN(controls_, SlotControls::create(model_->info(), config_.max_slots));
   if (controls_) packer_->set_controls(controls_->device());
   ESP_ASSIGN_OR_RETURN(const size_t workspace,
@@ -162,7 +167,8 @@ Status CudaExecutor::allocate(std::unique_ptr<CudaDraftHead> head) {
   }
   ESP_RETURN_IF_ERROR(through_host_.allocate(config_, limits_, *model_));
   for (Place& place : places_) {
-    ESP_RETURN_IF_ERROR(place.allocate(limits_, packer_->block_bytes(), arrays_.mask_words));
+    ESP_RETURN_IF_ERROR(place.allocate(limits_, packer_->block_bytes(),
+                                       !stage_ || stage_->is_last() ? arrays_.mask_words : 0));
     if (samples_) ESP_RETURN_IF_ERROR(through_host_.sampling->allocate(place.host_samples));
     if (chains_) ESP_RETURN_IF_ERROR(chains_->allocate(place.chains));
   }
@@ -173,6 +179,7 @@ Status CudaExecutor::allocate(std::unique_ptr<CudaDraftHead> head) {
   memory_.scratch = model_->scratch_bytes() + (chains_ ? chains_->device_bytes() : 0);
   memory_.steps = packer_->device_bytes() + slots_->device_bytes() + block_.size_bytes();
   if (through_host_.states) memory_.steps += through_host_.states->device_bytes();
+  if (config_.stage_link != nullptr) memory_.steps += config_.stage_link->device_bytes();
   memory_.graphs = graph_bytes(config_, limits_, chains_ != nullptr, model_->info().num_layers,
                                (adapters_ ? 2 : 1) * (controls_ ? 2 : 1));
   return Status();
@@ -247,13 +254,18 @@ Status CudaExecutor::allocate_kv(const KvPoolConfig& cache) {
   return Status();
 }
 
-// A prompt of some length, a short one, and one request's decode: kernel by kernel and recorded,
-// then replayed; of a draft head with states, and without.
 Status CudaExecutor::warm_up() {
-  const bool window_pages = !kv_->config().window_layers.empty();
-  const int32_t pages = window_pages ? kv_->config().num_window_pages : kv_->config().num_pages;
+  return run_warm_up_steps(*this, config_, !model_->info().pooled, kv_->config(),
+                           [this] { return lost_; });
+}
+
+Status run_warm_up_steps(Executor& executor, const CudaExecutorConfig& config, bool samples,
+                         const KvPoolConfig& kv, const std::function<Status()>& lost) {
+  const bool window_pages = !kv.window_layers.empty();
+  const int32_t pages = window_pages ? kv.num_window_pages : kv.num_pages;
   const int32_t most =
-      std::min({256, config_.max_tokens, config_.context_length, pages * config_.page_size});
+      std::min({256, config.max_tokens, config.context_length, pages * config.page_size});
+  const int32_t chain_max = executor.chain_max();
   const auto sampling = std::make_shared<const SamplingSpec>();
   uint64_t step = 0;
   for (const int32_t tokens : {most, 2, 1, 1, 1}) {
@@ -263,24 +275,24 @@ Status CudaExecutor::warm_up() {
     batch.slot_inits.push_back({.slot = 0, .sampling = sampling});
     batch.entries.push_back({.slot = 0,
                              .num_query_tokens = tokens,
-                             .num_pages = (tokens + config_.page_size - 1) / config_.page_size,
-                             .sample = !model_->info().pooled,
-                             .chain_length = chain_max() > 0 && step < 5 ? std::min(2, chain_max())
-                                                                         : BatchEntry::kNoChain});
+                             .num_pages = (tokens + config.page_size - 1) / config.page_size,
+                             .sample = samples,
+                             .chain_length = chain_max > 0 && step < 5 ? std::min(2, chain_max)
+                                                                       : BatchEntry::kNoChain});
     batch.token_ids.assign(static_cast<size_t>(tokens), 0);
     for (int32_t i = 0; i < tokens; ++i) batch.positions.push_back(i);
     for (int32_t i = 0; i < batch.entries[0].num_pages; ++i) batch.page_tables.push_back(i);
     if (window_pages) batch.window_page_tables = batch.page_tables;
-    launch(batch);
-    wait(step);  // half-loaded weights may give logits that are not finite: no matter
-    ESP_RETURN_IF_ERROR(lost_);
+    executor.launch(batch);
+    executor.wait(step);  // half-loaded weights may give logits that are not finite: no matter
+    ESP_RETURN_IF_ERROR(lost());
   }
   return Status();
 }
 
 void CudaExecutor::launch(const ForwardBatch& batch) {
   const cuda::Range range("launch a step");
-  Place& p = places_[batch.step % kPlaces];
+  Place& p = place_of(batch.step);
   p.batch = &batch;
   if (adapters_) adapters_->begin_step();
   p.status = lost_.ok() ? enqueue(p) : lost_;
@@ -291,7 +303,7 @@ void CudaExecutor::launch(const ForwardBatch& batch) {
 
 Status CudaExecutor::enqueue(Place& p) {
   p.rows = &p.draft_rows.expand(*p.batch);
-  if (p.rows != p.batch) ++done_.verifications;
+  if (p.rows != p.batch) ++counts_.verifications;
   p.graph_use = GraphUse::kNone;
   ESP_CHECK(kv_ != nullptr, "allocate_kv comes before the first step");
   ESP_RETURN_IF_ERROR(cuda::use_device(model_->device()));
@@ -328,9 +340,12 @@ Status CudaExecutor::enqueue(Place& p) {
     ESP_RETURN_IF_ERROR(cuda::copy_to_device(arrays_.wanted_ids, p.logprobs.wanted_ids.data(),
                                              std::ssize(p.logprobs.wanted_ids) * 4, stream_));
   }
+  // Rows of other stages are copied outside of graphs, for their buffers take turns.
   if (p.packed.num_tokens > 0) {
     const cuda::Range range(p.packed.decode ? "decode" : "prefill");
+    if (stage_) ESP_RETURN_IF_ERROR(stage_->begin(*p.batch, p.packed.num_tokens, stream_));
     ESP_RETURN_IF_ERROR(p.packed.decode ? run_decode(p) : run_any(p));
+    if (stage_) ESP_RETURN_IF_ERROR(stage_->end(p.packed.num_tokens, stream_));
   }
   // Masks come when the tokens before them are known; their step is sampled then.
   return samples_ && p.packed.num_masked > 0 ? Status() : enqueue_sampling(p);
@@ -343,7 +358,7 @@ Status CudaExecutor::run_decode(Place& p) {
                                               p.states, kv_->view(), stream_));
     return model_->logits(0, p.packed.num_samples, arrays_.logits, stream_);
   };
-  if (packed.cascade) ++done_.cascades;
+  if (packed.cascade) ++counts_.cascades;
   if (!config_.graphs || packed.returns_states) return run();
   const bool long_entry =
       packed.num_tokens == 1 &&
@@ -354,14 +369,14 @@ Status CudaExecutor::run_decode(Place& p) {
 }
 
 CudaExecutor::Counts CudaExecutor::counts() const {
-  return {.captures = graphs_.num_captures(),
-          .replays = graphs_.num_replays(),
-          .cascades = done_.cascades,
-          .verifications = done_.verifications};
+  Counts counts = counts_;
+  counts.captures = graphs_.num_captures();
+  counts.replays = graphs_.num_replays();
+  return counts;
 }
 
 Status CudaExecutor::run_any(Place& p) {
-  if (p.packed.cascade) ++done_.cascades;
+  if (p.packed.cascade) ++counts_.cascades;
   CudaStep step = packer_->step(p.packed, slots_->tokens());
   step.spans = p.spans;
   CudaPageStaging* const staging = staging_of(page_copier_.get());
@@ -415,12 +430,14 @@ Status CudaExecutor::enqueue_sampling(Place& p) {
   if (chains_)
     ESP_RETURN_IF_ERROR(chains_->run(p.chains, p.packed, packer_->step(p.packed, slots_->tokens()),
                                      arrays_.results.tokens, kv_->view(), p.graph_use));
-  if (config_.collective != nullptr) {
+  const bool has_peers = config_.collective != nullptr && !config_.collective->ranks().single();
+  if (has_peers && (!stage_ || stage_->is_last())) {
     ESP_RETURN_IF_ERROR(config_.collective->share_tokens({.row_slots = packer_->device().row_slots,
                                                           .rows = p.num_samples,
                                                           .slot_tokens = slots_->tokens()},
                                                          {.stream = stream_.get()}));
   }
+  if (stage_ && p.num_samples > 0) ESP_RETURN_IF_ERROR(stage_->send_tokens(p.batch->step, stream_));
   if (samples_) {
     const int64_t inputs = p.packed.num_input_rows;
     ESP_RETURN_IF_ERROR(copy_results(arrays_.results, p.results,
@@ -481,7 +498,7 @@ Status CudaExecutor::enqueue_samples(Place& p) {
 
 void CudaExecutor::provide_masks(uint64_t step, const MaskView& masks) {
   const cuda::Range range("masks");
-  Place& p = places_[step % kPlaces];
+  Place& p = place_of(step);
   if (!p.status.ok()) return;
   auto* host = reinterpret_cast<uint32_t*>(p.masks.data());
   const MaskedRows rows = pack_masks(*p.rows, masks, arrays_.mask_words, host);
@@ -495,7 +512,7 @@ void CudaExecutor::provide_masks(uint64_t step, const MaskView& masks) {
 }
 
 const StepResult& CudaExecutor::wait(uint64_t step) {
-  Place& p = places_[step % kPlaces];
+  Place& p = place_of(step);
   ESP_CHECK(p.batch != nullptr && p.batch->step == step, "step {} is not in flight", step);
   if (p.status.ok()) {
     const cuda::Range range("wait for the device");
@@ -528,7 +545,7 @@ const StepResult& CudaExecutor::wait(uint64_t step) {
 }
 
 Result<bool> CudaExecutor::is_done(uint64_t step) {
-  Place& p = places_[step % kPlaces];
+  Place& p = place_of(step);
   ESP_RETURN_IF_ERROR(p.status);
   Result<bool> done = p.done.is_done();
   if (!done) p.status = lose_device(done.error());

@@ -3,7 +3,6 @@
 // Nothing waits for the device but wait().
 #pragma once
 
-#include <array>
 #include <cstdint>
 #include <filesystem>
 #include <functional>
@@ -23,6 +22,7 @@
 #include "engine/executor/cuda/sampling_arrays.h"
 #include "engine/executor/cuda/slot_controls.h"
 #include "engine/executor/cuda/slot_table.h"
+#include "engine/executor/cuda/stage_exchange.h"
 #include "engine/executor/cuda/step_block.h"
 #include "engine/executor/cuda/step_graphs.h"
 #include "engine/executor/cuda/step_results.h"
@@ -65,6 +65,12 @@ struct CudaExecutorConfig {
   // same steps as those of the other ranks. Rank 0 samples; the others get its tokens, and their
   // results have none. Borrowed.
   kernels::cuda::DeviceCollective* collective = nullptr;
+  // Not null: the model is a stage of a pipeline, and the stages' executors run the same steps,
+  // each launched in the order of the stages. The last one samples; the results of the others have
+  // no tokens. Borrowed.
+  StageLink* stage_link = nullptr;
+  // Steps that may be launched before the oldest one is waited for.
+  int32_t max_in_flight = Executor::kMaxInFlight;
   // Called once, from wait(), when the device has failed: every step from then on fails with this
   // status. Null: it is logged.
   std::function<void(const Status&)> on_device_lost;
@@ -119,8 +125,6 @@ class CudaExecutor final : public Executor, public ReleasablePlanes {
   Counts counts() const;
 
  private:
-  // Results stay valid until the next wait while two further steps run: three places.
-  static constexpr uint64_t kPlaces = Executor::kMaxInFlight + 1;
   struct Place {
     const ForwardBatch* batch = nullptr;
     const ForwardBatch* rows = nullptr;  // `batch`, or what draft_rows has made of it
@@ -143,6 +147,7 @@ class CudaExecutor final : public Executor, public ReleasablePlanes {
     StepResult result;
 
     // Room for a step of these limits, whose packed inputs and words of a mask are so many.
+    // mask_words: 0 where the stage does not sample.
     Status allocate(const StepLimits& limits, int64_t input_bytes, int64_t mask_words);
   };
   // What goes through the host in the middle of a step.
@@ -162,6 +167,7 @@ class CudaExecutor final : public Executor, public ReleasablePlanes {
   CudaExecutor(std::unique_ptr<CudaDecoder> model, const CudaExecutorConfig& config);
   Status allocate(std::unique_ptr<CudaDraftHead> head);
 
+  Place& place_of(uint64_t step) { return places_[step % places_.size()]; }
   Status enqueue(Place& place);
   Status run_decode(Place& place);
   Status run_any(Place& place);
@@ -172,14 +178,15 @@ class CudaExecutor final : public Executor, public ReleasablePlanes {
   Status lose_device(const Status& status);
 
   const CudaExecutorConfig config_;
-  const bool samples_;  // no rank, or rank 0
   const std::unique_ptr<CudaDecoder> model_;
+  const bool samples_;  // no rank, or rank 0; and no stage, or the last one
   StepLimits limits_;
   cuda::Stream stream_;
   std::unique_ptr<StepPacker> packer_;
   std::unique_ptr<SlotTable> slots_;
   std::unique_ptr<SlotControls> controls_;      // null: the model has no control vectors
   std::unique_ptr<CudaAdapterStore> adapters_;  // null: entries have none
+  std::unique_ptr<StageExchange> stage_;        // null: the model is no stage of a pipeline
   std::unique_ptr<KvPool> kv_;
 
   std::unique_ptr<CudaDraftChains> chains_;  // null: the model has no draft head
@@ -188,12 +195,19 @@ class CudaExecutor final : public Executor, public ReleasablePlanes {
   cuda::DeviceBuffer block_;  // of arrays_
   SamplingArrays arrays_;
 
-  std::array<Place, kPlaces> places_;
+  // Results stay valid until the next wait while further steps run: one more than are in flight.
+  std::vector<Place> places_;
   StepGraphs<DecodeKey> graphs_;
   MemoryPlan memory_;
   Status lost_;
-  Counts done_;                                  // cascades and verifications
+  Counts counts_;                                // but for captures and replays
   std::unique_ptr<CudaPageCopier> page_copier_;  // null until it is wanted
 };
+
+// Made-up steps, as CudaExecutor::warm_up() states: a prompt of some length, a short one, and one
+// request's decode, kernel by kernel and recorded, then replayed; of a draft head with states, and
+// without. samples: whether steps do. kv: of the pages. lost: what the executor has failed with.
+Status run_warm_up_steps(Executor& executor, const CudaExecutorConfig& config, bool samples,
+                         const KvPoolConfig& kv, const std::function<Status()>& lost);
 
 }  // namespace espalier

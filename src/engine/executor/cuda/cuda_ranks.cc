@@ -141,17 +141,19 @@ Status CudaRanks::set_kv_type(KvType type) {
   return Status();
 }
 
-Status CudaRanks::reserve(const CudaExecutorConfig& config) {
+Status CudaRanks::reserve(const CudaExecutorConfig& config, std::span<StageLink* const> links) {
   if (const int32_t most = kSlotsMax - config.max_draft_samples; config.max_slots > most) {
     return invalid_argument("max_running_requests is {}, but several GPUs take at most {}",
                             config.max_slots, most);
   }
   on_device_lost_ = config.on_device_lost;
+  in_flight_.assign(static_cast<size_t>(config.max_in_flight), nullptr);
   ESP_RETURN_IF_ERROR(each("take memory", [&](int32_t rank) -> Status {
     CudaExecutorConfig own = config;
     own.collective = &group_->rank(rank);
     own.on_device_lost = [this](const Status&) { group_->stop(); };
     const auto at = static_cast<size_t>(rank);
+    if (!links.empty()) own.stage_link = links[at];
     auto executor = CudaExecutor::create(std::move(models_[at]), own);
     if (!executor) return executor.error();
     executors_[at] = *std::move(executor);
@@ -184,7 +186,7 @@ Status CudaRanks::finish_loading() {
 }
 
 void CudaRanks::launch(const ForwardBatch& batch) {
-  in_flight_[batch.step % Executor::kMaxInFlight] = &batch;
+  in_flight_[batch.step % in_flight_.size()] = &batch;
   if (!lost_.ok()) return;
   if (moves_ != nullptr) {
     if (const Status status = move_experts(); !status.ok()) {
@@ -222,7 +224,7 @@ Status CudaRanks::status_of(uint64_t step) {
 }
 
 const StepResult& CudaRanks::wait(uint64_t step) {
-  const ForwardBatch& batch = *in_flight_[step % Executor::kMaxInFlight];
+  const ForwardBatch& batch = *in_flight_[step % in_flight_.size()];
   ESP_CHECK(batch.step == step, "step {} is not in flight", step);
   if (!lost_.ok()) return failed(batch);
   wait_for_all(step);

@@ -40,12 +40,14 @@ class CudaRanks final : public Executor, public ReleasableMemory {
   // Of the whole model; and of what the rank with the largest part has of keys, values and weights.
   const ModelInfo& info() const { return info_; }
   const ModelInfo& rank_info() const { return rank_info_; }
+  DType type() const { return models_.front()->type(); }  // of activations; before reserve()
   // Of all ranks, which live as long as this. Before reserve().
   std::vector<const CudaDecoder*> decoders() const;
   // Before reserve().
   Status set_kv_type(KvType type);
-  // Takes all device memory but the KV pools'. config.collective is set here.
-  Status reserve(const CudaExecutorConfig& config);
+  // Takes all device memory but the KV pools'. config.collective and stage_link are set here.
+  // links: of each rank, where the ranks are a stage of a pipeline; borrowed.
+  Status reserve(const CudaExecutorConfig& config, std::span<StageLink* const> links = {});
 
   // As CudaExecutor's; the smallest of the ranks' budgets, and pools of the same pages on all.
   Result<int64_t> kv_budget_bytes();
@@ -98,7 +100,7 @@ class CudaRanks final : public Executor, public ReleasableMemory {
   ModelInfo info_, rank_info_;
   std::function<void(const Status&)> on_device_lost_;
   Status lost_;
-  const ForwardBatch* in_flight_[Executor::kMaxInFlight] = {};  // by step
+  std::vector<const ForwardBatch*> in_flight_;  // by step
   StepResult failed_;
   RankThreads threads_;  // last, for they use all of the above
 };
