@@ -235,6 +235,11 @@ Status ranks_part(const Options& options, json::array& out) {
                                {"in_place_us", row.in_place_us},
                                {"nccl_us", row.nccl_us}});
   }
+  ESP_ASSIGN_OR_RETURN(const auto gathers, time_gathers(options.tp));
+  for (const GatherTime& row : gathers) {
+    std::printf("gather of logits %6d rows %10.2f us\n", row.rows, row.us);
+    out.push_back(json::object{{"gathered_rows", row.rows}, {"us", row.us}});
+  }
   return Status();
 }
 

@@ -23,6 +23,7 @@ constexpr int32_t kDim = 4096;
 constexpr int64_t kLargest = int64_t{64} << 20;
 constexpr int64_t kLargestMessage = int64_t{4} << 20;
 constexpr int kReplays = 20;
+constexpr int32_t kVocabulary = 128256;
 
 struct RankMemory {
   cuda::Stream stream;
@@ -59,10 +60,23 @@ class AllReduceBench {
 
   // Of one all-reduce of rows of kDim. fused: with residual and norm.
   Result<double> microseconds(int32_t rows, bool fused, bool nccl) {
+    return microseconds({rows, fused, nccl});
+  }
+  // Of one gather of rows of logits.
+  Result<double> gather_microseconds(int32_t rows) {
+    return microseconds({.rows = rows, .gathers = true});
+  }
+
+ private:
+  struct Case {
+    int32_t rows = 0;
+    bool fused = false, nccl = false, gathers = false;
+  };
+
+  Result<double> microseconds(const Case& of) {
     std::vector<double> medians(ranks_.size());
     const Status status = each([&](int32_t rank) -> Status {
-      ESP_ASSIGN_OR_RETURN(medians[static_cast<size_t>(rank)],
-                           median_of_rank(rank, {rows, fused, nccl}));
+      ESP_ASSIGN_OR_RETURN(medians[static_cast<size_t>(rank)], median_of_rank(rank, of));
       return Status();
     });
     ESP_RETURN_IF_ERROR(status);
@@ -70,7 +84,6 @@ class AllReduceBench {
     return std::ranges::max(medians);
   }
 
- private:
   Status each(const std::function<Status(int32_t)>& fn) {
     std::vector<Status> failures(ranks_.size());
     threads_.run([&](int32_t rank) {
@@ -83,13 +96,18 @@ class AllReduceBench {
     return Status();
   }
 
-  struct Case {
-    int32_t rows = 0;
-    bool fused = false, nccl = false;
-  };
-
   Status reduce(int32_t rank, const Case& c) {
     RankMemory& own = ranks_[static_cast<size_t>(rank)];
+    if (c.gathers) {
+      const int32_t columns = kVocabulary / static_cast<int32_t>(ranks_.size());
+      return group_->rank(rank).all_gather({.part = own.x.data(),
+                                            .part_stride = columns,
+                                            .rows = c.rows,
+                                            .columns = columns,
+                                            .out = rank == 0 ? own.y.data() : nullptr,
+                                            .out_stride = kVocabulary},
+                                           {.stream = own.stream.get()});
+    }
     if (c.nccl) {
       return nccl_->all_reduce(rank, DType::kBFloat16, own.x.data(), int64_t{c.rows} * kDim,
                                own.stream.get());
@@ -132,7 +150,9 @@ class AllReduceBench {
     RankMemory& own = ranks_[static_cast<size_t>(rank)];
     ESP_ASSIGN_OR_RETURN(own.stream, cuda::Stream::create());
     for (cuda::DeviceBuffer* buffer : {&own.x, &own.residual, &own.y, &own.weight}) {
-      const int64_t bytes = buffer == &own.weight ? kDim * 2 : kLargest;
+      const int64_t bytes = buffer == &own.weight ? kDim * 2
+                            : buffer == &own.y    ? kLargest * std::ssize(ranks_)
+                                                  : kLargest;
       ESP_ASSIGN_OR_RETURN(*buffer, cuda::DeviceBuffer::allocate(bytes, "rows"));
       ESP_RETURN_IF_ERROR(kc::draw({.out = buffer->data(), .count = bytes / 2, .key = 3},
                                    {.stream = own.stream.get()}));
@@ -166,6 +186,17 @@ Result<std::vector<AllReduceTime>> time_all_reduces(int32_t num_ranks) {
       ESP_ASSIGN_OR_RETURN(row.nccl_us, bench.microseconds(rows, false, true));
     }
     out.push_back(row);
+  }
+  return out;
+}
+
+Result<std::vector<GatherTime>> time_gathers(int32_t num_ranks) {
+  AllReduceBench bench(num_ranks);
+  ESP_RETURN_IF_ERROR(bench.prepare());
+  std::vector<GatherTime> out;
+  for (const int32_t rows : {1, 16, 64, 128, 256}) {
+    ESP_ASSIGN_OR_RETURN(const double us, bench.gather_microseconds(rows));
+    out.push_back({rows, us});
   }
   return out;
 }

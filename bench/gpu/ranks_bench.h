@@ -1,4 +1,5 @@
-// All-reduces among GPUs of this computer, by size and by kind: messages, sums in place, NCCL.
+// All-reduces among GPUs of this computer, by size and by kind: messages, sums in place, NCCL; and
+// the gather of logits that stands in front of sampling.
 #pragma once
 
 #include <cstdint>
@@ -18,5 +19,12 @@ struct AllReduceTime {
 };
 // Median microseconds of one all-reduce in a graph of many, on the devices 0 to num_ranks - 1.
 Result<std::vector<AllReduceTime>> time_all_reduces(int32_t num_ranks);
+
+struct GatherTime {
+  int32_t rows = 0;
+  double us = 0;
+};
+// The same of rank 0 gathering float32 logits of a vocabulary of 128,256, which the ranks divide.
+Result<std::vector<GatherTime>> time_gathers(int32_t num_ranks);
 
 }  // namespace espalier::bench
