@@ -487,7 +487,10 @@ void add_picture_rows(SettingTable& table, EngineConfig& engine) {
   table.integer("max-image-bytes", engine.images.max_image_bytes, 1, int64_t{1} << 40,
                 "of a picture's file");
   table.integer("max-image-pixels", engine.images.max_image_pixels, 1, int64_t{1} << 40,
-                "width times height of a picture");
+                "width times height of a picture, or of a video's frame");
+  table.number("max-video-seconds", engine.images.max_video_seconds, 0.1, 86'400,
+               "of a video's file, at up to 1920 x 1080 pixels 60 times a second: larger frames or "
+               "more of them last less");
 }
 
 void add_audio_rows(SettingTable& table, EngineConfig& engine) {

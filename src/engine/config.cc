@@ -292,6 +292,9 @@ Status check_images(const EngineConfig& c) {
         "image_cache_bytes is {}, max_image_bytes {} and max_image_pixels {}, but the first must "
         "not be negative and the others must be at least 1",
         c.images.image_cache_bytes, c.images.max_image_bytes, c.images.max_image_pixels);
+  if (!(c.images.max_video_seconds > 0))
+    return invalid_argument("max_video_seconds is {}, but must be above 0",
+                            c.images.max_video_seconds);
   return {};
 }
 

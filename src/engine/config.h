@@ -195,14 +195,15 @@ struct SpeculationSettings {
 
 // Of models that read pictures: threads that read and decode them (0: 4, beside a GPU up to 16),
 // bytes of encoders' outputs that requests use or that are kept for later ones (0: a sixteenth of
-// the memory that is available, from 256 MiB to 4 GiB), pictures of a request, and bytes and pixels
-// of one.
+// the memory that is available, from 256 MiB to 4 GiB), pictures of a request, bytes and pixels of
+// one, and seconds of a video's file.
 struct ImageSettings {
   int32_t image_threads = 0;  // 0: chosen
   int64_t image_cache_bytes = 0;
   int32_t max_images_per_request = 16;
   int64_t max_image_bytes = int64_t{32} << 20;
   int64_t max_image_pixels = 64'000'000;
+  double max_video_seconds = 600;
 };
 
 // Sounds that a model of speech reads: bytes of a file, and seconds of what it decodes to.

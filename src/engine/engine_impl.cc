@@ -185,7 +185,10 @@ EngineImpl::EngineImpl(const EngineConfig& config, Parts parts, CacheParts cache
                         .row_bytes_max = config_.images.image_cache_bytes,
                         .num_rows_max = loop_->max_sequence_tokens(),
                         .limits = {.bytes_max = config_.images.max_image_bytes,
-                                   .pixels_max = config_.images.max_image_pixels}});
+                                   .pixels_max = config_.images.max_image_pixels},
+                        .video_seconds_max = config_.images.max_video_seconds,
+                        .sound_limits = {.bytes_max = config_.audio.max_audio_bytes,
+                                         .seconds_max = config_.audio.max_audio_seconds}});
   if (!parts_.tokenizer) return;
   for (const std::string_view bytes : parts_.tokenizer->vocab().token_bytes)
     bytes_per_token_max_ = std::max(bytes_per_token_max_, 2 * std::ssize(bytes));

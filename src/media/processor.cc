@@ -109,7 +109,7 @@ Size ImageProcessorSpec::output_size(int32_t width, int32_t height) const {
 ImageProcessorSpec ImageProcessorSpec::of_frames() const {
   ESP_CHECK(video.has_value());
   ImageProcessorSpec out = *this;
-  out.area = video->area;
+  if (video->area) out.area = video->area;
   return out;
 }
 
@@ -182,11 +182,15 @@ Result<Size> processed_size(const Size& picture, const ImageProcessorSpec& spec)
   return Size{static_cast<int32_t>(size.width), static_cast<int32_t>(size.height)};
 }
 
-Result<PixelValues> process_image(const Image& image, const ImageProcessorSpec& spec) {
+Result<Image> fit_image(const Image& image, const ImageProcessorSpec& spec) {
   ESP_ASSIGN_OR_RETURN(const LongSize size,
                        resized_within_bounds(spec, {image.width, image.height}));
-  const Image fitted = resize(image, static_cast<int32_t>(size.width),
-                              static_cast<int32_t>(size.height), spec.filter);
+  return resize(image, static_cast<int32_t>(size.width), static_cast<int32_t>(size.height),
+                spec.filter);
+}
+
+Result<PixelValues> process_image(const Image& image, const ImageProcessorSpec& spec) {
+  ESP_ASSIGN_OR_RETURN(const Image fitted, fit_image(image, spec));
   return normalize(spec.crop ? crop_to(fitted, *spec.crop) : fitted, spec);
 }
 

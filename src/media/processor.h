@@ -56,7 +56,7 @@ struct ImageProcessorSpec {
 
   // Of models that read videos: bounds of a frame's area, and which frames are read.
   struct Video {
-    Area area;
+    std::optional<Area> area;
     double frames_per_second = 2;  // that are sampled, within the counts below
     int32_t num_frames = 0;        // or a number of them, whatever their time; 0: by time
     int32_t frames_min = 4, frames_max = 768;
@@ -85,6 +85,8 @@ struct PixelValues {
 // kResizedSideMax, or kNarrowestShape with an area, or that nothing would be left of its shorter
 // side: its cost must not exceed that of the pictures that limits allow.
 Result<PixelValues> process_image(const Image& image, const ImageProcessorSpec& spec);
+// Its first step alone: the picture resized, not cropped. Of the result the same makes itself.
+Result<Image> fit_image(const Image& image, const ImageProcessorSpec& spec);
 // The size of its result, without the work: fails as it does.
 Result<ImageProcessorSpec::Size> processed_size(const ImageProcessorSpec::Size& picture,
                                                 const ImageProcessorSpec& spec);

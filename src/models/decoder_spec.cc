@@ -266,11 +266,13 @@ Status validate_patches(const DecoderSpec& spec) {
                             patches.patch_size, patches.channels);
   }
   const bool any_size = patches.num_patches == 0;  // positions are rotary, or those of a grid
-  const int64_t grid_positions = int64_t{patches.position_side} * patches.position_side;
+  const int64_t grid_positions = patches.sound
+                                     ? patches.sound->rows_max()
+                                     : int64_t{patches.position_side} * patches.position_side;
   if (patches.position_side < 0 || (patches.position_side > 0 && !any_size) ||
       spec.learned_positions != (any_size ? grid_positions : patches.num_rows()) ||
       !spec.projector || spec.projector->layers.empty() || spec.pooling ||
-      spec.projector->merge != patches.merge * patches.merge) {
+      spec.projector->merge != patches.square()) {
     return invalid_argument("an encoder has a position for each row, and a projector");
   }
   if (any_size && patches.class_token) {

@@ -227,6 +227,9 @@ struct WeightNames {
   // Tensors whose names end so may lie in a checkpoint without being read.
   std::vector<std::string> unused_suffixes = {".rotary_emb.inv_freq"};
   std::vector<std::string> unused_prefixes;  // or begin so
+  // Tensors whose names end so are zeros where the checkpoint lacks them: biases that some parts of
+  // a fused vector do not have.
+  std::vector<std::string> absent_suffixes;
   // A tensor whose name begins with the first may be stored under a name that begins with the
   // second: releases of one family differ.
   std::vector<std::pair<std::string, std::string>> other_prefixes;
@@ -254,6 +257,18 @@ struct PoolingSpec {
   std::vector<std::string> labels;  // of the head's outputs, where config.json names them
 };
 
+// Of an encoder of sounds (Whisper's, Radford et al. 2022): a sound's log-mel spectrogram behind
+// the first of two convolutions over three neighbours (sound_stem.h). A row of the program reads
+// three of its results, which stand for the frames of a patch.
+struct SoundSpec {
+  int32_t num_mels = 0;
+  int32_t frames_max = 0;  // of the spectrogram; a row stands for two of them
+  int32_t merge = 1;       // neighbouring rows that become one
+  std::string stem;        // the first convolution's tensors, before ".weight" and ".bias"
+
+  int32_t rows_max() const { return frames_max / 2; }
+};
+
 // What an encoder reads in place of tokens: a picture's patches, row by row (Dosovitskiy et al.
 // 2021). Each picture is a sequence of its own.
 struct PatchesSpec {
@@ -274,10 +289,14 @@ struct PatchesSpec {
   bool bias = false;             // of the patch embedding
   bool class_token = false;      // a learned row in front of the patches; no result is made of it
   std::optional<NormSpec> norm;  // of the rows, positions added
+  std::optional<kernels::Gelu> activation;  // behind the patch embedding
+  // Sounds are read instead of pictures: patches are one line of any length, `merge` is 1.
+  std::optional<SoundSpec> sound;
 
   int32_t features() const { return channels * frames * patch_size * patch_size; }
   int32_t num_rows() const { return num_patches + (class_token ? 1 : 0); }
-  int32_t square() const { return merge * merge; }
+  // Patches that become one row.
+  int32_t square() const { return sound ? sound->merge : merge * merge; }
 };
 
 // Of a decoder: how a picture stands in a prompt.
@@ -294,6 +313,7 @@ struct ImagesSpec {
   TokenId video_placeholder = -1;  // of models that read videos
   // A picture's rows see all rows of their picture, also those behind them (Gemma 3).
   bool bidirectional = false;
+  bool sounds = false;  // the model reads sounds in the place of pictures
   // Parts of a row behind its embedding, each hidden_size wide: the first is added to the result of
   // the first layer, the second to that of the second layer, and so on (DeepstackSpec).
   int32_t num_deep_parts = 0;

@@ -33,7 +33,8 @@ ModelInfo describe_model(const DecoderSpec& spec) {
                              .line_end = spec.images->line_end,
                              .picture_end = spec.images->picture_end,
                              .video_placeholder = spec.images->video_placeholder,
-                             .bidirectional = spec.images->bidirectional};
+                             .bidirectional = spec.images->bidirectional,
+                             .sounds = spec.images->sounds};
   }
   if (spec.pooling) {
     info.pooled = PooledInfo{.size = spec.pooled_size(),

@@ -4,14 +4,18 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <stop_token>
+#include <utility>
 #include <vector>
 
 #include "base/status.h"
+#include "media/audio.h"
 #include "media/processor.h"
 #include "models/model.h"
 #include "models/patch_order.h"
+#include "models/sound_stem.h"
 #include "models/tile_rows.h"
 #include "seams/forward_batch.h"
 
@@ -27,7 +31,8 @@ struct ImageEncoderInfo {
   int64_t weight_bytes = 0;
 };
 
-// A picture as an encoder takes it: one tile, or several that are encoded each by itself.
+// A picture, or a sound, as an encoder takes it: one tile, or several that are encoded each by
+// itself.
 struct PreparedImage {
   std::vector<float> patches;  // [tiles, patches of the grid in PatchOrder's order, features]
   int32_t num_tiles = 1;
@@ -63,17 +68,21 @@ class ImageEncoder {
   Result<PreparedImage> prepare(const Image& image, bool alone = true) const;
   // A video of these frames, which have one size, sampled so many a second: each grid is one tile.
   // REQUIRES: info().patches.videos, and at least one frame. Fails as prepare() does.
-  Result<PreparedImage> prepare_video(std::span<const Image> frames,
-                                      double frames_per_second) const;
+  virtual Result<PreparedImage> prepare_video(std::span<const Image> frames,
+                                              double frames_per_second) const;
   // As plan(); num_frames: that are sampled.
-  Result<PreparedImage> plan_video(const ImageProcessorSpec::Size& picture, int32_t num_frames,
-                                   double frames_per_second) const;
+  virtual Result<PreparedImage> plan_video(const ImageProcessorSpec::Size& picture,
+                                           int32_t num_frames, double frames_per_second) const;
+  // A sound: one line of patches. REQUIRES: info().patches.sound. kInvalidArgument where it is too
+  // short or too long.
+  Result<PreparedImage> plan_sound(const Audio& audio) const;
+  Result<PreparedImage> prepare_sound(const Audio& audio) const;
   // rows: [image.num_rows, width]. One call at a time, from any thread; beside the decoder's
   // forward(). Fails with kResourceExhausted where there is no memory for a picture of this size,
   // and with kAborted soon after `stop` is requested; encoders on GPUs, which are done soon, may
   // finish instead.
-  Status encode(const PreparedImage& image, std::span<float> rows,
-                const std::stop_token& stop = {});
+  virtual Status encode(const PreparedImage& image, std::span<float> rows,
+                        const std::stop_token& stop = {});
 
   // Pictures that one call of encode_batch() takes at most.
   virtual int32_t batch_max() const { return 1; }
@@ -81,6 +90,8 @@ class ImageEncoder {
   virtual int64_t row_bytes(int32_t num_rows) const;
   // Allocates memory for `num_rows` rows; thread-safe. The rows may outlive the encoder.
   virtual Result<EncodedRows> allocate_rows(int32_t num_rows);
+  // What prepare_sound() computes with. REQUIRED before it.
+  void set_stem(SoundStem stem) { stem_.emplace(std::move(stem)); }
   // Calls of encode_batch() that may run at the same time.
   virtual int32_t batches_in_flight_max() const { return 1; }
   // As encode(), which is called for each picture. A failure states what is wrong with one of them,
@@ -93,6 +104,8 @@ class ImageEncoder {
                              std::span<float> rows, const std::stop_token& stop) = 0;
   // What ends each line of tiles, [width]. REQUIRES: info().tiles, not in sequence.
   virtual std::span<const float> line_end() const = 0;
+
+  std::optional<SoundStem> stem_;
 };
 
 // That of pictures whose encoding was stopped.

@@ -206,9 +206,9 @@ Status read_video(const std::filesystem::path& folder, const JsonObject& of_pict
   }
   constexpr int64_t kPixels = 28 * 28;
   ImageProcessorSpec::Video video{
-      .area = {.pixels_min = 128 * kPixels, .pixels_max = 768 * kPixels},
+      .area = ImageProcessorSpec::Area{.pixels_min = 128 * kPixels, .pixels_max = 768 * kPixels},
       .multiple = patches.frames};
-  ESP_RETURN_IF_ERROR(read_bounds(config, patches, video.area));
+  ESP_RETURN_IF_ERROR(read_bounds(config, patches, *video.area));
   ESP_ASSIGN_OR_RETURN(video.frames_per_second, config.number_or("fps", video.frames_per_second));
   const auto read = [&](const char* field, int32_t& to) -> Status {
     constexpr int64_t kFramesMost = 1 << 16;
@@ -271,6 +271,56 @@ Result<ImageProcessorSpec> read_image_processor(const std::filesystem::path& fol
   }
   if (!any_size) ESP_RETURN_IF_ERROR(check_patches(config, patches, spec));
   return spec;
+}
+
+Result<ImageProcessorSpec> read_frame_processor(const std::filesystem::path& folder,
+                                                const PatchesSpec& patches,
+                                                const ImageProcessorSpec& pictures) {
+  ImageProcessorSpec spec = pictures;
+  const auto grid = static_cast<int32_t>(std::lround(std::sqrt(patches.num_patches)));
+  const int32_t side = spec.size ? spec.size->width : grid * patches.patch_size;
+  spec.size.reset();
+  spec.resolutions.clear();
+  spec.shortest_edge = side;
+  spec.crop = Size{side, side};
+  constexpr int32_t kFrames = 32;  // as the model was trained
+  spec.video = ImageProcessorSpec::Video{
+      .area = {}, .num_frames = kFrames, .frames_min = 1, .multiple = patches.frames};
+  const std::filesystem::path own = folder / "video_preprocessor_config.json";
+  if (!std::filesystem::exists(own)) return spec;
+  ESP_ASSIGN_OR_RETURN(const JsonObject config, JsonObject::read(own));
+  ESP_ASSIGN_OR_RETURN(const int64_t frames, config.integer_or("num_frames", kFrames, 1, 4096));
+  spec.video->num_frames = static_cast<int32_t>(frames);
+  ImageProcessorSpec stated;
+  if (config.has("size")) ESP_RETURN_IF_ERROR(read_resize(config, stated));
+  if (config.has("crop_size")) {
+    ESP_ASSIGN_OR_RETURN(stated.crop, read_sides(config, "crop_size"));
+  }
+  const bool one_size = (stated.shortest_edge == 0 || stated.shortest_edge == side) &&
+                        (!stated.crop || *stated.crop == *spec.crop) &&
+                        (!stated.size || *stated.size == *spec.crop);
+  if (one_size) return spec;
+  return fail(config.field_error(
+      "size", fmt::format("and crop_size are not {} x {}, the size of a picture's tile", side,
+                          side)));
+}
+
+Status check_sound_processor(const std::filesystem::path& folder, const SoundSpec& sound) {
+  const std::filesystem::path own = folder / "preprocessor_config.json";
+  if (!std::filesystem::exists(own)) return Status();
+  ESP_ASSIGN_OR_RETURN(const JsonObject config, JsonObject::read(own));
+  constexpr int64_t kRate = 16'000, kWindow = 400, kHop = 160;
+  const std::pair<const char*, int64_t> fields[] = {{"feature_size", sound.num_mels},
+                                                    {"sampling_rate", kRate},
+                                                    {"n_fft", kWindow},
+                                                    {"hop_length", kHop},
+                                                    {"nb_max_frames", sound.frames_max}};
+  for (const auto& [field, wanted] : fields) {
+    ESP_ASSIGN_OR_RETURN(const int64_t stated, config.integer_or(field, wanted));
+    if (stated != wanted)
+      return config.field_error(field, fmt::format("is {}, but must be {}", stated, wanted));
+  }
+  return Status();
 }
 
 }  // namespace espalier

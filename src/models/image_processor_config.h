@@ -16,4 +16,14 @@ Result<ImageProcessorSpec> read_image_processor(const std::filesystem::path& fol
                                                 const PatchesSpec& patches,
                                                 const std::optional<TilesSpec>& tiles = {});
 
+// Of a model that reads pictures in tiles the frames of its videos, each one square of a tile's
+// size, cut from its middle. Reads video_preprocessor_config.json where there is one.
+Result<ImageProcessorSpec> read_frame_processor(const std::filesystem::path& folder,
+                                                const PatchesSpec& patches,
+                                                const ImageProcessorSpec& pictures);
+
+// What the same file states of sounds, which must be what Espalier makes of them: the spectrogram
+// of Whisper's feature extractor. Fails by the field's name.
+Status check_sound_processor(const std::filesystem::path& folder, const SoundSpec& sound);
+
 }  // namespace espalier

@@ -11,6 +11,7 @@
 #include "models/image_processor_config.h"
 #include "models/model_plan.h"
 #include "models/program/cpu_encoder.h"
+#include "models/two_encoders.h"
 #include "models/storage_format.h"
 
 namespace espalier {
@@ -122,7 +123,7 @@ Result<PreparedImage> ImageEncoder::plan_video(const Size& picture, int32_t num_
   out.num_tiles = (num_frames + patches.frames - 1) / patches.frames;
   out.frame_rows = out.grid.size() / patches.square();
   out.num_rows = out.num_tiles * out.frame_rows;
-  out.grid_columns = out.grid.columns / patches.merge;
+  if (patches.num_patches == 0) out.grid_columns = out.grid.columns / patches.merge;
   const bool timed = patches.positions_per_second > 0 && frames_per_second > 0;
   out.frame_positions =
       timed ? patches.frames / frames_per_second * patches.positions_per_second : 1;
@@ -162,6 +163,21 @@ Result<PreparedImage> ImageEncoder::prepare_video(std::span<const Image> frames,
   return out;
 }
 
+Result<PreparedImage> ImageEncoder::plan_sound(const Audio& audio) const {
+  ESP_CHECK(stem_.has_value());
+  ESP_ASSIGN_OR_RETURN(const int32_t columns, stem_->num_rows(stem_->resampled(audio)));
+  PreparedImage out;
+  out.grid = {.rows = 1, .columns = columns};
+  out.num_rows = columns / info().patches.square();
+  return out;
+}
+
+Result<PreparedImage> ImageEncoder::prepare_sound(const Audio& audio) const {
+  ESP_ASSIGN_OR_RETURN(PreparedImage out, plan_sound(audio));
+  ESP_ASSIGN_OR_RETURN(out.patches, stem_->rows_of(audio));
+  return out;
+}
+
 Status ImageEncoder::encode(const PreparedImage& image, std::span<float> rows,
                             const std::stop_token& stop) {
   const bool in_sequence = !info().tiles || info().tiles->in_sequence;
@@ -184,10 +200,24 @@ Result<std::optional<EncoderPlan>> plan_image_encoder(const ModelLoadOptions& op
   ESP_ASSIGN_OR_RETURN(const JsonObject config, read_changed_config(options));
   ESP_ASSIGN_OR_RETURN(std::optional<DecoderSpec> spec, make_encoder_spec(config));
   if (!spec) return std::optional<EncoderPlan>();
-  ESP_ASSIGN_OR_RETURN(const ImageProcessorSpec processor,
-                       read_image_processor(options.path, *spec->patches, spec->tiles));
+  ImageProcessorSpec processor;
+  if (spec->patches->sound) {
+    ESP_RETURN_IF_ERROR(check_sound_processor(options.path, *spec->patches->sound));
+  } else {
+    ESP_ASSIGN_OR_RETURN(processor,
+                         read_image_processor(options.path, *spec->patches, spec->tiles));
+  }
   ESP_ASSIGN_OR_RETURN(const ModelPlan plan, plan_model(options));
-  return EncoderPlan{std::move(*spec), processor, plan.type};
+  EncoderPlan out{.spec = std::move(*spec), .processor = processor, .type = plan.type, .videos = {}};
+  ESP_ASSIGN_OR_RETURN(std::optional<DecoderSpec> videos, make_video_encoder_spec(config));
+  if (!videos) return out;
+  ESP_ASSIGN_OR_RETURN(
+      ImageProcessorSpec frames,
+      read_frame_processor(options.path, *videos->patches, processor));
+  out.processor.video = frames.video;
+  out.videos = std::make_shared<const EncoderPlan>(EncoderPlan{
+      .spec = std::move(*videos), .processor = std::move(frames), .type = plan.type, .videos = {}});
+  return out;
 }
 
 int64_t ImageEncoder::row_bytes(int32_t num_rows) const {
@@ -206,21 +236,35 @@ Status ImageEncoder::encode_batch(std::span<const EncoderTask> tasks) {
   return Status();
 }
 
+namespace {
+
+Result<std::unique_ptr<ImageEncoder>> load_cpu_encoder(const ModelLoadOptions& options,
+                                                       const EncoderPlan& plan) {
+  const WeightTypes types(plan.type);
+  if (options.format == LoadFormat::kDummy) {
+    DummySource source(options.seed, plan.type, *options.pool);
+    return program::CpuEncoder::create(plan.spec, plan.processor, types, source, *options.pool);
+  }
+  ESP_ASSIGN_OR_RETURN(const Checkpoint checkpoint, Checkpoint::open(options.path));
+  CheckpointSource source(checkpoint, plan.spec, plan.type, options.pool);
+  return program::CpuEncoder::create(plan.spec, plan.processor, types, source, *options.pool);
+}
+
+}  // namespace
+
 Result<std::unique_ptr<ImageEncoder>> load_image_encoder(const ModelLoadOptions& options) {
   ESP_ASSIGN_OR_RETURN(const std::optional<EncoderPlan> plan, plan_image_encoder(options));
   if (!plan) return std::unique_ptr<ImageEncoder>();
-  const WeightTypes types(plan->type);
   ESP_CHECK(options.pool != nullptr);
-  std::unique_ptr<ImageEncoder> encoder;
-  if (options.format == LoadFormat::kDummy) {
-    DummySource source(options.seed, plan->type, *options.pool);
-    ESP_ASSIGN_OR_RETURN(encoder, program::CpuEncoder::create(plan->spec, plan->processor, types,
-                                                              source, *options.pool));
-  } else {
-    ESP_ASSIGN_OR_RETURN(const Checkpoint checkpoint, Checkpoint::open(options.path));
-    CheckpointSource source(checkpoint, plan->spec, plan->type, options.pool);
-    ESP_ASSIGN_OR_RETURN(encoder, program::CpuEncoder::create(plan->spec, plan->processor, types,
-                                                              source, *options.pool));
+  ESP_ASSIGN_OR_RETURN(std::unique_ptr<ImageEncoder> encoder, load_cpu_encoder(options, *plan));
+  if (plan->videos != nullptr) {
+    ESP_ASSIGN_OR_RETURN(std::unique_ptr<ImageEncoder> videos,
+                         load_cpu_encoder(options, *plan->videos));
+    encoder = std::make_unique<TwoEncoders>(std::move(encoder), std::move(videos));
+  }
+  if (plan->spec.patches->sound) {
+    ESP_ASSIGN_OR_RETURN(SoundStem stem, load_sound_stem(options, plan->spec));
+    encoder->set_stem(std::move(stem));
   }
   log_info("image encoder loaded parameters={} weight_bytes={} rows_per_image={}",
            encoder->info().num_parameters, encoder->info().weight_bytes, encoder->info().num_rows);

@@ -45,6 +45,7 @@ struct ImagesInfo {
   TokenId line_end = -1, picture_end = -1;
   TokenId video_placeholder = -1;  // of models that read videos
   bool bidirectional = false;
+  bool sounds = false;  // it reads sounds in the place of pictures
 };
 
 // Of a draft head beside a model: what its layer keeps of a token, in as many planes as the

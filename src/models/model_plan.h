@@ -38,6 +38,8 @@ struct EncoderPlan {
   // What the decoder's matrices are held in, or what they were rounded from: the encoder's are
   // numbers, for it is small beside them.
   DType type = DType::kBFloat16;
+  // Of videos, where another program makes their rows (TwoEncoders); null: the same does.
+  std::shared_ptr<const EncoderPlan> videos;  // shared by the plan's copies
 };
 // Nothing where the model reads text alone.
 Result<std::optional<EncoderPlan>> plan_image_encoder(const ModelLoadOptions& options);

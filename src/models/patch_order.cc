@@ -1,6 +1,7 @@
 #include "models/patch_order.h"
 
 #include <algorithm>
+#include <numeric>
 #include <utility>
 
 #include "base/check.h"
@@ -30,7 +31,22 @@ void append(const Window& window, int32_t merge, int32_t columns, PatchOrder& ou
 
 }  // namespace
 
+namespace {
+
+// A line of patches; those behind the last whole square become no row.
+PatchOrder order_line(const PatchGrid& grid, int32_t merge) {
+  PatchOrder out;
+  for (int32_t i = 0; i < grid.columns; ++i) out.places.push_back({.column = i});
+  out.window_ends.push_back(grid.columns);
+  out.squares.resize(static_cast<size_t>(grid.columns / merge));
+  std::iota(out.squares.begin(), out.squares.end(), 0);
+  return out;
+}
+
+}  // namespace
+
 PatchOrder order_patches(const PatchGrid& grid, const PatchesSpec& patches) {
+  if (patches.sound) return order_line(grid, patches.sound->merge);
   ESP_CHECK(
       patches.merge > 0 && grid.rows % patches.merge == 0 && grid.columns % patches.merge == 0,
       "{} x {} patches in squares of {}", grid.rows, grid.columns, patches.merge);

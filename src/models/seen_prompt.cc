@@ -8,6 +8,7 @@
 #include "base/check.h"
 #include "checkpoint/safetensors.h"
 #include "media/drawn.h"
+#include "media/drawn_sound.h"
 
 namespace espalier::golden {
 namespace {
@@ -206,6 +207,36 @@ SeenPrompt read_video_prompt(const std::filesystem::path& folder, ImageEncoder& 
   place(encode(encoder, encoder.prepare_video(video.frames, video.frames_per_second)),
         kVideoPlaceholder, kFirstSpanKey + 2, at, prompt);
   prompt.rotary_spans = rotary_spans(prompt);
+  return prompt;
+}
+
+std::vector<HeardSound> read_heard_sounds(const std::filesystem::path& folder) {
+  const SafetensorsFile file = open_reference(folder);
+  std::vector<HeardSound> sounds;
+  for (int i = 0; has(file, "samples_" + std::to_string(i)); ++i) {
+    const std::string index = std::to_string(i);
+    const auto count = values<int32_t>(file, "samples_" + index)[0];
+    sounds.push_back({.audio = {.sample_rate = 16'000, .samples = test::drawn_samples(count)},
+                      .rows = values<float>(file, "rows_" + index)});
+  }
+  return sounds;
+}
+
+SeenPrompt read_heard_prompt(const std::filesystem::path& folder, ImageEncoder& encoder) {
+  const SafetensorsFile file = open_reference(folder);
+  SeenPrompt prompt{.tokens = values<TokenId>(file, "seen_prompt"),
+                    .spans = {},
+                    .rotary_spans = {},
+                    .logits = values<float>(file, "seen_logits")};
+  const auto [low, high] = std::ranges::minmax(prompt.logits);
+  prompt.spread = high - low;
+  const std::vector<HeardSound> sounds = read_heard_sounds(folder);
+  auto at = prompt.tokens.begin();
+  TokenId key = kFirstSpanKey;
+  for (const size_t index : {size_t{0}, size_t{2}}) {
+    at = place(encode(encoder, encoder.prepare_sound(sounds[index].audio)), kSeenPlaceholder, ++key,
+               at, prompt);
+  }
   return prompt;
 }
 

@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "media/audio.h"
 #include "media/image.h"
 #include "models/golden.h"
 #include "models/image_encoder.h"
@@ -47,6 +48,14 @@ struct DrawnVideo {
 DrawnVideo read_video(const std::filesystem::path& folder);
 // A prompt with the first picture and the video.
 SeenPrompt read_video_prompt(const std::filesystem::path& folder, ImageEncoder& encoder);
+
+// Of a folder of tests/golden/sounds: drawn sounds, and a prompt with the first and the third.
+struct HeardSound {
+  Audio audio;
+  std::vector<float> rows;
+};
+std::vector<HeardSound> read_heard_sounds(const std::filesystem::path& folder);
+SeenPrompt read_heard_prompt(const std::filesystem::path& folder, ImageEncoder& encoder);
 
 inline constexpr TokenId kSeenPlaceholder = 97, kVideoPlaceholder = 98;
 SeenPrompt read_seen_prompt(const std::filesystem::path& folder, ImageEncoder& encoder);

@@ -172,7 +172,9 @@ void add_patches(const DecoderSpec& spec, WeightLayout& out) {
       .in_features = patches.features(),
       .precision = Precision::kUnrounded,
       .stored_shape = {spec.hidden_size, patches.channels, patches.patch_size, patches.patch_size}};
-  if (patches.frames > 1) {
+  if (patches.sound) {
+    out.patch_embedding.stored_shape = {spec.hidden_size, patches.channels, patches.frames};
+  } else if (patches.frames > 1) {
     std::vector<int64_t>& shape = out.patch_embedding.stored_shape;
     shape.insert(shape.begin() + 2, patches.frames);
   }

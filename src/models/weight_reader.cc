@@ -12,18 +12,6 @@ namespace {
 using kernels::PackedMatrix;
 using kernels::WeightRows;
 
-float element(const LentTensor& tensor, int64_t i) {
-  switch (tensor.type) {
-    case DType::kFloat32:
-      return static_cast<const float*>(tensor.data)[i];
-    case DType::kBFloat16:
-      return to_float(static_cast<const BFloat16*>(tensor.data)[i]);
-    case DType::kFloat16:
-      return to_float(static_cast<const Float16*>(tensor.data)[i]);
-  }
-  return 0;
-}
-
 // Where row `i` of an expert goes in its shard, all of gate first; -1: another rank has it.
 int64_t local_row(const ExpertRows& shape, int64_t i) {
   const int64_t block = i % shape.blocks();
@@ -168,7 +156,7 @@ Status WeightReader::vector(const VectorLayout& layout, std::vector<float>& out)
   for (const WeightBlock& block : layout.blocks) {
     const int64_t shape[] = {block.rows};
     ESP_ASSIGN_OR_RETURN(const LentTensor lent, source_.lend(block.name, shape));
-    for (int64_t i = 0; i < block.rows; ++i) out.push_back(element(lent, i));
+    for (int64_t i = 0; i < block.rows; ++i) out.push_back(element_of(lent, i));
     source_.give_back(block.name);
   }
   if (layout.parts.empty()) return Status();
@@ -221,7 +209,7 @@ Status WeightReader::table(const MatrixLayout& layout, Buffer& out) {
       return;
     }
     for (int64_t i = begin; i < end; ++i) {
-      const float value = element(rows, i);
+      const float value = element_of(rows, i);
       if (type_ == DType::kFloat32) {
         out.as<float>()[i] = value;
       } else {
@@ -240,7 +228,7 @@ Result<Buffer> WeightReader::transpose(const LentTensor& tensor, int64_t rows, i
   backend_.pool().parallel_for(columns, kGrain, [&](int64_t begin, int64_t end) {
     for (int64_t row = 0; row < rows; ++row) {
       for (int64_t column = begin; column < end; ++column) {
-        out.as<float>()[column * rows + row] = element(tensor, row * columns + column);
+        out.as<float>()[column * rows + row] = element_of(tensor, row * columns + column);
       }
     }
   });
@@ -352,7 +340,7 @@ Status WeightReader::expert_biases(const std::string& name, const ExpertRows& sh
     std::vector<float>& bias = out.emplace_back(local_rows);
     for (int64_t i = 0; i < shape.rows; ++i) {
       const int64_t place = local_row(shape, i);
-      if (place >= 0) bias[static_cast<size_t>(place)] = element(lent, expert * shape.rows + i);
+      if (place >= 0) bias[static_cast<size_t>(place)] = element_of(lent, expert * shape.rows + i);
     }
   }
   source_.give_back(name);

@@ -52,6 +52,18 @@ void draw(uint64_t key, float centre, float deviation, int64_t begin, int64_t en
 
 }  // namespace
 
+float element_of(const LentTensor& tensor, int64_t i) {
+  switch (tensor.type) {
+    case DType::kFloat32:
+      return static_cast<const float*>(tensor.data)[i];
+    case DType::kBFloat16:
+      return to_float(static_cast<const BFloat16*>(tensor.data)[i]);
+    case DType::kFloat16:
+      return to_float(static_cast<const Float16*>(tensor.data)[i]);
+  }
+  return 0;
+}
+
 WeightCodes stored_codes(const CheckpointTensor* tensor) {
   if (tensor == nullptr || tensor->reader == nullptr || tensor->shape.size() != 2) return {};
   if (const auto int4 = tensor->reader->int4()) {
@@ -92,9 +104,24 @@ std::string CheckpointSource::stored_name(const std::string& name) const {
 Result<const CheckpointTensor*> CheckpointSource::find(const std::string& wanted,
                                                        std::span<const int64_t> shape) {
   const std::string name = stored_name(wanted);
+  const auto ends = [&](const std::string& suffix) { return name.ends_with(suffix); };
+  if (std::ranges::any_of(names_.absent_suffixes, ends) && checkpoint_.find(name) == nullptr)
+    return make_zeros(name, shape);
   ESP_ASSIGN_OR_RETURN(const CheckpointTensor* tensor, checkpoint_.require(name, shape));
   lent_.insert(name);
   return tensor;
+}
+
+const CheckpointTensor* CheckpointSource::make_zeros(const std::string& name,
+                                                     std::span<const int64_t> shape) {
+  CheckpointTensor tensor;
+  tensor.name = name;
+  tensor.dtype_name = "F32";
+  tensor.dtype = DType::kFloat32;
+  tensor.shape.assign(shape.begin(), shape.end());
+  const auto bytes = static_cast<size_t>(tensor.num_elements()) * sizeof(float);
+  tensor.bytes = zero_bytes_.emplace_back(bytes);
+  return &zeros_.emplace_back(std::move(tensor));
 }
 
 Result<LentTensor> CheckpointSource::lend(const std::string& wanted,

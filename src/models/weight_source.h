@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <deque>
 #include <map>
 #include <optional>
 #include <set>
@@ -27,6 +28,8 @@ struct LentTensor {
   const void* data = nullptr;
   DType type = DType::kFloat32;
 };
+
+float element_of(const LentTensor& tensor, int64_t i);
 
 // Used from one thread, by the loader.
 class WeightSource {
@@ -81,6 +84,7 @@ class CheckpointSource final : public WeightSource {
 
  private:
   Result<LentTensor> compute(const CheckpointTensor& tensor);
+  const CheckpointTensor* make_zeros(const std::string& name, std::span<const int64_t> shape);
   // Folders that hold a bare model, as those of embedding models do, name its tensors without the
   // prefix ("model.") that they have beside a head.
   std::string stored_name(const std::string& name) const;
@@ -99,6 +103,8 @@ class CheckpointSource final : public WeightSource {
   const SteadyClock clock_;
   std::optional<LoadProgress> progress_;
   std::map<std::string, Buffer> made_;  // of tensors that are computed or lie askew in their file
+  std::deque<CheckpointTensor> zeros_;  // WeightNames::absent_suffixes
+  std::deque<std::vector<std::byte>> zero_bytes_;
 };
 
 // How dummy weights are drawn: a matrix's elements have mean 0 and deviation 1 / sqrt(columns), so

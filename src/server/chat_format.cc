@@ -28,7 +28,7 @@ Result<std::string> join_parts(const json::array& parts, std::string_view pictur
                         "the chat template takes texts alone, in which a video has no "
                         "placeholder: send its frames as pictures"));
     }
-    if (is_picture_part(part)) {
+    if (is_picture_part(part) || is_sound_part(part)) {
       if (!begins_line) out += '\n';
       out.append(picture_placeholder).append("\n");
       begins_line = true;
@@ -43,14 +43,16 @@ Result<std::string> join_parts(const json::array& parts, std::string_view pictur
   return out;
 }
 
-// Templates know pictures as {"type": "image"} and videos as {"type": "video"}, wherever they come
-// from.
+// Templates know pictures as {"type": "image"}, videos as {"type": "video"} and sounds as
+// {"type": "audio"}, wherever they come from.
 void name_pictures(json::array& parts) {
   for (json::value& part : parts)
     if (is_video_part(part)) {
       part = json::object{{"type", "video"}};
     } else if (is_picture_part(part)) {
       part = json::object{{"type", "image"}};
+    } else if (is_sound_part(part)) {
+      part = json::object{{"type", "audio"}};
     }
 }
 

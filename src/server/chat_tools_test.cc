@@ -207,9 +207,10 @@ TEST_F(ChatToolsTest, PartsThatTheTemplateCannotShowAreRefused) {
     EXPECT_THAT(refusal(route, R"({"type":"video","video":["eA=="]})"),
                 HasSubstr("a video has no placeholder: send its frames as pictures"));
     EXPECT_THAT(refusal(route, R"({"type":"input_audio","input_audio":{}})"),
-                HasSubstr("audio is not supported: send its text"));
+                HasSubstr("must have the sound's file as input_audio"));
     EXPECT_THAT(refusal(route, R"({"type":"smell"})"),
-                HasSubstr("it must be text, image_url, input_image, video or video_url"));
+                HasSubstr("it must be text, image_url, input_image, video, video_url, "
+                          "input_audio or audio_url"));
   }
   EXPECT_EQ(engine_.submitted().size(), 0u);
 }

@@ -4,10 +4,12 @@
 #include <atomic>
 #include <boost/json.hpp>
 #include <cctype>
+#include <utility>
 
 #include "net/client.h"
 #include "net/public_address.h"
 #include "server/context.h"
+#include "server/json_fields.h"
 #include "server/json_view.h"
 
 namespace espalier::server {
@@ -156,13 +158,15 @@ const json::string* url_of(const json::value& part) {
   return url != nullptr ? url->if_string() : nullptr;
 }
 
+// Of a video's file, so many times what a picture's may have; the engine has the same bound.
+constexpr int64_t kVideoPictures = 16;
 constexpr std::string_view kVideoFrames = "data:video/jpeg;base64,";
 constexpr size_t kVideoFramesMax = 4096;
 constexpr double kFramesPerSecondMin = 0.01, kFramesPerSecondMax = 1000;
 
-// Frames a second; 0: the part states none.
-Result<double> rate_of(const json::object& part, std::string_view where) {
-  const json::value* fps = part.if_contains("fps");
+// Frames a second; 0: none are stated.
+Result<double> rate_of(const json::object& options, std::string_view where) {
+  const json::value* fps = options.if_contains("fps");
   if (fps == nullptr || fps->is_null()) return 0.0;
   boost::system::error_code bad;
   const auto rate = fps->to_number<double>(bad);
@@ -172,14 +176,30 @@ Result<double> rate_of(const json::object& part, std::string_view where) {
   return rate;
 }
 
-// The list of a video's frames, or its URL; null: it has neither.
-const json::value* frames_of(const json::object& part) {
+// Frames that are read of a video's file; 0: none are stated.
+Result<int32_t> num_frames_of(const json::object& options, std::string_view where) {
+  const json::value* stated = options.if_contains("num_frames");
+  if (stated == nullptr || stated->is_null()) return 0;
+  boost::system::error_code bad;
+  const auto count = stated->to_number<int32_t>(bad);
+  if (bad || count < 1 || std::cmp_greater(count, kVideoFramesMax))
+    return fail(
+        invalid_argument("{}.num_frames must be a number from 1 to {}", where, kVideoFramesMax));
+  return count;
+}
+
+// What names a video: a URL, base64, or the list of its frames; null: nothing does.
+const json::value* video_named(const json::object& part) {
   const json::value* video = part.if_contains("video");
   if (video != nullptr && video->is_array()) return video;
   const json::value* url = part.if_contains("video_url");
   if (url == nullptr) url = video;
   if (url != nullptr && url->is_object()) url = url->get_object().if_contains("url");
-  return url != nullptr && url->is_string() ? url : nullptr;
+  return url != nullptr && url->is_string() && !url->get_string().empty() ? url : nullptr;
+}
+
+bool is_list_of_frames(const json::value& named) {
+  return named.is_array() || view(named.get_string()).starts_with(kVideoFrames);
 }
 
 // Calls take() with the source of each frame, which is empty for what is no string.
@@ -198,11 +218,44 @@ void for_each_frame(const json::value& frames, const Take& take) {
   }
 }
 
-// Of a video that check_video() passes.
-PictureSource video_of(const json::object& part) {
-  PictureSource video{.files = {}, .is_video = true, .frames_per_second = *rate_of(part, "")};
-  for_each_frame(*frames_of(part),
-                 [&](std::string_view frame) { video.files.emplace_back(frame); });
+// where: of the options; place: of what names the video.
+Status check_named_video(const json::value& named, const json::object& options,
+                         std::string_view where, std::string_view place) {
+  ESP_ASSIGN_OR_RETURN(const double rate, rate_of(options, where));
+  ESP_ASSIGN_OR_RETURN(const int32_t num_frames, num_frames_of(options, where));
+  if (rate > 0 && num_frames > 0)
+    return invalid_argument("{} has both fps and num_frames: leave one out", where);
+  if (!is_list_of_frames(named)) return {};
+  if (num_frames > 0)
+    return invalid_argument(
+        "{}.num_frames is for files of videos, and {} is a list of frames: "
+        "leave it out, or say how many of them are a second (fps)",
+        where, place);
+  size_t count = 0;
+  bool has_empty = false;
+  for_each_frame(named, [&](std::string_view frame) {
+    ++count;
+    has_empty |= frame.empty();
+  });
+  if (count == 0 || count > kVideoFramesMax) {
+    return invalid_argument("{} has {} frames, and between 1 and {} are taken", place, count,
+                            kVideoFramesMax);
+  }
+  if (!has_empty) return {};
+  return invalid_argument("{} must be a list of the URLs of frames, or of base64", place);
+}
+
+// REQUIRES: check_named_video() passes.
+PictureSource make_video(const json::value& named, const json::object& options) {
+  PictureSource video{.files = {}, .is_video = true};
+  const double rate = *rate_of(options, "");
+  if (is_list_of_frames(named)) {
+    video.frames_per_second = rate;
+    for_each_frame(named, [&](std::string_view frame) { video.files.emplace_back(frame); });
+    return video;
+  }
+  video.files.emplace_back(view(named.get_string()));
+  video.video_file = {.frames_per_second = rate, .num_frames = *num_frames_of(options, "")};
   return video;
 }
 
@@ -213,6 +266,29 @@ Result<std::string> read_within(std::string_view source, const MediaAccess& acce
   const size_t scheme_end = url.find(':');
   url.replace(0, scheme_end, in_lower_case(url.substr(0, scheme_end)));
   return fetch_remote(std::move(url), access, timeout);
+}
+
+// A picture's file, or that of a video or a sound.
+ImageInput file_input(const std::shared_ptr<const MediaAccess>& access, std::string source,
+                      int64_t bytes_max) {
+  const auto bytes = static_cast<int64_t>(source.size());
+  // Shared, because the engine's request may be copied.
+  auto kept = std::make_shared<const std::string>(std::move(source));
+  const auto read = [access, kept, bytes_max] {
+    MediaAccess own = *access;
+    own.limits.bytes_max = bytes_max;
+    return read_within(*kept, own, own.fetch_timeout);
+  };
+  return {.read = read, .source_bytes = bytes, .frames = {}};
+}
+
+// kVideoPictures times as many bytes as a picture may have.
+ImageInput video_file_input(const std::shared_ptr<const MediaAccess>& access,
+                            PictureSource source) {
+  ImageInput video =
+      file_input(access, std::move(source.files[0]), kVideoPictures * access->limits.bytes_max);
+  video.video_file = source.video_file;
+  return video;
 }
 
 // All its frames together are fetched in the time that one picture has, for they come one by one
@@ -244,6 +320,7 @@ std::shared_ptr<const MediaAccess> media_access(const Context& context) {
   return std::make_shared<const MediaAccess>(
       MediaAccess{.limits = {.bytes_max = context.engine.config().images.max_image_bytes,
                              .local_folder = config.media.allowed_local_media_path},
+                  .sound_bytes_max = context.engine.config().audio.max_audio_bytes,
                   .domains = config.media.allowed_media_domains,
                   .private_addresses = config.media.allow_private_media_addresses,
                   .fetch_timeout = config.media.media_fetch_timeout});
@@ -254,15 +331,14 @@ std::vector<ImageInput> image_inputs(const std::shared_ptr<const MediaAccess>& a
   std::vector<ImageInput> images;
   for (PictureSource& source : sources) {
     if (source.is_video) {
-      images.push_back(video_input(access, std::move(source)));
+      images.push_back(source.video_file ? video_file_input(access, std::move(source))
+                                         : video_input(access, std::move(source)));
       continue;
     }
-    std::string& file = source.files.front();
-    const auto bytes = static_cast<int64_t>(file.size());
-    // Shared, because the engine's request may be copied.
-    auto kept = std::make_shared<const std::string>(std::move(file));
-    images.push_back(
-        {.read = [access, kept] { return read_picture(*kept, *access); }, .source_bytes = bytes});
+    const bool is_sound = source.is_sound;
+    images.push_back(file_input(access, std::move(source.files.front()),
+                                is_sound ? access->sound_bytes_max : access->limits.bytes_max));
+    images.back().is_sound = is_sound;
   }
   return images;
 }
@@ -293,34 +369,64 @@ bool is_video_part(const json::value& part) {
 
 Status check_video(const json::value& part, std::string_view where) {
   const json::object& object = part.get_object();
-  if (const auto rate = rate_of(object, where); !rate) return rate.error();
-  const json::value* frames = frames_of(object);
-  if (frames == nullptr) {
+  const json::value* named = video_named(object);
+  if (named == nullptr) {
     return invalid_argument(
-        "{} must have its frames as video: [URL, ...] or video_url: "
-        "data:video/jpeg;base64,FRAME,FRAME...",
+        "{} must have its file as video_url: {{\"url\": URL}}, or its frames as video: [URL, ...] "
+        "or video_url: data:video/jpeg;base64,FRAME,FRAME...",
         where);
   }
-  const std::string place = fmt::format("{}.{}", where, frames->is_array() ? "video" : "video_url");
-  if (frames->is_string() && !view(frames->get_string()).starts_with(kVideoFrames)) {
-    return error(StatusCode::kUnimplemented,
-                 "{} is a file of a video, and files of videos are not read: send its frames "
-                 "as data:video/jpeg;base64,FRAME,FRAME... or as {{\"type\": \"video\", "
-                 "\"video\": [URL, ...], \"fps\": 2}}",
-                 place);
+  return check_named_video(*named, object, where,
+                           fmt::format("{}.{}", where, named->is_array() ? "video" : "video_url"));
+}
+
+namespace {
+
+const json::object kNoOptions;
+
+const json::object& options_of(const json::value& data) {
+  return data.is_object() ? data.get_object() : kNoOptions;
+}
+
+const json::value* data_named(const json::value& data) {
+  const json::value* url = data.is_object() ? data.get_object().if_contains("url") : &data;
+  return url != nullptr && url->is_string() && !url->get_string().empty() ? url : nullptr;
+}
+
+}  // namespace
+
+Status check_video_data(const json::value& data, std::string_view where) {
+  const json::value* named = data_named(data);
+  if (named == nullptr) {
+    return invalid_argument(
+        "{} must be a video's URL or base64, or {{\"url\": URL, \"fps\": 2}}, "
+        "but it is {}",
+        where, describe(data));
   }
-  size_t count = 0;
-  bool has_empty = false;
-  for_each_frame(*frames, [&](std::string_view frame) {
-    ++count;
-    has_empty |= frame.empty();
-  });
-  if (count == 0 || count > kVideoFramesMax) {
-    return invalid_argument("{} has {} frames, and between 1 and {} are taken", place, count,
-                            kVideoFramesMax);
+  return check_named_video(*named, options_of(data), where, where);
+}
+
+PictureSource video_data_source(const json::value& data) {
+  return make_video(*data_named(data), options_of(data));
+}
+
+bool is_sound_part(const json::value& part) {
+  const json::value* type = part.is_object() ? part.get_object().if_contains("type") : nullptr;
+  return type != nullptr && (*type == "input_audio" || *type == "audio_url");
+}
+
+Result<std::string> sound_source(const json::value& part, std::string_view where) {
+  const json::object& object = part.get_object();
+  for (const auto& [field, member] : {std::pair("input_audio", "data"), {"audio_url", "url"}}) {
+    const json::value* sound = object.if_contains(field);
+    if (sound != nullptr && sound->is_object()) sound = sound->get_object().if_contains(member);
+    if (sound != nullptr && sound->is_string() && !sound->get_string().empty())
+      return std::string(view(sound->get_string()));
   }
-  if (!has_empty) return {};
-  return invalid_argument("{} must be a list of the URLs of frames, or of base64", place);
+  return fail(invalid_argument(
+      "{} must have the sound's file as input_audio: {{\"data\": BASE64}} or audio_url: "
+      "{{\"url\": URL}}",
+      where));
 }
 
 size_t num_pictures(const json::value& messages) {
@@ -329,7 +435,7 @@ size_t num_pictures(const json::value& messages) {
     const json::value* content = message.get_object().if_contains("content");
     if (content == nullptr || !content->is_array()) continue;
     count += std::ranges::count_if(content->get_array(), [](const json::value& part) {
-      return is_picture_part(part) || is_video_part(part);
+      return is_picture_part(part) || is_video_part(part) || is_sound_part(part);
     });
   }
   return static_cast<size_t>(count);
@@ -342,9 +448,11 @@ std::vector<PictureSource> picture_sources(const json::value& messages) {
     if (content == nullptr || !content->is_array()) continue;
     for (const json::value& part : content->get_array())
       if (is_video_part(part)) {
-        sources.push_back(video_of(part.get_object()));
+        sources.push_back(make_video(*video_named(part.get_object()), part.get_object()));
       } else if (is_picture_part(part)) {
         sources.emplace_back().files.emplace_back(view(*url_of(part)));
+      } else if (is_sound_part(part)) {
+        sources.push_back({.files = {*sound_source(part, "")}, .is_sound = true});
       }
   }
   return sources;

@@ -10,6 +10,7 @@
 
 #include <boost/json/fwd.hpp>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -25,7 +26,8 @@ struct Context;
 
 // Immutable; shared with the pictures that wait, which may outlive their server.
 struct MediaAccess {
-  MediaSourceLimits limits;
+  MediaSourceLimits limits;  // of a picture
+  int64_t sound_bytes_max = int64_t{64} << 20;
   std::vector<std::string> domains;  // "example.com", "*.example.com" (what ends so) or "*"
   bool private_addresses = false;    // hosts may have addresses that are not public
   // Of a picture, redirects included, or of all frames of a video.
@@ -37,7 +39,9 @@ struct PictureSource {
   std::vector<std::string>
       files;  // URLs or base64: of a picture one, of a video one for each frame
   bool is_video = false;
-  double frames_per_second = 0;  // of a video; 0: it is not known
+  double frames_per_second = 0;                  // of a list of frames; 0: it is not known
+  std::optional<VideoSampling> video_file = {};  // files[0] is that of a video
+  bool is_sound = false;                         // files[0] is that of a sound
 };
 
 // Blocks. Fails with kInvalidArgument for what is malformed, too large or cannot be had, and
@@ -56,14 +60,24 @@ std::vector<PictureSource> pictures_alone(std::vector<std::string> sources);
 bool is_picture_part(const boost::json::value& part);
 // Its URL, or base64. kInvalidArgument where it has none.
 Result<std::string> picture_source(const boost::json::value& part, std::string_view where);
-// Whether it is a video: video_url, whose URL is data:video/jpeg;base64,FRAME,FRAME..., or video, a
-// list of the sources of its frames, with how many are a second in "fps", if that is known.
+// Whether it is a video: video_url or video, with the URL of a file, or base64; with
+// data:video/jpeg;base64,FRAME,FRAME...; or with a list of the sources of its frames. "fps" says of
+// a list how many of its frames are a second, if that is known, and of a file how many are read;
+// "num_frames" how many frames of a file.
 bool is_video_part(const boost::json::value& part);
-// kInvalidArgument for a part that is malformed; kUnimplemented for files of videos.
+// kInvalidArgument for a part that is malformed.
 Status check_video(const boost::json::value& part, std::string_view where);
-// Of checked messages, videos included.
+// The same of what an entry of video_data names: a string, or an object with "url" and options.
+Status check_video_data(const boost::json::value& data, std::string_view where);
+PictureSource video_data_source(const boost::json::value& data);  // REQUIRES: it is checked
+// Whether it is a sound: input_audio, with base64 in "data", or audio_url, with a URL.
+bool is_sound_part(const boost::json::value& part);
+// Its URL, or base64. kInvalidArgument where it has none.
+Result<std::string> sound_source(const boost::json::value& part, std::string_view where);
+// Of checked messages, videos and sounds included.
 size_t num_pictures(const boost::json::value& messages);
-// The pictures and videos of checked messages, in the order in which a template renders them.
+// The pictures, videos and sounds of checked messages, in the order in which a template renders
+// them.
 std::vector<PictureSource> picture_sources(const boost::json::value& messages);
 // An image_url part.
 boost::json::object picture_part(std::string_view source);

@@ -292,14 +292,50 @@ TEST(Videos, PartsNameTheirFrames) {
   EXPECT_FALSE(inputs[1].is_video());
 }
 
+TEST(Videos, PartsNameTheirFile) {
+  const PictureSource url =
+      video_of(R"({"type":"video_url","video_url":{"url":"https://a/b.mp4"}})");
+  EXPECT_THAT(url.files, ElementsAre("https://a/b.mp4"));
+  ASSERT_TRUE(url.video_file);
+  EXPECT_EQ(url.video_file->frames_per_second, 0);
+  const PictureSource base64 = video_of(R"({"type":"video","video":"AAAA","fps":4})");
+  EXPECT_EQ(base64.video_file->frames_per_second, 4);
+  const PictureSource data =
+      video_of(R"({"type":"video_url","video_url":"data:video/mp4;base64,AAAA","num_frames":8})");
+  EXPECT_EQ(data.video_file->num_frames, 8);
+  const auto inputs = image_inputs(std::make_shared<const MediaAccess>(), {data});
+  ASSERT_EQ(inputs.size(), 1u);
+  EXPECT_TRUE(inputs[0].is_video());
+  EXPECT_TRUE(inputs[0].frames.empty());
+  const auto bytes = inputs[0].read();
+  ASSERT_TRUE(bytes) << bytes.error().message();
+  EXPECT_EQ(*bytes, std::string(3, '\0'));
+}
+
+// A file may have 16 times the bytes of a picture.
+TEST(Videos, FilesHaveABoundOfTheirOwn) {
+  MediaAccess access;
+  access.limits.bytes_max = 3;
+  const PictureSource file{
+      .files = {"data:video/mp4;base64,AAAAAAAA"}, .is_video = true, .video_file = VideoSampling{}};
+  const auto shared = std::make_shared<const MediaAccess>(access);
+  EXPECT_TRUE(image_inputs(shared, {file})[0].read());
+  EXPECT_FALSE(image_inputs(shared, pictures_alone(file.files))[0].read());
+}
+
 TEST(Videos, PartsThatAreMalformedAreRefused) {
   const auto refused = [](std::string_view part) {
     const Status status = check_video(boost::json::parse(part), "messages[0].content[1]");
     EXPECT_FALSE(status.ok()) << part;
     return std::string(status.message());
   };
-  EXPECT_THAT(refused(R"({"type":"video_url","video_url":{"url":"https://a/b.mp4"}})"),
-              HasSubstr("files of videos are not read"));
+  EXPECT_THAT(refused(R"({"type":"video_url","video_url":"x","fps":2,"num_frames":4})"),
+              HasSubstr("both fps and num_frames"));
+  EXPECT_THAT(refused(R"({"type":"video","video":["a"],"num_frames":4})"),
+              HasSubstr("num_frames is for files"));
+  for (const char* count : {"0", "-1", "4097", "\"2\""})
+    EXPECT_THAT(refused(fmt::format(R"({{"type":"video","video":"a","num_frames":{}}})", count)),
+                HasSubstr("num_frames must be a number from 1 to 4096"));
   EXPECT_THAT(refused(R"({"type":"video","video":[]})"), HasSubstr("0 frames"));
   EXPECT_THAT(refused(R"({"type":"video_url","video_url":"data:video/jpeg;base64,"})"),
               HasSubstr("0 frames"));
@@ -311,7 +347,7 @@ TEST(Videos, PartsThatAreMalformedAreRefused) {
   for (const char* fps : {"0", "0.009", "1e-9", "1001", "-2", "\"2\""})
     EXPECT_THAT(refused(fmt::format(R"({{"type":"video","video":["a"],"fps":{}}})", fps)),
                 HasSubstr("content[1].fps must be a number from 0.01 to 1000"));
-  EXPECT_THAT(refused(R"({"type":"video"})"), HasSubstr("must have its frames"));
+  EXPECT_THAT(refused(R"({"type":"video"})"), HasSubstr("must have its file"));
 }
 
 // A picture's source is never read as another thing.

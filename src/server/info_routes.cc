@@ -199,7 +199,8 @@ void write_media_settings(JsonWriter& w, const EngineConfig& e) {
       .member("image_cache_bytes", e.images.image_cache_bytes);
   w.member("max_images_per_request", e.images.max_images_per_request)
       .member("max_image_bytes", e.images.max_image_bytes)
-      .member("max_image_pixels", e.images.max_image_pixels);
+      .member("max_image_pixels", e.images.max_image_pixels)
+      .member("max_video_seconds", e.images.max_video_seconds);
   w.member("max_audio_bytes", e.audio.max_audio_bytes)
       .member("max_audio_seconds", e.audio.max_audio_seconds);
 }

@@ -1,7 +1,9 @@
 #include "server/native_request.h"
 
+#include <algorithm>
 #include <boost/json/array.hpp>
 #include <boost/json/value.hpp>
+#include <iterator>
 
 #include "server/bootstrap_fields.h"
 #include "server/cache_namespace.h"
@@ -23,7 +25,8 @@ struct NativeBody {
   std::string hidden_states_format = "list";
   PerItem<std::optional<int32_t>> logprob_start_len, top_logprobs_num;
   PerItem<std::vector<TokenId>> token_ids_logprob;
-  std::vector<std::vector<std::string>> pictures;  // of a batch each prompt's, else together
+  // Of a batch each prompt's, else together.
+  std::vector<std::vector<PictureSource>> pictures, videos, sounds;
   std::optional<int32_t> priority, dimensions;
   std::optional<SessionParams> session;
   std::string session_id;
@@ -62,36 +65,70 @@ Status read_adapters(const Json& value, std::string_view where, NativeBody& body
   return server::read_value(value, where, body.lora_path);
 }
 
+Status read_video_data(const Json& value, const std::string& where,
+                       std::vector<PictureSource>& out) {
+  ESP_RETURN_IF_ERROR(check_video_data(value, where));
+  out.push_back(video_data_source(value));
+  return {};
+}
+
 // "...", or {"url": "..."}.
+Status read_sound_data(const Json& value, const std::string& where,
+                       std::vector<PictureSource>& out) {
+  const Json* url = value.is_object() ? value.get_object().if_contains("url") : &value;
+  if (url == nullptr || !url->is_string() || url->get_string().empty())
+    return invalid_argument("{} must be a sound's URL or base64, but it is {}", where,
+                            describe(value));
+  out.push_back({.files = {std::string(view(url->get_string()))}, .is_sound = true});
+  return {};
+}
+
+// "...", or {"url": "..."}; "video:BASE64" is the file of a video, as SGLang's language sends it.
 Status read_picture_data(const Json& value, const std::string& where,
-                         std::vector<std::string>& out) {
+                         std::vector<PictureSource>& out) {
   const Json* url = &value;
   if (value.is_object()) url = value.get_object().if_contains("url");
   if (url == nullptr || !url->is_string() || url->get_string().empty())
     return invalid_argument("{} must be a picture's URL or base64, but it is {}", where,
                             describe(value));
-  out.emplace_back(view(url->get_string()));
+  constexpr std::string_view kVideo = "video:";
+  const std::string_view source = view(url->get_string());
+  if (source.starts_with(kVideo))
+    return read_video_data(Json(boost::json::string(source.substr(kVideo.size()))), where, out);
+  out.emplace_back().files.emplace_back(source);
   return {};
 }
 
-// Of one prompt a picture or a list of them; of a batch a list with either for each prompt.
-Status read_pictures(const Json& value, std::string_view where, NativeBody& body) {
-  if (!value.is_array())
-    return read_picture_data(value, std::string(where), body.pictures.emplace_back());
+// Of one prompt one or a list of them; of a batch a list with either for each prompt.
+template <typename ReadOne>
+Status read_media(const Json& value, std::string_view where, const ReadOne& read_one,
+                  std::vector<std::vector<PictureSource>>& out) {
+  if (!value.is_array()) return read_one(value, std::string(where), out.emplace_back());
   for (size_t i = 0; i < value.get_array().size(); ++i) {
     const Json& element = value.get_array()[i];
     const std::string place = fmt::format("{}[{}]", where, i);
-    std::vector<std::string>& own = body.pictures.emplace_back();
+    std::vector<PictureSource>& own = out.emplace_back();
     if (is_null(element)) continue;
     if (!element.is_array()) {
-      ESP_RETURN_IF_ERROR(read_picture_data(element, place, own));
+      ESP_RETURN_IF_ERROR(read_one(element, place, own));
       continue;
     }
     for (size_t k = 0; k < element.get_array().size(); ++k)
-      ESP_RETURN_IF_ERROR(
-          read_picture_data(element.get_array()[k], fmt::format("{}[{}]", place, k), own));
+      ESP_RETURN_IF_ERROR(read_one(element.get_array()[k], fmt::format("{}[{}]", place, k), own));
   }
   return {};
+}
+
+Status read_pictures(const Json& value, std::string_view where, NativeBody& body) {
+  return read_media(value, where, read_picture_data, body.pictures);
+}
+
+Status read_sounds(const Json& value, std::string_view where, NativeBody& body) {
+  return read_media(value, where, read_sound_data, body.sounds);
+}
+
+Status read_videos(const Json& value, std::string_view where, NativeBody& body) {
+  return read_media(value, where, read_video_data, body.videos);
 }
 
 // Layers may be negative, which token ids may not.
@@ -152,8 +189,16 @@ const Fields<NativeBody>& native_fields() {
         field<B>("return_token_origins",
                  "whether each output token was sampled, forced or drafted, in meta_info",
                  &B::return_token_origins),
-        refused<B>("video_data", "is not supported: chats take videos as lists of frames"),
-        refused<B>("audio_data", "is not supported until a model supports audio"),
+        custom<B>(
+            "video_data", R"({"anyOf":[{"type":"string"},{"type":"object"},{"type":"array"}]})",
+            "videos in the order of their placeholders: URLs or base64 of files, or objects with "
+            "url and fps or num_frames; of a batch as image_data",
+            read_videos),
+        custom<B>(
+            "audio_data", R"({"anyOf":[{"type":"string"},{"type":"object"},{"type":"array"}]})",
+            "sounds in the order of their placeholders: URLs or base64 of files; of a batch as "
+            "image_data",
+            read_sounds),
         refused<B>("input_embeds"),
         session_field<B>(&B::session),
         session_id_field<B>(&B::session_id),
@@ -236,9 +281,9 @@ NativeItem make_item(const NativeBody& body, size_t i, size_t n) {
 }
 
 Status check_logprob_sizes(const NativeBody& body, size_t n) {
-  const bool is_batch = body.has_input_ids ? body.input_ids_is_list : body.text.is_list;
+  const bool batch = body.has_input_ids ? body.input_ids_is_list : body.text.is_list;
   Status status;
-  if (!is_batch && body.token_ids_logprob.is_list)
+  if (!batch && body.token_ids_logprob.is_list)
     return invalid_argument("token_ids_logprob of one prompt must be a flat list of integers");
   for_each_logprob_field([&](const auto& row) {
     if constexpr (requires { row.param(body).check_size(row.name, n); })
@@ -247,28 +292,36 @@ Status check_logprob_sizes(const NativeBody& body, size_t n) {
   return status;
 }
 
-// A flat list is one prompt's.
-Status check_pictures(const NativeBody& body, size_t n) {
-  const bool is_batch = body.has_input_ids ? body.input_ids_is_list : body.text.is_list;
-  if (body.pictures.empty() || !is_batch || body.pictures.size() == n) return {};
-  return invalid_argument(
-      "image_data has pictures for {} prompts, but there are {}: give a list with an entry for "
-      "each prompt",
-      body.pictures.size(), n);
+bool is_batch(const NativeBody& body) {
+  return body.has_input_ids ? body.input_ids_is_list : body.text.is_list;
 }
 
-// Prompt i's.
-std::vector<std::string> pictures_of(const NativeBody& body, size_t i) {
-  const bool is_batch = body.has_input_ids ? body.input_ids_is_list : body.text.is_list;
-  if (is_batch) return body.pictures.empty() ? std::vector<std::string>() : body.pictures[i];
-  std::vector<std::string> all;
-  for (const auto& some : body.pictures) all.insert(all.end(), some.begin(), some.end());
+// A flat list is one prompt's.
+Status check_media(const NativeBody& body, size_t n) {
+  const auto check_count = [&](const char* field, size_t count) -> Status {
+    if (count == 0 || !is_batch(body) || count == n) return {};
+    return invalid_argument(
+        "{} has entries for {} prompts, but there are {}: give a list with an entry for each "
+        "prompt",
+        field, count, n);
+  };
+  ESP_RETURN_IF_ERROR(check_count("image_data", body.pictures.size()));
+  ESP_RETURN_IF_ERROR(check_count("video_data", body.videos.size()));
+  return check_count("audio_data", body.sounds.size());
+}
+
+// Prompt i's, pictures first: the engine brings them into the order of their placeholders.
+std::vector<PictureSource> media_of(NativeBody& body, size_t i) {
+  std::vector<PictureSource> all;
+  for (auto* const list : {&body.pictures, &body.videos, &body.sounds})
+    for (size_t k = 0; k < list->size(); ++k)
+      if (!is_batch(body) || k == i) std::ranges::move((*list)[k], std::back_inserter(all));
   return all;
 }
 
 Status check(const NativeBody& body, size_t n) {
   if (n == 0) return invalid_argument("the batch is empty");
-  ESP_RETURN_IF_ERROR(check_pictures(body, n));
+  ESP_RETURN_IF_ERROR(check_media(body, n));
   ESP_RETURN_IF_ERROR(body.return_hidden_states.check_size("return_hidden_states", n));
   if (!body.hidden_states_layers.empty() && body.return_hidden_states.values.empty())
     return invalid_argument(
@@ -340,7 +393,7 @@ Result<NativeRequest> parse_native(std::string_view text, bool& malformed) {
   NativeRequest request;
   for (size_t i = 0; i < n; ++i) {
     request.items.push_back(make_item(body, i, n));
-    request.items.back().pictures = pictures_alone(pictures_of(body, i));
+    request.items.back().pictures = media_of(body, i);
     request.items.back().hidden_format = format;
     if (body.has_input_ids && request.items.back().request.input_ids.empty()) {
       return fail(invalid_argument("input_ids holds no token"));

@@ -488,10 +488,13 @@ TEST_F(NativeTest, Errors) {
                   "for: 65536")},
            {R"({"text":"a","sampling_params":{"n":0}})", plain("n must be at least 1")},
            {R"({"text":["a","b"],"image_data":["x"]})",
-            plain("image_data has pictures for 1 prompts, but there are 2: give a list with an "
+            plain("image_data has entries for 1 prompts, but there are 2: give a list with an "
                   "entry for each prompt")},
-           {R"({"text":"a","video_data":["x"]})",
-            plain("video_data is not supported: chats take videos as lists of frames: leave it out")},
+           {R"({"text":["a","b"],"video_data":["x"]})",
+            plain("video_data has entries for 1 prompts, but there are 2: give a list with an "
+                  "entry for each prompt")},
+           {R"({"text":"a","video_data":[{"url":"x","fps":0}]})",
+            plain("video_data[0].fps must be a number from 0.01 to 1000")},
            {R"({"text":"a","lora_path":["x","y"]})",
             plain("lora_path has 2 entries for 1 prompt: give one value for all, or a list with "
                   "one for each")},

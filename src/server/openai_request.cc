@@ -104,13 +104,14 @@ Status check_content_part(const Json& part, std::string_view where) {
     return source ? Status() : source.error();
   }
   if (is_video_part(part)) return check_video(part, where);
-  if (name.starts_with("audio") || name == "input_audio") {
-    return error(StatusCode::kUnimplemented,
-                 "{} is of type {}, and audio is not supported: send its text", where, name);
+  if (is_sound_part(part)) {
+    const auto source = sound_source(part, where);
+    return source ? Status() : source.error();
   }
   return invalid_argument(
-      "{}.type is \"{}\": it must be text, image_url, input_image, video or video_url", where,
-      name);
+      "{}.type is \"{}\": it must be text, image_url, input_image, video, video_url, input_audio "
+      "or audio_url",
+      where, name);
 }
 
 Status check_message(const Json& message, std::string_view where) {

@@ -67,6 +67,11 @@ def models():
                                   vision_config=T.CLIPVisionConfig(num_attention_heads=2, **VISION))
     yield "llava_next", following, LlavaNextImageProcessorPil(
         image_grid_pinpoints=PINPOINTS, size={"shortest_edge": 28}, crop_size={"height": 28, "width": 28})
+    moving = T.LlavaNextVideoConfig(text_config=T.LlamaConfig(**TEXT), image_token_index=97, video_token_index=98, dtype="float32",
+                                    image_grid_pinpoints=PINPOINTS,
+                                    vision_config=T.CLIPVisionConfig(num_attention_heads=2, **VISION))
+    yield "llava_next_video", moving, LlavaNextImageProcessorPil(
+        image_grid_pinpoints=PINPOINTS, size={"shortest_edge": 28}, crop_size={"height": 28, "width": 28})
     onevision = T.LlavaOnevisionConfig(text_config=T.Qwen2Config(bos_token_id=1, eos_token_id=2, **TEXT), image_token_index=97, video_token_index=98,
                                        dtype="float32", image_grid_pinpoints=pinpoints, vision_aspect_ratio="anyres_max_3",
                                        vision_config=T.SiglipVisionConfig(num_attention_heads=3, vision_use_head=False,
@@ -134,6 +139,7 @@ def widen(model):
 
 
 CLASSES = {"llava": T.LlavaForConditionalGeneration, "llava_next": T.LlavaNextForConditionalGeneration,
+           "llava_next_video": T.LlavaNextVideoForConditionalGeneration,
            "llava_onevision": T.LlavaOnevisionForConditionalGeneration, "qwen2_vl": T.Qwen2VLForConditionalGeneration,
            "qwen2_5_vl": T.Qwen2_5_VLForConditionalGeneration, "qwen3_vl": T.Qwen3VLForConditionalGeneration,
            "gemma3": T.Gemma3ForConditionalGeneration, "mistral3": T.Mistral3ForConditionalGeneration,
@@ -233,6 +239,13 @@ def drawn_frame(index):
     return drawn(width + index, height)[:, index:]
 
 
+def whole_frames():
+    """Of a model whose frames are pictures of one size."""
+    processor = CLIPImageProcessorPil(size={"shortest_edge": 28}, crop_size={"height": 28, "width": 28})
+    frames = [processor(Image.fromarray(drawn_frame(i)), return_tensors="pt")["pixel_values"] for i in range(VIDEO_FRAMES)]
+    return {"pixel_values_videos": torch.cat([torch.as_tensor(numpy.asarray(frame)) for frame in frames])[None]}
+
+
 def video_inputs(processor):
     """Frames resized as pictures are (transformers resizes videos by torchvision, whose filter rounds otherwise)."""
     frames = [processor(Image.fromarray(drawn_frame(i)), return_tensors="pt") for i in range(VIDEO_FRAMES)]
@@ -245,8 +258,10 @@ def video_inputs(processor):
 
 
 def add_video(model, processor, picture, reference, text):
-    inputs = video_inputs(processor)
-    rows = torch.cat([*model.get_video_features(**inputs).pooler_output]).float().contiguous()
+    still = model.config.model_type == "llava_next_video"
+    inputs = whole_frames() if still else video_inputs(processor)
+    rows = torch.cat([*model.get_video_features(**inputs).pooler_output])
+    rows = rows.reshape(-1, rows.shape[-1]).float().contiguous()
     reference["video_size"] = torch.tensor(VIDEO_SIZE, dtype=torch.int32)
     reference["video_frames"] = torch.tensor([VIDEO_FRAMES], dtype=torch.int32)
     reference["video_rate"] = torch.tensor([VIDEO_RATE])
@@ -256,7 +271,9 @@ def add_video(model, processor, picture, reference, text):
     reference["video_prompt"] = prompt.int()
     types = (prompt == model.config.image_token_id).int() + 2 * (prompt == VIDEO_TOKEN).int()
     more = {"second_per_grid_ts": [2 / VIDEO_RATE]} if model.config.model_type == "qwen2_5_vl" else {}
-    made = model(input_ids=prompt[None], mm_token_type_ids=types[None], **picture, **inputs, **more)
+    if not still:
+        more["mm_token_type_ids"] = types[None]
+    made = model(input_ids=prompt[None], **picture, **inputs, **more)
     reference["video_logits"] = made.logits[0].float().contiguous()
 
 
@@ -290,7 +307,7 @@ def make(folder, config, processor):
                 longer = torch.cat([longer, seen_logits(model, longer, both)[-1:].argmax(-1)])
             reference["seen_tokens"] = longer[-12:].int()
             reference.update(counts_of(model, processor))
-        if config.model_type in ("qwen2_vl", "qwen2_5_vl"):
+        if config.model_type in ("qwen2_vl", "qwen2_5_vl", "llava_next_video"):
             add_video(model, processor, pictures[0], reference, prompt.tolist())
     save_file(reference, folder / "reference.safetensors")
 

@@ -25,6 +25,10 @@ constexpr int64_t kWaitingBytesMax = int64_t{1} << 30;
 // Of a video's files, and of its frames' pixels, so many times what a picture may have.
 constexpr int64_t kVideoPictures = 16;
 
+std::span<const uint8_t> bytes_of(const std::string& file) {
+  return {reinterpret_cast<const uint8_t*>(file.data()), file.size()};
+}
+
 // What of files makes their rows: of a video's the time too. Where rows depend on whether a picture
 // is alone, one that is not has another digest, and so rows and a key of its own.
 SpanKeys::Digest digest_of(std::span<const std::string> files, double frames_per_second,
@@ -133,23 +137,34 @@ Result<std::vector<EncodedImage>> ImagePool::run(const Job& job) {
     auto image = encode(input, asked);
     if (!image)
       return fail(image.error().with_context(
-          fmt::format("picture {} of {}", images.size() + 1, job.images.size())));
+          fmt::format("{} {} of {}", encoder_->info().patches.sound ? "sound" : "picture",
+                      images.size() + 1, job.images.size())));
     images.push_back(*std::move(image));
   }
   return images;
 }
 
+// Whether the model reads what it is.
+Status ImagePool::check_kind(const ImageInput& input) const {
+  const PatchesSpec& patches = encoder_->info().patches;
+  if (input.is_sound && !patches.sound)
+    return error(StatusCode::kUnimplemented,
+                 "it is a sound, and this model reads pictures: send its words as text");
+  if (patches.sound && !input.is_sound)
+    return error(StatusCode::kUnimplemented,
+                 "it is a picture or a video, and this model hears sounds alone");
+  if (!input.is_video() || patches.videos) return {};
+  return error(StatusCode::kUnimplemented,
+               "it is a video, and this model reads pictures alone: send its frames as pictures");
+}
+
 // The frames that are sampled, of whose files no others are read.
 Result<ImagePool::Shots> ImagePool::read_frames(const ImageInput& input, const Asked& asked) const {
-  if (!encoder_->info().patches.videos) {
-    return fail(error(StatusCode::kUnimplemented,
-                      "it is a video, and this model reads pictures alone: send its frames as "
-                      "pictures"));
-  }
   const ImageProcessorSpec::Video& spec = *encoder_->info().processor.video;
   const auto total = static_cast<int32_t>(input.frames.size());
   const std::vector<int32_t> indices = sample_frames(spec, total, input.frames_per_second);
-  Shots shots{.frames_per_second = spec.frames_per_second};
+  Shots shots;
+  shots.frames_per_second = spec.frames_per_second;
   if (input.frames_per_second > 0)
     shots.frames_per_second = static_cast<double>(indices.size()) / total * input.frames_per_second;
   int64_t bytes = 0;
@@ -165,36 +180,82 @@ Result<ImagePool::Shots> ImagePool::read_frames(const ImageInput& input, const A
   return shots;
 }
 
+// A video's file, of which nothing is decoded yet.
+Result<ImagePool::Shots> ImagePool::open_video(const ImageInput& input) const {
+  Shots shots;
+  ESP_ASSIGN_OR_RETURN(shots.files.emplace_back(), input.read());
+  const VideoLimits limits{.bytes_max = kVideoPictures * config_.limits.bytes_max,
+                           .pixels_max = config_.limits.pixels_max,
+                           .seconds_max = config_.video_seconds_max};
+  ESP_ASSIGN_OR_RETURN(shots.video, VideoFile::open(bytes_of(shots.files[0]), limits));
+  const VideoHeader& header = shots.video->header();
+  ImageProcessorSpec::Video spec = *encoder_->info().processor.video;
+  if (input.video_file->num_frames > 0) {
+    spec.num_frames = input.video_file->num_frames;
+  } else if (input.video_file->frames_per_second > 0) {
+    spec.num_frames = 0;
+    spec.frames_per_second = input.video_file->frames_per_second;
+  }
+  shots.indices = sample_frames(spec, header.num_frames, header.frames_per_second);
+  shots.frames_per_second =
+      static_cast<double>(shots.indices.size()) / header.num_frames * header.frames_per_second;
+  return shots;
+}
+
+Status ImagePool::add_frame(Shots& shots, Image&& image, int64_t& pixels) const {
+  pixels += int64_t{image.width} * image.height;
+  if (pixels > kVideoPictures * config_.limits.pixels_max) {
+    return invalid_argument(
+        "its frames have more than {} pixels: send fewer or smaller ones, or raise "
+        "--max-image-pixels",
+        kVideoPictures * config_.limits.pixels_max);
+  }
+  shots.images.push_back(std::move(image));
+  return Status();
+}
+
 Status ImagePool::decode(Shots& shots) const {
+  if (encoder_->info().patches.sound) {
+    ESP_ASSIGN_OR_RETURN(shots.sound, decode_audio(bytes_of(shots.files[0]), config_.sound_limits));
+    return {};
+  }
   int64_t pixels = 0;
   for (const std::string& file : shots.files) {
-    const std::span bytes(reinterpret_cast<const uint8_t*>(file.data()), file.size());
-    ESP_ASSIGN_OR_RETURN(Image image, decode_image(bytes, config_.limits));
-    pixels += int64_t{image.width} * image.height;
-    if (pixels > kVideoPictures * config_.limits.pixels_max) {
-      return invalid_argument(
-          "its frames have more than {} pixels: send fewer or smaller ones, or raise "
-          "--max-image-pixels",
-          kVideoPictures * config_.limits.pixels_max);
-    }
-    shots.images.push_back(std::move(image));
+    ESP_ASSIGN_OR_RETURN(Image image, decode_image(bytes_of(file), config_.limits));
+    ESP_RETURN_IF_ERROR(add_frame(shots, std::move(image), pixels));
   }
   return Status();
 }
 
+// Frames are resized as they come, so that memory holds what the encoder reads.
+Status ImagePool::decode_video(Shots& shots, const Asked& asked) const {
+  const ImageProcessorSpec spec = encoder_->info().processor.of_frames();
+  int64_t pixels = 0;
+  return shots.video->read(
+      shots.indices,
+      [&](Image&& frame) -> Status {
+        ESP_ASSIGN_OR_RETURN(Image fitted, fit_image(frame, spec));
+        return add_frame(shots, std::move(fitted), pixels);
+      },
+      asked.stop);
+}
+
+Result<ImagePool::Shots> ImagePool::read_files(const ImageInput& input, const Asked& asked) const {
+  if (input.video_file) return open_video(input);
+  if (input.is_video()) return read_frames(input, asked);
+  Shots shots;
+  ESP_ASSIGN_OR_RETURN(shots.files.emplace_back(), input.read());
+  return shots;
+}
+
 Result<EncodedImage> ImagePool::encode(const ImageInput& input, const Asked& asked) {
   const auto& tiles = encoder_->info().tiles;
-  Shots shots;
-  if (input.is_video()) {
-    ESP_ASSIGN_OR_RETURN(shots, read_frames(input, asked));
-  } else {
-    ESP_ASSIGN_OR_RETURN(shots.files.emplace_back(), input.read());
-  }
+  ESP_RETURN_IF_ERROR(check_kind(input));
+  ESP_ASSIGN_OR_RETURN(Shots shots, read_files(input, asked));
   const SpanKeys::Digest digest =
       digest_of(shots.files, shots.frames_per_second, asked.alone || !tiles || !tiles->alone);
   std::shared_ptr<const EncodedRows> rows = find(digest);
   if (rows == nullptr) {
-    ESP_RETURN_IF_ERROR(decode(shots));
     ESP_ASSIGN_OR_RETURN(rows, make_rows(digest, shots, asked));
   }
   const std::optional<TokenId> key = keys_.key_of(digest);
@@ -221,8 +282,7 @@ std::shared_ptr<const EncodedRows> ImagePool::find_locked(const SpanKeys::Digest
 // Of threads with the same picture one encodes it, and the others wait for its rows; where that one
 // fails, the next one tries.
 Result<std::shared_ptr<const EncodedRows>> ImagePool::make_rows(const SpanKeys::Digest& digest,
-                                                                const Shots& shots,
-                                                                const Asked& asked) {
+                                                                Shots& shots, const Asked& asked) {
   {
     std::unique_lock lock(mutex_);
     made_.wait(lock, [&] { return asked.stop.stop_requested() || !in_progress_.contains(digest); });
@@ -252,16 +312,29 @@ Result<std::shared_ptr<const EncodedRows>> ImagePool::make_rows(const SpanKeys::
   return std::shared_ptr<const EncodedRows>(*rows);
 }
 
-Result<std::shared_ptr<EncodedRows>> ImagePool::encode(const Shots& shots, const Asked& asked,
+Result<PreparedImage> ImagePool::plan(const Shots& shots, const Asked& asked) const {
+  if (shots.sound) return encoder_->plan_sound(*shots.sound);
+  ImageProcessorSpec::Size size;
+  if (shots.video != nullptr) {
+    size = {shots.video->header().width, shots.video->header().height};
+  } else {
+    size = {shots.images[0].width, shots.images[0].height};
+  }
+  if (!shots.is_video()) return encoder_->plan(size, asked.alone);
+  return encoder_->plan_video(size, static_cast<int32_t>(shots.count()), shots.frames_per_second);
+}
+
+Result<PreparedImage> ImagePool::prepare(const Shots& shots, const Asked& asked) const {
+  if (shots.sound) return encoder_->prepare_sound(*shots.sound);
+  if (shots.is_video()) return encoder_->prepare_video(shots.images, shots.frames_per_second);
+  return encoder_->prepare(shots.images[0], asked.alone);
+}
+
+Result<std::shared_ptr<EncodedRows>> ImagePool::encode(Shots& shots, const Asked& asked,
                                                        double& seconds) {
-  const Image& first = shots.images[0];
-  const bool video = shots.is_video();
-  // The rows first: a picture that there is no room for is not resized.
-  ESP_ASSIGN_OR_RETURN(const PreparedImage plan,
-                       video ? encoder_->plan_video({first.width, first.height},
-                                                    static_cast<int32_t>(shots.images.size()),
-                                                    shots.frames_per_second)
-                             : encoder_->plan({first.width, first.height}, asked.alone));
+  if (shots.video == nullptr) ESP_RETURN_IF_ERROR(decode(shots));
+  // The rows first: a picture that there is no room for is not resized, and no video decoded.
+  ESP_ASSIGN_OR_RETURN(const PreparedImage plan, this->plan(shots, asked));
   if (plan.last_frame_position() >= config_.num_rows_max) {
     return fail(
         invalid_argument("its last frames stand at the rotary position {:.0f}, and prompt and "
@@ -269,9 +342,8 @@ Result<std::shared_ptr<EncodedRows>> ImagePool::encode(const Shots& shots, const
                          plan.last_frame_position(), config_.num_rows_max));
   }
   ESP_ASSIGN_OR_RETURN(std::shared_ptr<EncodedRows> rows, allocate(plan.num_rows));
-  ESP_ASSIGN_OR_RETURN(const PreparedImage prepared,
-                       video ? encoder_->prepare_video(shots.images, shots.frames_per_second)
-                             : encoder_->prepare(first, asked.alone));
+  if (shots.video != nullptr) ESP_RETURN_IF_ERROR(decode_video(shots, asked));
+  ESP_ASSIGN_OR_RETURN(const PreparedImage prepared, prepare(shots, asked));
   rows->grid_columns = prepared.grid_columns;
   rows->line_rows = prepared.line_rows;
   rows->frame_rows = prepared.frame_rows;

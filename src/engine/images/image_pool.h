@@ -16,6 +16,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <set>
 #include <stop_token>
 #include <thread>
@@ -29,7 +30,9 @@
 #include "engine/images/span_keys.h"
 #include "engine/requests/queue_eviction.h"
 #include "engine/requests/request.h"
+#include "media/audio.h"
 #include "media/image.h"
+#include "media/video.h"
 #include "models/image_encoder.h"
 
 namespace espalier {
@@ -40,6 +43,8 @@ struct ImagePoolConfig {
   int64_t row_bytes_max = 0;   // of rows, in use and kept
   int64_t num_rows_max = 0;    // of a picture: what a prompt can hold
   ImageLimits limits;
+  double video_seconds_max = 600;
+  AudioLimits sound_limits;
 };
 
 struct ImagePoolStats {
@@ -86,23 +91,34 @@ class ImagePool {
     bool alone = true;
     std::stop_token stop;
   };
-  // A picture, or the sampled frames of a video: their files, and what they are decoded to.
+  // A picture, the sampled frames of a video, or a sound: their files, or the video's, and what
+  // they are decoded to.
   struct Shots {
     std::vector<std::string> files;
     std::vector<Image> images;
-    double frames_per_second = 0;  // of a video, as sampled
+    double frames_per_second = 0;      // of a video, as sampled
+    std::unique_ptr<VideoFile> video;  // of files[0]
+    std::vector<int32_t> indices;      // of its frames
+    std::optional<Audio> sound;        // of files[0]
 
     bool is_video() const { return frames_per_second > 0; }
+    size_t count() const { return video != nullptr ? indices.size() : images.size(); }
   };
   Result<EncodedImage> encode(const ImageInput& image, const Asked& asked);
+  Status check_kind(const ImageInput& input) const;
   Result<Shots> read_frames(const ImageInput& input, const Asked& asked) const;
+  Result<Shots> open_video(const ImageInput& input) const;
+  Result<Shots> read_files(const ImageInput& input, const Asked& asked) const;
   Status decode(Shots& shots) const;
+  Status decode_video(Shots& shots, const Asked& asked) const;
+  Status add_frame(Shots& shots, Image&& image, int64_t& pixels) const;
   std::shared_ptr<const EncodedRows> find(const SpanKeys::Digest& digest);
   std::shared_ptr<const EncodedRows> find_locked(const SpanKeys::Digest& digest);
-  Result<std::shared_ptr<const EncodedRows>> make_rows(const SpanKeys::Digest& digest,
-                                                       const Shots& shots, const Asked& asked);
-  Result<std::shared_ptr<EncodedRows>> encode(const Shots& shots, const Asked& asked,
-                                              double& seconds);
+  Result<std::shared_ptr<const EncodedRows>> make_rows(const SpanKeys::Digest& digest, Shots& shots,
+                                                       const Asked& asked);
+  Result<PreparedImage> plan(const Shots& shots, const Asked& asked) const;
+  Result<PreparedImage> prepare(const Shots& shots, const Asked& asked) const;
+  Result<std::shared_ptr<EncodedRows>> encode(Shots& shots, const Asked& asked, double& seconds);
   Result<std::shared_ptr<EncodedRows>> allocate(int32_t num_rows);
 
   const std::unique_ptr<ImageEncoder> encoder_;

@@ -1,6 +1,9 @@
 #include "engine/images/place_images.h"
 
 #include <algorithm>
+#include <iterator>
+#include <string_view>
+#include <utility>
 
 namespace espalier {
 namespace {
@@ -9,8 +12,35 @@ TokenId placeholder_of(const ImagesInfo& info, bool video) {
   return video ? info.video_placeholder : info.placeholder;
 }
 
+std::string_view noun(const ImagesInfo& info) { return info.sounds ? "sound" : "picture"; }
+
 bool is_placeholder(const ImagesInfo& info, TokenId id) {
   return id == info.placeholder || (id == info.video_placeholder && id >= 0);
+}
+
+// Pictures and videos in the order of their placeholders, each kind in its own order: clients of
+// /generate state them in a list for each kind. Where the placeholders are not those of the
+// pictures the rest stays behind, for expand_placeholders() to refuse.
+std::vector<EncodedImage> in_order(std::span<const TokenId> prompt, const ImagesInfo& info,
+                                   std::span<const EncodedImage> images) {
+  const auto is_video = [](const EncodedImage& image) { return image.rows->frame_rows > 0; };
+  const bool one_each = std::cmp_equal(
+      std::ranges::count_if(prompt, [&](TokenId id) { return is_placeholder(info, id); }),
+      images.size());
+  std::vector<EncodedImage> left(images.begin(), images.end()), out;
+  for (size_t at = 0; at < prompt.size() && !left.empty(); ++at) {
+    if (!is_placeholder(info, prompt[at])) continue;
+    const bool video = prompt[at] == info.video_placeholder;
+    const auto next = std::ranges::find(left, video, is_video);
+    if (next == left.end()) break;
+    // The placeholders of its other rows, between lines of which others may stand.
+    int32_t others = one_each ? 0 : next->rows->num_rows - 1;
+    while (others > 0 && ++at < prompt.size()) others -= is_placeholder(info, prompt[at]) ? 1 : 0;
+    out.push_back(std::move(*next));
+    left.erase(next);
+  }
+  std::ranges::move(left, std::back_inserter(out));
+  return out;
 }
 
 // What stands in a prompt for a picture.
@@ -52,7 +82,8 @@ std::vector<TokenId>::iterator place_image(const EncodedImage& image, int32_t sh
   for (int32_t row = 0; row < rows.num_rows;) {
     const auto begin = static_cast<int32_t>(at - prompt.begin());
     // All grids of a video begin at its own rotary position.
-    const int32_t rotary = (rows.frame_rows > 0 ? first : begin) + shift;
+    const bool timed = rows.frame_rows > 0 && rows.grid_columns > 0;
+    const int32_t rotary = (timed ? first : begin) + shift;
     const PromptSpan& span = out.spans.emplace_back(
         PromptSpan{.begin = begin, .rows = image.rows, .rotary = rotary, .first_row = row});
     at = std::fill_n(at, span.count(), image.key);
@@ -93,16 +124,17 @@ Result<std::vector<TokenId>> expand_placeholders(std::vector<TokenId> prompt,
   int64_t rows = 0;
   for (const PictureShape& picture : pictures) rows += picture.num_rows;
   if (pictures.empty()) {
-    return fail(invalid_argument(
-        "the prompt has {} placeholders of pictures (token {}) and the request no picture: send a "
-        "picture for each placeholder, or take them out of the prompt",
-        count, info.placeholder));
+    return fail(
+        invalid_argument("the prompt has {} placeholders of {}s (token {}) and the request no {}: "
+                         "send a {} for each "
+                         "placeholder, or take them out of the prompt",
+                         count, noun(info), info.placeholder, noun(info), noun(info)));
   }
   if (count != std::ssize(pictures)) {
     return fail(invalid_argument(
-        "the prompt has {} placeholders of pictures (token {}) and the request {} pictures: put "
-        "one placeholder for each picture, or all {} as transformers' processor does",
-        count, info.placeholder, pictures.size(), rows));
+        "the prompt has {} placeholders of {}s (token {}) and the request {} {}s: put one "
+        "placeholder for each {}, or all {} as transformers' processor does",
+        count, noun(info), info.placeholder, pictures.size(), noun(info), noun(info), rows));
   }
   std::vector<TokenId> expanded;
   expanded.reserve(prompt.size() + static_cast<size_t>(rows));
@@ -140,8 +172,9 @@ Status rows_depend_on_sizes() {
 }
 
 Result<std::shared_ptr<const PromptSpans>> place_images(const ImagesInfo& info,
-                                                        std::span<const EncodedImage> images,
+                                                        std::span<const EncodedImage> given,
                                                         std::vector<TokenId>& prompt) {
+  const std::vector<EncodedImage> images = in_order(prompt, info, given);
   std::vector<PictureShape> pictures;
   for (const EncodedImage& image : images)
     pictures.push_back({image.rows->num_rows, image.rows->line_rows, image.rows->frame_rows > 0});

@@ -43,7 +43,8 @@ Result<std::vector<TokenId>> expand_placeholders(std::vector<TokenId> prompt,
 Status rows_depend_on_sizes();  // that failure
 
 // Expands `prompt` and puts the keys of `images` in place of its placeholders, picture after
-// picture. Fails as expand_placeholders() does; then `prompt` is undefined.
+// picture and video after video; of both kinds, whichever placeholder comes next. Fails as
+// expand_placeholders() does; then `prompt` is undefined.
 Result<std::shared_ptr<const PromptSpans>> place_images(const ImagesInfo& info,
                                                         std::span<const EncodedImage> images,
                                                         std::vector<TokenId>& prompt);

@@ -91,6 +91,30 @@ TEST(PlaceImages, SizesOfTheirOwn) {
 }
 
 // Pictures whose rows stand line by line, a token behind each line and another behind the last.
+// Of /generate pictures come first and then videos, wherever their placeholders stand.
+TEST(PlaceImages, KindsComeInTheOrderOfTheirPlaceholders) {
+  const auto of = [](TokenId key, int32_t num_rows, bool video) {
+    auto rows = std::make_shared<EncodedRows>();
+    rows->num_rows = num_rows;
+    rows->width = 1;
+    rows->grid_columns = 1;
+    rows->frame_rows = video ? num_rows : 0;
+    rows->frame_positions = video ? 1 : 0;
+    rows->values.resize(static_cast<size_t>(num_rows));
+    return EncodedImage{.key = key, .rows = std::move(rows)};
+  };
+  const ImagesInfo info{.placeholder = 7, .video_placeholder = 8};
+  const std::vector<EncodedImage> images = {of(100, 2, false), of(101, 1, false), of(200, 3, true)};
+  for (std::vector<TokenId> prompt :
+       {std::vector<TokenId>{1, 7, 8, 2, 7}, std::vector<TokenId>{1, 7, 7, 8, 8, 8, 2, 7}}) {
+    const auto placed = place_images(info, images, prompt);
+    ASSERT_TRUE(placed) << placed.error().message();
+    EXPECT_EQ(prompt, (std::vector<TokenId>{1, 100, 100, 200, 200, 200, 2, 101}));
+  }
+  std::vector<TokenId> prompt = {1, 8, 8, 7};
+  EXPECT_FALSE(place_images(info, images, prompt));
+}
+
 TEST(PlaceImages, LinesStandApart) {
   constexpr ImagesInfo kLines{.placeholder = 9, .width = 2, .line_end = 12, .picture_end = 13};
   const auto of = [](TokenId key, int32_t num_rows, int32_t line_rows) {

@@ -32,6 +32,13 @@ struct SessionParams {
   bool drop_previous_output = false;  // continue the prompt of `rid` alone
 };
 
+// How frames of a video's file are sampled: so many a second, or so many of them. Both 0: as the
+// model's processor does.
+struct VideoSampling {
+  double frames_per_second = 0;
+  int32_t num_frames = 0;
+};
+
 // A picture of a request: a file (JPEG, PNG, WebP, GIF or BMP) as `read` returns it. It is called
 // once, on one of the engine's threads for pictures, and may block; what it fails with reaches the
 // client.
@@ -42,8 +49,11 @@ struct ImageInput {
   // (0: it is not known); `read` is not called.
   std::vector<std::function<Result<std::string>()>> frames;
   double frames_per_second = 0;
+  // Or the file of a video, as `read` returns it.
+  std::optional<VideoSampling> video_file = {};
+  bool is_sound = false;  // or that of a sound (WAV, FLAC, Ogg or MP3), of a model that hears
 
-  bool is_video() const { return !frames.empty(); }
+  bool is_video() const { return !frames.empty() || video_file.has_value(); }
 };
 
 // Where a decode server gets a request's prompt computed: the address of the prefill server's

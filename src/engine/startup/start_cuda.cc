@@ -18,6 +18,7 @@
 #include "models/cuda/encoder.h"
 #include "models/load_draft_head.h"
 #include "models/model_plan.h"
+#include "models/two_encoders.h"
 #include "tensor/cuda/device.h"
 
 namespace espalier {
@@ -82,8 +83,16 @@ Result<int64_t> load_encoder(const ModelLoadOptions& options, const EngineConfig
   ESP_ASSIGN_OR_RETURN(
       auto encoder,
       CudaEncoder::load(options, {.deterministic = config.compute.enable_deterministic_inference}));
-  const int64_t bytes = encoder->device_bytes();
+  int64_t bytes = encoder->device_bytes();
   out.image_encoder = std::move(encoder);
+  ESP_ASSIGN_OR_RETURN(
+      auto videos, CudaEncoder::load_videos(
+                       options, {.batch_max = 1,
+                                 .deterministic = config.compute.enable_deterministic_inference}));
+  if (videos == nullptr) return bytes;
+  bytes += videos->device_bytes();
+  out.image_encoder =
+      std::make_unique<TwoEncoders>(std::move(out.image_encoder), std::move(videos));
   return bytes;
 }
 

@@ -92,23 +92,40 @@ Result<std::unique_ptr<CudaEncoder>> CudaEncoder::load(const ModelLoadOptions& o
                                                        const CudaEncoderOptions& own) {
   ESP_ASSIGN_OR_RETURN(std::optional<EncoderPlan> plan, plan_image_encoder(options));
   if (!plan) return std::unique_ptr<CudaEncoder>();
-  ESP_RETURN_IF_ERROR(validate(plan->spec));
-  ESP_RETURN_IF_ERROR(check_cuda_encoder(plan->spec));
+  return load_planned(*std::move(plan), options, own);
+}
+
+Result<std::unique_ptr<CudaEncoder>> CudaEncoder::load_videos(const ModelLoadOptions& options,
+                                                              const CudaEncoderOptions& own) {
+  ESP_ASSIGN_OR_RETURN(const std::optional<EncoderPlan> plan, plan_image_encoder(options));
+  if (!plan || plan->videos == nullptr) return std::unique_ptr<CudaEncoder>();
+  return load_planned(*plan->videos, options, own);
+}
+
+Result<std::unique_ptr<CudaEncoder>> CudaEncoder::load_planned(EncoderPlan plan,
+                                                               const ModelLoadOptions& options,
+                                                               const CudaEncoderOptions& own) {
+  ESP_RETURN_IF_ERROR(validate(plan.spec));
+  ESP_RETURN_IF_ERROR(check_cuda_encoder(plan.spec));
   ESP_ASSIGN_OR_RETURN(CudaPlan program,
-                       CudaPlan::create(program::encoder_passes(program::lower(plan->spec))));
+                       CudaPlan::create(program::encoder_passes(program::lower(plan.spec))));
   ModelLoadOptions quiet = options;
   quiet.progress = [](int64_t, int64_t) {};  // the decoder's is shown
   ESP_ASSIGN_OR_RETURN(
       PendingCudaWeights weights,
-      load_cuda_weights(plan->spec, weight_layout(plan->spec), WeightTypes(plan->type), quiet));
+      load_cuda_weights(plan.spec, weight_layout(plan.spec), WeightTypes(plan.type), quiet));
   if (weights.loader) ESP_RETURN_IF_ERROR(weights.loader->finish());
   ESP_ASSIGN_OR_RETURN(auto linear,
                        kc::Linear::create({.cache_folder = kc::default_linear_cache()}));
   if (own.deterministic) linear->set_row_invariant();
   std::unique_ptr<CudaEncoder> encoder(
-      new CudaEncoder(*std::move(plan), std::move(weights), std::move(linear), std::move(program)));
+      new CudaEncoder(std::move(plan), std::move(weights), std::move(linear), std::move(program)));
   ESP_ASSIGN_OR_RETURN(encoder->ropes_, CudaRopes::upload(encoder->spec_));
   ESP_RETURN_IF_ERROR(encoder->reserve(own));
+  if (encoder->spec_.patches->sound) {
+    ESP_ASSIGN_OR_RETURN(SoundStem stem, load_sound_stem(options, encoder->spec_));
+    encoder->set_stem(std::move(stem));
+  }
   log_info(
       "image encoder loaded device=cuda parameters={} weight_bytes={} rows_per_image={} "
       "images_per_batch={} patches_per_image_max={} scratch_bytes={}",

@@ -45,6 +45,9 @@ class CudaEncoder final : public ImageEncoder {
   // kUnimplemented names what the GPU does not do.
   static Result<std::unique_ptr<CudaEncoder>> load(const ModelLoadOptions& options,
                                                    const CudaEncoderOptions& own);
+  // That of the model's videos; null where the same one reads them, or none does.
+  static Result<std::unique_ptr<CudaEncoder>> load_videos(const ModelLoadOptions& options,
+                                                          const CudaEncoderOptions& own);
   ~CudaEncoder() override;
 
   const ImageEncoderInfo& info() const override { return info_; }
@@ -62,6 +65,9 @@ class CudaEncoder final : public ImageEncoder {
   Status encode_batch(std::span<const EncoderTask> tasks) override;
 
  private:
+  static Result<std::unique_ptr<CudaEncoder>> load_planned(EncoderPlan plan,
+                                                           const ModelLoadOptions& options,
+                                                           const CudaEncoderOptions& own);
   static constexpr int32_t kSlots = 2;
   // Of a batch that is being encoded: its arrays come, and its rows go, while another batch is
   // computed.

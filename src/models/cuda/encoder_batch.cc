@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <numeric>
 
 #include "base/check.h"
 #include "models/mixed_rows.h"
@@ -66,6 +67,8 @@ class BatchWriter {
   void add_grid(const PatchGrid& grid) {
     EncoderSizes& sizes = batch_.sizes;
     const PatchOrder order = order_patches(grid, patches_);
+    if (patches_.sound)
+      std::iota(host_.positions + sizes.rows, host_.positions + sizes.rows + grid.size(), 0);
     for (size_t i = 0; i < order.places.size(); ++i) {
       int32_t* const place = host_.places + 3 * (static_cast<size_t>(sizes.rows) + i);
       place[0] = 0;
@@ -158,10 +161,12 @@ int32_t units_max(const DecoderSpec& spec, const ImageProcessorSpec& processor,
   const PatchesSpec& patches = *spec.patches;
   const int32_t most = patches_max > 0 ? patches_max : std::numeric_limits<int32_t>::max();
   if (any_size(spec)) {
+    if (patches.sound) return std::min(patches.sound->rows_max(), most);
     const int64_t made = patches_made(processor, patches.patch_size);
     const int32_t square = patches.square();
     return static_cast<int32_t>(std::min<int64_t>({made, most, kPatchesMost}) / square * square);
   }
+  if (patches.videos) return std::max(1, processor.video->num_frames);
   if (!spec.tiles) return 1;
   int32_t tiles = 1;
   if (processor.tile_counts && processor.tile_counts->max > 1)
@@ -182,7 +187,8 @@ void EncoderArrays::lay_out(cuda::Arena& arena, const DecoderSpec& spec,
     if (patch.position_side > 0) between = arena.take<kernels::MixedRow>(sizes.rows);
     begins = arena.take<int32_t>(sizes.sequences + 1);
     windows = arena.take<int32_t>(sizes.windows + 1);
-  } else {
+  }
+  if (!any_size(spec) || patch.sound) {
     positions = arena.take<int32_t>(sizes.rows);
   }
   if (mixes_rows(spec)) mixed = arena.take<kernels::MixedRow>(sizes.results);

@@ -90,7 +90,8 @@ Status check_cuda_encoder(const DecoderSpec& spec) {
     const AttentionSpec& a = layer.attention;
     if (a.causal || a.latent || a.sliding_window > 0 || a.softcap > 0 || a.sinks)
       return refuse("such attention");
-    if (a.rope.has_value() != any_size || (a.windowed && !any_size))
+    const bool rotary = any_size && !spec.patches->sound;
+    if (a.rope.has_value() != rotary || (a.windowed && !any_size))
       return refuse("rotary positions or windows in pictures of one size, or neither in others");
     if (a.rope && spec.ropes[static_cast<size_t>(*a.rope)].sections.empty())
       return refuse("rotary positions of one component");

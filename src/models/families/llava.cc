@@ -1,6 +1,7 @@
 // LLaVA 1.5 (Liu et al. 2023): a decoder, a vision encoder of CLIP's shape, and an MLP of two
 // layers that carries the encoder's rows to the decoder's. LLaVA-NeXT and LLaVA-OneVision read a
-// picture in tiles besides. Source: transformers, models/llava, llava_next and llava_onevision.
+// picture in tiles besides, LLaVA-NeXT-Video (Zhang et al. 2024) videos as frames. Source:
+// transformers, models/llava, llava_next, llava_next_video and llava_onevision.
 #include <fmt/format.h>
 
 #include <charconv>
@@ -51,9 +52,11 @@ struct Release {
   int64_t placeholder = 32000;
   bool tiles = false;
   const char* aspect = "";  // vision_aspect_ratio: "anyres_max_N" where it has such a field
+  int64_t video_placeholder = -1;
 };
 constexpr Release kLlava;
 constexpr Release kNext{.tiles = true};
+constexpr Release kNextVideo{.placeholder = 32001, .tiles = true, .video_placeholder = 32000};
 constexpr Release kOneVision{
     .layer = -1, .select = "full", .placeholder = 151646, .tiles = true, .aspect = "anyres_max_9"};
 
@@ -88,8 +91,17 @@ Result<ImagesSpec> read_images(const JsonObject& config, const Release& release,
                                          "{}, and there are {}",
                                          placeholder, kFirstSpanKey, vocab_size)));
   }
-  return ImagesSpec{.placeholder = static_cast<TokenId>(placeholder),
+  ImagesSpec images{.placeholder = static_cast<TokenId>(placeholder),
                     .num_rows = release.tiles ? 0 : encoder.patches->num_patches};
+  if (release.video_placeholder >= 0) {
+    ESP_ASSIGN_OR_RETURN(
+        const int64_t before,
+        config.integer_or("video_token_index", release.video_placeholder, 0, 1 << 30));
+    ESP_ASSIGN_OR_RETURN(const int64_t video,
+                         config.integer_or("video_token_id", before, 0, 1 << 30));
+    if (video < vocab_size) images.video_placeholder = static_cast<TokenId>(video);
+  }
+  return images;
 }
 
 // side: of a tile, in pixels.
@@ -151,6 +163,25 @@ Result<DecoderSpec> make_encoder(const JsonObject& config, const Release& releas
   return spec;
 }
 
+// Of a video's frames, which are read whole: rows of squares of patches are averaged in front of
+// the projector.
+Result<DecoderSpec> make_frame_encoder(const JsonObject& config, const Release& release) {
+  ESP_ASSIGN_OR_RETURN(DecoderSpec spec, make_encoder(config, release));
+  ESP_ASSIGN_OR_RETURN(const std::string mode, config.string_or("spatial_pool_mode", "average"));
+  if (mode != "average")
+    return fail(config.field_error("spatial_pool_mode", "is '" + mode + "'; known is average"));
+  ESP_ASSIGN_OR_RETURN(const int64_t stride, config.integer_or("spatial_pool_stride", 2, 1, 16));
+  spec.tiles.reset();
+  spec.names.unused_prefixes.insert(spec.names.unused_prefixes.end(),
+                                    {"image_newline", "model.image_newline"});
+  PatchesSpec& patches = *spec.patches;
+  patches.merge = static_cast<int32_t>(stride);
+  patches.videos = true;
+  spec.projector->merge = patches.square();
+  spec.projector->how = ProjectorSpec::Merge::kMean;
+  return spec;
+}
+
 Result<DecoderSpec> make_spec(const JsonObject& config, const Release& release) {
   ESP_ASSIGN_OR_RETURN(const JsonObject text, read_text_config(config));
   ESP_ASSIGN_OR_RETURN(DecoderSpec spec, make_text_spec(text));
@@ -169,6 +200,9 @@ Result<DecoderSpec> make_llava_spec(const JsonObject& config) {
 Result<DecoderSpec> make_llava_next_spec(const JsonObject& config) {
   return make_spec(config, kNext);
 }
+Result<DecoderSpec> make_llava_next_video_spec(const JsonObject& config) {
+  return make_spec(config, kNextVideo);
+}
 Result<DecoderSpec> make_llava_onevision_spec(const JsonObject& config) {
   return make_spec(config, kOneVision);
 }
@@ -178,6 +212,12 @@ Result<DecoderSpec> make_llava_encoder(const JsonObject& config) {
 }
 Result<DecoderSpec> make_llava_next_encoder(const JsonObject& config) {
   return make_encoder(config, kNext);
+}
+Result<DecoderSpec> make_llava_next_video_encoder(const JsonObject& config) {
+  return make_encoder(config, kNextVideo);
+}
+Result<DecoderSpec> make_llava_next_video_frames(const JsonObject& config) {
+  return make_frame_encoder(config, kNextVideo);
 }
 Result<DecoderSpec> make_llava_onevision_encoder(const JsonObject& config) {
   return make_encoder(config, kOneVision);

@@ -16,6 +16,12 @@ constexpr Family kEncoders[] = {
 #undef ESPALIER_ROW
 };
 
+constexpr Family kVideoEncoders[] = {
+#define ESPALIER_ROW(architecture, make) {#architecture, make},
+    ESPALIER_VIDEO_ENCODERS(ESPALIER_ROW)
+#undef ESPALIER_ROW
+};
+
 constexpr Family kFamilies[] = {
 #define ESPALIER_ROW(architecture, make) {#architecture, make},
     ESPALIER_FAMILIES(ESPALIER_ROW)
@@ -40,19 +46,28 @@ Result<DecoderSpec> make_spec(const Family& family, const JsonObject& config,
   return spec;
 }
 
-}  // namespace
-
-Result<std::optional<DecoderSpec>> make_encoder_spec(const JsonObject& config) {
+Result<std::optional<DecoderSpec>> make_one_of(std::span<const Family> encoders,
+                                               const JsonObject& config) {
   ESP_ASSIGN_OR_RETURN(const std::vector<std::string> names, config.strings("architectures"));
-  const auto found = std::ranges::find(kEncoders, names.empty() ? "" : std::string_view(names[0]),
+  const auto found = std::ranges::find(encoders, names.empty() ? "" : std::string_view(names[0]),
                                        &Family::architecture);
-  if (found == std::end(kEncoders)) return std::optional<DecoderSpec>();
+  if (found == encoders.end()) return std::optional<DecoderSpec>();
   ESP_ASSIGN_OR_RETURN(DecoderSpec spec, found->make_spec(config));
   spec.architecture = names[0] + " (encoder)";
   if (Status status = validate(spec); !status.ok()) {
     return fail(status.with_context(config.name()));
   }
   return std::optional<DecoderSpec>(std::move(spec));
+}
+
+}  // namespace
+
+Result<std::optional<DecoderSpec>> make_encoder_spec(const JsonObject& config) {
+  return make_one_of(kEncoders, config);
+}
+
+Result<std::optional<DecoderSpec>> make_video_encoder_spec(const JsonObject& config) {
+  return make_one_of(kVideoEncoders, config);
 }
 
 std::span<const Family> families() { return kFamilies; }

@@ -355,6 +355,10 @@ Operand lower_patches(Builder& b) {
   b.add(OpKind::kPatches, {}, {pixels});
   b.matmul({WeightKind::kPatchEmbedding},
            patches.bias ? WeightId{WeightKind::kPatchEmbeddingBias} : WeightId{}, pixels, hidden);
+  if (patches.activation) {
+    b.add(OpKind::kActivation, {hidden}, {hidden},
+          Activation{.gated = false, .dim = hidden.columns, .gelu = patches.activation});
+  }
   if (patches.class_token) {
     b.add(OpKind::kClassEmbed, {hidden}, {hidden}).table = {WeightKind::kClassEmbedding};
   }
