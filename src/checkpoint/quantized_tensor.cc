@@ -12,6 +12,8 @@
 #include <set>
 
 #include "checkpoint/convert.h"
+#include "checkpoint/e2m1_reader.h"
+#include "checkpoint/small_floats.h"
 
 // Compiled without contraction of products and sums, so that results have the reference's bits.
 
@@ -103,37 +105,6 @@ class BlockReader final : public TensorReader {
 };
 
 // ---- Plain types ----
-
-// S.1111.111 is no number, and there is no infinity.
-float e4m3(uint8_t bits) {
-  const int exponent = bits >> 3 & 15, fraction = bits & 7;
-  float value = 0;
-  if (exponent == 15 && fraction == 7) {
-    value = std::numeric_limits<float>::quiet_NaN();
-  } else if (exponent == 0) {
-    value = static_cast<float>(fraction) * 0x1.0p-9f;
-  } else {
-    value = std::ldexp(static_cast<float>(8 + fraction), exponent - 10);
-  }
-  return (bits & 0x80) != 0 ? -value : value;
-}
-
-float e5m2(uint8_t bits) { return to_float(Float16{static_cast<uint16_t>(bits << 8)}); }
-
-template <float (*kDecode)(uint8_t)>
-const std::array<float, 256>& decode_table() {
-  static const std::array<float, 256> table = [] {
-    std::array<float, 256> values{};
-    for (int i = 0; i < 256; ++i) values[i] = kDecode(static_cast<uint8_t>(i));
-    return values;
-  }();
-  return table;
-}
-
-float e8m0(uint8_t bits) {
-  if (bits == 255) return std::numeric_limits<float>::quiet_NaN();
-  return std::ldexp(1.0f, bits - 127);
-}
 
 class TableReader final : public TensorReader {
  public:
@@ -392,38 +363,6 @@ class RowPackedReader final : public TensorReader {
   const std::vector<int32_t> groups_;              // of each input
 };
 
-// ---- 4-bit floats with scales of blocks ----
-
-// Rows of E2M1 numbers, two a byte, low bits first, whose blocks have scales of their own: NVFP4
-// (e4m3 for 16 numbers, times a number for all) and MXFP4 (powers of two for 32).
-class E2m1Reader final : public TensorReader {
- public:
-  struct Scales {
-    const std::byte* data = nullptr;  // [rows, columns / block]
-    std::array<float, 256> values;    // of their bytes
-    int64_t block = 16;
-  };
-
-  E2m1Reader(const std::byte* codes, int64_t columns, const Scales& scales)
-      : codes_(codes), columns_(columns), scales_(scales) {}
-  void read(int64_t first, std::span<float> out) const override {
-    constexpr float kSizes[8] = {0, 0.5f, 1, 1.5f, 2, 3, 4, 6};
-    for_each_element(first, columns_, out, [&](int64_t row, int64_t column) {
-      const int64_t at = row * columns_ + column;
-      const int code = static_cast<int>(codes_[at / 2]) >> (at % 2 * 4) & 15;
-      const auto scale = static_cast<uint8_t>(
-          scales_.data[row * (columns_ / scales_.block) + column / scales_.block]);
-      const float value = kSizes[code & 7] * scales_.values[scale];
-      return code < 8 ? value : -value;
-    });
-  }
-
- private:
-  const std::byte* const codes_;
-  const int64_t columns_;
-  const Scales scales_;
-};
-
 // ---- Putting together ----
 
 // What a checkpoint's config.json says of its quantisation.
@@ -572,6 +511,55 @@ class TensorParts {
   std::set<std::string> used_;
 };
 
+// Multiplies scales by the number that all of a matrix share.
+Status scale_all(TensorParts& parts, const std::string& stem, const std::string& name,
+                 std::array<float, 256>& values) {
+  const bool divides = parts.find(stem + ".weight_global_scale") != nullptr;
+  ESP_ASSIGN_OR_RETURN(
+      const CheckpointTensor* scale,
+      parts.part(stem + (divides ? ".weight_global_scale" : ".weight_scale_2"), name));
+  if (!scale->dtype || scale->num_elements() != 1) return misfit(*scale, "should be a number");
+  const float all = all_floats(*scale).front();
+  for (float& value : values) value = divides ? value / all : value * all;
+  return {};
+}
+
+// Codes [out, in / 2] with weight_scale: e4m3 [out, in / 16], multiplied by weight_scale_2
+// (ModelOpt) or divided by weight_global_scale (compressed-tensors); or exponents of powers of
+// two [out, in / 32] alone.
+Status add_e2m1(TensorParts& parts, std::vector<CheckpointTensor>& tensors, size_t index,
+                const std::string& stem) {
+  const CheckpointTensor codes = tensors[index];
+  ESP_ASSIGN_OR_RETURN(const CheckpointTensor* scales,
+                       parts.part(stem + ".weight_scale", codes.name));
+  if (codes.shape.size() != 2) return misfit(codes, "should be a matrix");
+  const bool nvfp4 = scales->dtype_name == "F8_E4M3";
+  const int64_t block = nvfp4 ? 16 : 32, rows = codes.shape[0], columns = 2 * codes.shape[1];
+  if ((!nvfp4 && scales->dtype_name != "U8") || columns % block != 0 ||
+      scales->shape != std::vector<int64_t>{rows, columns / block})
+    return misfit(*scales, fmt::format("does not fit '{}' {}: NVFP4 has an F8_E4M3 for 16 "
+                                       "inputs, MXFP4 a U8 for 32",
+                                       codes.name, shape_string(codes.shape)));
+  E2m1Scales of{.data = scales->bytes.data(),
+                .values = nvfp4 ? decode_table<e4m3>() : decode_table<e8m0>(),
+                .block = block};
+  if (nvfp4) ESP_RETURN_IF_ERROR(scale_all(parts, stem, codes.name, of.values));
+  CheckpointTensor out;
+  out.name = stem + ".weight";
+  out.dtype_name = nvfp4 ? "NVFP4" : "MXFP4";
+  out.shape = {rows, columns};
+  out.bytes = codes.bytes;
+  out.reader = make_e2m1_reader(codes.bytes.data(), of);
+  if (codes.name == out.name) {
+    tensors[index] = std::move(out);
+    return {};
+  }
+  if (parts.find(out.name) != nullptr) return misfit(codes, "stands beside a '.weight'");
+  parts.use(codes.name);
+  tensors.push_back(std::move(out));
+  return {};
+}
+
 class Combiner {
  public:
   Combiner(const std::optional<JsonObject>& config, std::vector<CheckpointTensor>& tensors)
@@ -588,11 +576,11 @@ class Combiner {
         ESP_RETURN_IF_ERROR(add_packed(name.substr(0, name.size() - 8)));
       } else if (name.ends_with(".weight_packed")) {
         const std::string stem = name.substr(0, name.size() - 14);
-        ESP_RETURN_IF_ERROR(tensors_[i].dtype_name == "U8" ? add_e2m1(i, stem)
+        ESP_RETURN_IF_ERROR(tensors_[i].dtype_name == "U8" ? add_e2m1(parts_, tensors_, i, stem)
                                                            : add_row_packed(stem));
       } else if (name.ends_with(".weight") && tensors_[i].dtype_name == "U8" &&
                  parts_.find(name + "_scale") != nullptr) {
-        ESP_RETURN_IF_ERROR(add_e2m1(i, name.substr(0, name.size() - 7)));
+        ESP_RETURN_IF_ERROR(add_e2m1(parts_, tensors_, i, name.substr(0, name.size() - 7)));
       } else if (name.ends_with(".weight") && is_scaled(tensors_[i])) {
         ESP_RETURN_IF_ERROR(add_scales(i, name.substr(0, name.size() - 7)));
       } else if (config_ && is_activation_scale(name)) {
@@ -751,53 +739,6 @@ class Combiner {
                                                    zeros == nullptr ? nullptr : zeros->bytes.data(),
                                                    all_floats(*scales), std::move(groups));
     tensors_.push_back(std::move(out));
-    return {};
-  }
-
-  // Codes [out, in / 2] with weight_scale: e4m3 [out, in / 16], multiplied by weight_scale_2
-  // (ModelOpt) or divided by weight_global_scale (compressed-tensors); or exponents of powers of
-  // two [out, in / 32] alone.
-  Status add_e2m1(size_t index, const std::string& stem) {
-    const CheckpointTensor codes = tensors_[index];
-    ESP_ASSIGN_OR_RETURN(const CheckpointTensor* scales,
-                         parts_.part(stem + ".weight_scale", codes.name));
-    if (codes.shape.size() != 2) return misfit(codes, "should be a matrix");
-    const bool nvfp4 = scales->dtype_name == "F8_E4M3";
-    const int64_t block = nvfp4 ? 16 : 32, rows = codes.shape[0], columns = 2 * codes.shape[1];
-    if ((!nvfp4 && scales->dtype_name != "U8") || columns % block != 0 ||
-        scales->shape != std::vector<int64_t>{rows, columns / block})
-      return misfit(*scales, fmt::format("does not fit '{}' {}: NVFP4 has an F8_E4M3 for 16 "
-                                         "inputs, MXFP4 a U8 for 32",
-                                         codes.name, shape_string(codes.shape)));
-    E2m1Reader::Scales of{.data = scales->bytes.data(),
-                          .values = nvfp4 ? decode_table<e4m3>() : decode_table<e8m0>(),
-                          .block = block};
-    if (nvfp4) ESP_RETURN_IF_ERROR(scale_all(stem, codes.name, of.values));
-    CheckpointTensor out;
-    out.name = stem + ".weight";
-    out.dtype_name = nvfp4 ? "NVFP4" : "MXFP4";
-    out.shape = {rows, columns};
-    out.bytes = codes.bytes;
-    out.reader = std::make_shared<E2m1Reader>(codes.bytes.data(), columns, of);
-    if (codes.name == out.name) {
-      tensors_[index] = std::move(out);
-      return {};
-    }
-    if (parts_.find(out.name) != nullptr) return misfit(codes, "stands beside a '.weight'");
-    parts_.use(codes.name);
-    tensors_.push_back(std::move(out));
-    return {};
-  }
-  // Multiplies scales by the number that all of a matrix share.
-  Status scale_all(const std::string& stem, const std::string& name,
-                   std::array<float, 256>& values) {
-    const bool divides = parts_.find(stem + ".weight_global_scale") != nullptr;
-    ESP_ASSIGN_OR_RETURN(
-        const CheckpointTensor* scale,
-        parts_.part(stem + (divides ? ".weight_global_scale" : ".weight_scale_2"), name));
-    if (!scale->dtype || scale->num_elements() != 1) return misfit(*scale, "should be a number");
-    const float all = all_floats(*scale).front();
-    for (float& value : values) value = divides ? value / all : value * all;
     return {};
   }
 

@@ -1,0 +1,34 @@
+#include "checkpoint/e2m1_reader.h"
+
+namespace espalier {
+namespace {
+
+class E2m1Reader final : public TensorReader {
+ public:
+  E2m1Reader(const std::byte* codes, const E2m1Scales& scales) : codes_(codes), scales_(scales) {}
+
+  void read(int64_t first, std::span<float> out) const override {
+    constexpr float kSizes[8] = {0, 0.5f, 1, 1.5f, 2, 3, 4, 6};
+    for (int64_t at = first; float& value : out) {
+      const int code = static_cast<int>(codes_[at / 2]) >> (at % 2 * 4) & 15;
+      // Rows are whole blocks, so blocks are counted across them.
+      const auto scale = static_cast<uint8_t>(scales_.data[at / scales_.block]);
+      const float size = kSizes[code & 7] * scales_.values[scale];
+      value = code < 8 ? size : -size;
+      ++at;
+    }
+  }
+
+ private:
+  const std::byte* const codes_;
+  const E2m1Scales scales_;
+};
+
+}  // namespace
+
+std::shared_ptr<const TensorReader> make_e2m1_reader(const std::byte* codes,
+                                                     const E2m1Scales& scales) {
+  return std::make_shared<E2m1Reader>(codes, scales);
+}
+
+}  // namespace espalier
