@@ -263,7 +263,7 @@ Result<StartedExecutor> start_stages(const EngineConfig& config, const SystemInf
   ESP_ASSIGN_OR_RETURN(const EngineConfig sizes, resolve(config, stages->stage_info(0), system));
   ESP_ASSIGN_OR_RETURN(out.weights, make_cuda_model_weights(stages->decoders(), options));
   ESP_ASSIGN_OR_RETURN(const int64_t encoder_bytes, load_encoder(options, config, out));
-  ESP_RETURN_IF_ERROR(stages->reserve(executor_config(sizes, encoder_bytes)));
+  ESP_RETURN_IF_ERROR(stages->reserve(executor_config(sizes, system, encoder_bytes)));
   ESP_RETURN_IF_ERROR(fill_stages(*stages, config, sizes, system, type, out));
   out.executor = std::move(stages);
   return out;

@@ -359,8 +359,9 @@ TEST(CudaLaunchesOfStages, AreThoseOfTheModel) {
       }
     }
     for (const auto& [step, kernels] : whole) {
-      if (kernels.text.find("megakernel") == std::string::npos)
+      if (kernels.text.find("megakernel") == std::string::npos) {
         EXPECT_EQ(together[step], kernels.text) << step;
+      }
     }
   }
 }

@@ -9,6 +9,7 @@
 #include "models/families/common.h"
 #include "models/families/family.h"
 #include "models/families/seeing.h"
+#include "seams/forward_batch.h"
 
 namespace espalier {
 namespace {
