@@ -146,8 +146,8 @@ Status StepBench::start_stages(const ModelLoadOptions& model) {
   ESP_ASSIGN_OR_RETURN(const ModelPlan plan, plan_model(model));
   CudaStagesConfig config{.micro_batch_tokens = limits_.micro_batch};
   for (int32_t i = 0; i < limits_.pp; ++i) {
-    std::iota(config.devices.emplace_back(limits_.tp).begin(), config.devices.back().end(),
-              i * limits_.tp);
+    std::vector<int32_t>& devices = config.devices.emplace_back(limits_.tp);
+    std::iota(devices.begin(), devices.end(), i * limits_.tp);
   }
   ESP_ASSIGN_OR_RETURN(auto stages, CudaStages::begin_load(plan, model, config));
   info_ = stages->info();

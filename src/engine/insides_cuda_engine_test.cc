@@ -5,8 +5,13 @@
 
 #include <cstdio>
 #include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+#include <string>
 
 #include "base/clock.h"
+#include "checkpoint/temp_folder.h"
 #include "engine/testing/grammar_answers.h"
 #include "engine/testing/insides_cases.h"
 #include "engine/testing/near_answers.h"
@@ -98,20 +103,33 @@ TEST(HiddenStatesOnCuda, AreThoseOfTheCpuInACrowd) {
   EXPECT_GT(crowd->stats().requests.num_retractions, 0);
 }
 
+// The golden's model, made for more tokens.
+void write_long_context(const TempFolder& folder) {
+  const std::filesystem::path model = "tests/golden/models/llama_tied_llama3";
+  std::ifstream file(model / "config.json");
+  std::string config(std::istreambuf_iterator<char>(file), {});
+  const std::string made_for = "\"max_position_embeddings\": 256";
+  ASSERT_NE(config.find(made_for), std::string::npos);
+  config.replace(config.find(made_for), made_for.size(), "\"max_position_embeddings\": 32768");
+  folder.write("config.json", config);
+  std::filesystem::copy(model / "model.safetensors", folder.path());
+}
+
 // More rows than the block on their way to the host holds.
 TEST(HiddenStatesOnCuda, OfALongPromptComeInPieces) {
   ESPALIER_REQUIRE_DEVICE();
   std::vector<TokenId> prompt;
   for (int i = 0; i < 20000; ++i) prompt.push_back(static_cast<TokenId>(3 + i * i % 97));
+  const TempFolder folder;
+  write_long_context(folder);
   EngineConfig config = on_cuda();
   config.cache.max_total_tokens = 40000;
-  config.model.context_length = 32768;
   config.schedule.chunked_prefill_size = 20000;
   config.schedule.max_prefill_tokens = 20000;
   EngineConfig small = config;
   small.schedule.chunked_prefill_size = 512;
-  const auto whole = load_insides("llama_tied_llama3", config);
-  const auto chunks = load_insides("llama_tied_llama3", small);
+  const auto whole = load_insides(folder.path().string(), config);
+  const auto chunks = load_insides(folder.path().string(), small);
   ASSERT_TRUE(whole && chunks);
   const auto got = whole->generate(hidden_request(prompt, 0, {0, -1}));
   const auto want = chunks->generate(hidden_request(prompt, 0, {0, -1}));

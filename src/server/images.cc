@@ -372,7 +372,7 @@ Status check_video(const json::value& part, std::string_view where) {
   const json::value* named = video_named(object);
   if (named == nullptr) {
     return invalid_argument(
-        "{} must have its file as video_url: {{\"url\": URL}}, or its frames as video: [URL, ...] "
+        "{} must have its file as video_url with a url, or its frames as video: [URL, ...] "
         "or video_url: data:video/jpeg;base64,FRAME,FRAME...",
         where);
   }

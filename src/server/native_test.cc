@@ -494,7 +494,7 @@ TEST_F(NativeTest, Errors) {
             plain("video_data has entries for 1 prompts, but there are 2: give a list with an "
                   "entry for each prompt")},
            {R"({"text":"a","video_data":[{"url":"x","fps":0}]})",
-            plain("video_data[0].fps must be a number from 0.01 to 1000")},
+            malformed("video_data[0].fps must be a number from 0.01 to 1000")},
            {R"({"text":"a","lora_path":["x","y"]})",
             plain("lora_path has 2 entries for 1 prompt: give one value for all, or a list with "
                   "one for each")},

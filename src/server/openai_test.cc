@@ -377,7 +377,7 @@ TEST_F(OpenAiTest, Errors) {
            "messages[0].content[0].image_url must have the picture's URL, such as "
            "data:image/png;base64,DIGITS"},
           {chat, R"({"messages":[{"role":"user","content":[{"type":"video_url"}]}]})", bad,
-           "messages[0].content[0] must have its file as video_url: {\"url\": URL}, or its frames "
+           "messages[0].content[0] must have its file as video_url with a url, or its frames "
            "as video: [URL, ...] or video_url: data:video/jpeg;base64,FRAME,FRAME..."},
           {chat, R"({"messages":[{"role":"user","content":[{"type":"text"}]}]})", bad,
            "messages[0].content[0].text must be a string"},

@@ -122,6 +122,7 @@ class Collector {
     r.hidden_states.insert(r.hidden_states.end(), event.hidden_states.begin(),
                            event.hidden_states.end());
     r.stats = event.stats;
+    r.embedding = event.embedding;
     if (event.beam) r.beam = event.beam;
     if (event.finish) {
       r.finish = *event.finish;
