@@ -24,15 +24,22 @@ GREEDY = {"temperature": 0, "max_tokens": 24}
 STORY = "The river begins in the hills and goes through many towns before it comes to the sea. "
 
 
-def prefill_server(*args):
-    server = harness.Server(*COMMON, *PREFILL, *(TOKEN if "--disaggregation-token" not in args else []),
+# A model whose prompts of 8,192 tokens (1 GB of pages) are computed, group of layers by group, for 0.2 s on a GPU.
+LARGE = ["--model-path", os.path.join(harness.ROOT, "bench", "configs", "llama_8b"), "--load-format", "dummy",
+         "--random-seed", "1", "--skip-tokenizer-init", "--max-total-tokens", "65536", "--page-size", "16", "--device",
+         "cuda", "--enable-deterministic-inference"]
+LARGE_PROMPT = 8192
+
+
+def prefill_server(*args, common=COMMON):
+    server = harness.Server(*common, *PREFILL, *(TOKEN if "--disaggregation-token" not in args else []),
                             "--disaggregation-mode", "prefill", "--disaggregation-bootstrap-port", "0", *args)
     server.bootstrap_port = json.loads(server.get("/server_info")[2])["disaggregation_bootstrap_port"]
     return server
 
 
-def decode_server(*args):
-    return harness.Server(*COMMON, *DECODE, *TOKEN, "--disaggregation-mode", "decode", *args)
+def decode_server(*args, common=COMMON):
+    return harness.Server(*common, *DECODE, *TOKEN, "--disaggregation-mode", "decode", *args)
 
 
 class Pair:
@@ -232,6 +239,56 @@ class DisaggregationTest(unittest.TestCase):
             body = {"text": STORY, "sampling_params": {"max_new_tokens": 8, "temperature": 0}}
             self.assertEqual(self.decode.post("/generate", body)["text"], self.one.post("/generate", body)["text"])
         self.assertGreater(failures, 0)
+
+    @unittest.skipUnless(PREFILL, "needs two GPUs: ESPALIER_TEST_GPUS=1")
+    def test_killed_while_gpus_copy(self):
+        """The prefill server is killed at drawn moments in which the decode server copies layers out of its GPU: each
+        request ends once, its pages are free, and the next one is answered as before. ESPALIER_KILLS: how many."""
+        draw = random.Random(5)
+
+        def body_of(number):
+            ids = random.Random(number)
+            return {"input_ids": [ids.randrange(5, 1000) for _ in range(LARGE_PROMPT)],
+                    "sampling_params": {"max_new_tokens": 4, "temperature": 0, "ignore_eos": True}}
+
+        def post(server, body, answers):
+            with contextlib.suppress(OSError, http.client.HTTPException):
+                answers.append(server.request("POST", "/generate", body))
+
+        outcomes = []
+        with decode_server(common=LARGE) as decode:
+            wanted = decode.post("/generate", body_of(0))["output_ids"]
+            self.assertEqual(decode.request("POST", "/flush_cache")[0], 200)
+            free = decode.metric("sglang:kv_available_tokens")
+            for kill in range(int(os.environ.get("ESPALIER_KILLS", "6"))):
+                with prefill_server(common=LARGE) as doomed:
+                    pair, answers, lost = Pair(doomed, decode), [], []
+                    pair.post("/generate", body_of(10_000 + kill))  # maps its memory, loads its kernels
+                    before = decode.metric("espalier:disaggregation_transfers_total")
+                    bodies = [{**body_of(100 * kill + i), **pair.fields()} for i in range(1, 4)]
+                    threads = [threading.Thread(target=post, args=(server, body, place)) for body in bodies
+                               for server, place in ((doomed, lost), (decode, answers))]
+                    for thread in threads:
+                        thread.start()
+                    time.sleep(0.05 + draw.random() * 0.4)
+                    doomed.stop(signal.SIGKILL)
+                    for thread in threads:
+                        thread.join()
+                self.assertEqual([status for status, _, _ in answers if status not in (200, 503)], [], answers)
+                self.assertEqual(len(answers), len(bodies), "each request ends once")
+                cut = [text for status, _, text in answers if status == 503]
+                outcomes.append((len(cut), sum("the prompt's transfer failed" in text for text in cut)))
+                whole = decode.metric("espalier:disaggregation_transfers_total") - before
+                self.assertEqual(whole + len(cut), len(bodies))
+                harness.wait_until(lambda: decode.metric("sglang:num_running_reqs") == 0, "nothing runs")
+                self.assertEqual(decode.metric("espalier:disaggregation_waiting"), 0)
+                self.assertEqual(decode.request("POST", "/flush_cache")[0], 200, "no page is held")
+                self.assertEqual(decode.metric("sglang:kv_available_tokens"), free, "all pages are free")
+                self.assertEqual(decode.post("/generate", body_of(0))["output_ids"], wanted)
+                self.assertEqual(decode.request("POST", "/flush_cache")[0], 200)
+            self.assertEqual(decode.metric("espalier:disaggregation_failures_total"), sum(n for n, _ in outcomes))
+        print(f"of 3 requests (cut, of these in their transfer), by kill: {outcomes}")
+        self.assertGreater(sum(sent for _, sent in outcomes), 0, "no transfer was cut: kill later or sooner")
 
     def test_killed_decode_server(self):
         with prefill_server("--disaggregation-timeout", "10") as prefill, decode_server() as doomed:
