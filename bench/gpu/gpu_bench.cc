@@ -243,10 +243,20 @@ Status ranks_part(const Options& options, json::array& out) {
   return Status();
 }
 
+// Whether a workload's name begins with one of the texts of --only, which "|" separates.
+bool is_wanted(std::string_view name, std::string_view only) {
+  while (true) {
+    const size_t end = only.find('|');
+    if (name.starts_with(only.substr(0, end))) return true;
+    if (end == only.npos) return false;
+    only.remove_prefix(end + 1);
+  }
+}
+
 Status offline_part(const Options& options, json::array& out) {
   const bool has_head = std::filesystem::exists(std::filesystem::path(options.config) / "draft");
   for (const OfflineWorkload& workload : offline_workloads(options.part, options.quick)) {
-    if (workload.name.find(options.only) == std::string::npos) continue;
+    if (!is_wanted(workload.name, options.only)) continue;
     if (workload.speculative_algorithm == "EAGLE3" && !has_head) continue;
     ESP_ASSIGN_OR_RETURN(const OfflineResult r,
                          run_offline(workload, options.config, options.dtype,
@@ -407,8 +417,10 @@ int main(int argc, char** argv) {
   app.add_flag("--no-early-launch", options.no_early_launch,
                "no kernel starts before the one in front of it has ended");
   app.add_flag("--no-megakernel", options.no_megakernel, "one entry's layers run kernel by kernel");
-  app.add_option("--only", options.only,
-                 "workloads, or kinds of rows of tiers and images, whose names contain this");
+  app.add_option(
+      "--only", options.only,
+      "workloads whose names begin with this, or one of several between |; kinds of rows of "
+      "tiers and images whose names contain it");
   app.add_flag("--deterministic", options.deterministic, "results independent of the batch");
   CLI11_PARSE(app, argc, argv);
   espalier::set_log_level(espalier::LogLevel::kWarning);
