@@ -116,6 +116,17 @@ void write_stage_settings(JsonWriter& w, const EngineConfig& e) {
       .member("pp_micro_batch_tokens", e.compute.pp_micro_batch_tokens);
 }
 
+void write_expert_settings(JsonWriter& w, const ComputeSettings& c) {
+  w.member("ep_num_redundant_experts", c.ep_num_redundant_experts)
+      .member("init_expert_location", c.init_expert_location)
+      .member("enable_eplb", c.enable_eplb)
+      .member("eplb_rebalance_num_iterations", c.eplb_rebalance_num_iterations)
+      .member("eplb_rebalance_layers_per_chunk", c.eplb_rebalance_layers_per_chunk)
+      .member("eplb_min_rebalancing_utilization_threshold",
+              c.eplb_min_rebalancing_utilization_threshold)
+      .member("expert_distribution_recorder_mode", c.expert_distribution_recorder_mode);
+}
+
 void write_engine_settings(JsonWriter& w, const EngineConfig& e) {
   w.member("skip_tokenizer_init", e.model.skip_tokenizer_init);
   w.member("load_format", e.model.load_format == LoadFormat::kDummy ? "dummy" : "auto");
@@ -178,16 +189,9 @@ void write_engine_settings(JsonWriter& w, const EngineConfig& e) {
       .member("speculative_ngram_capacity", e.speculation.speculative_ngram_capacity);
   w.member("sampling_defaults", e.sampling.sampling_defaults);
   write_stage_settings(w, e);
+  write_expert_settings(w, e.compute);
   w.member("tp_size", e.compute.tp_size)
       .member("ep_size", e.compute.ep_size)
-      .member("ep_num_redundant_experts", e.compute.ep_num_redundant_experts)
-      .member("init_expert_location", e.compute.init_expert_location)
-      .member("enable_eplb", e.compute.enable_eplb)
-      .member("eplb_rebalance_num_iterations", e.compute.eplb_rebalance_num_iterations)
-      .member("eplb_rebalance_layers_per_chunk", e.compute.eplb_rebalance_layers_per_chunk)
-      .member("eplb_min_rebalancing_utilization_threshold",
-              e.compute.eplb_min_rebalancing_utilization_threshold)
-      .member("expert_distribution_recorder_mode", e.compute.expert_distribution_recorder_mode)
       .member("dp_size", e.compute.dp_size)
       .member("load_balance_method", e.compute.load_balance_method)
       .member("num_threads", e.compute.num_threads)

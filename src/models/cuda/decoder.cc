@@ -152,14 +152,14 @@ Result<std::unique_ptr<CudaDecoder>> CudaDecoder::begin_load(ModelPlan plan,
   if (plan.spec.control_vectors != nullptr) {
     ESP_ASSIGN_OR_RETURN(model->constants_.control_vectors, upload(*plan.spec.control_vectors));
   }
-  ESP_ASSIGN_OR_RETURN(model->expert_slots_,
-                       CudaExpertSlots::create(model->spec_, model->weights_));
+  ESP_ASSIGN_OR_RETURN(model->experts_.slots,
+                       CudaExpertSlots::create(model->whole_.spec, model->spec_, model->weights_));
   // The router has the same result on ranks that divide the same experts, so the first one counts.
   if (options.expert_counts != nullptr &&
       program::expert_ranks(plan.spec, ranks).slices.rank == 0) {
-    ESP_ASSIGN_OR_RETURN(model->expert_tally_, CudaExpertTally::create(model->spec_));
-    if (model->expert_tally_ != nullptr)
-      options.expert_counts->add(model->expert_tally_, expert_places(plan.spec));
+    ESP_ASSIGN_OR_RETURN(model->experts_.tally, CudaExpertTally::create(model->spec_));
+    if (model->experts_.tally != nullptr)
+      options.expert_counts->add(model->experts_.tally, expert_places(plan.spec));
   }
   if (options.enable_lora) {
     ESP_CHECK(ranks.single(), "adapters are not divided among ranks");
@@ -196,19 +196,6 @@ PlacedWeights CudaDecoder::placed_weights() const {
           .layout = program::partition_weights(whole_.spec, rank_.ranks()),
           .types = device_types(whole_),
           .weights = weights_};
-}
-
-Status CudaDecoder::reserve_moves(std::span<const int32_t> ranks) {
-  ESP_RETURN_IF_ERROR(expert_slots_->reserve_spare());
-  return weights_.memory().share(ranks);
-}
-
-Status CudaDecoder::set_expert_slots(int32_t layer, const ExpertSlots& slots,
-                                     const cuda::Stream& stream) {
-  const auto at = static_cast<size_t>(layer);
-  whole_.spec.layers[at].experts->slots = slots;
-  spec_.layers[at].experts->slots = slots;
-  return expert_slots_->set(layer, slots, stream);
 }
 
 Status CudaDecoder::finish_loading() {
@@ -361,8 +348,8 @@ Status CudaDecoder::lay_out(cuda::Arena& arena, int64_t linear_bytes, int64_t me
       .ropes = constants_.ropes.frequencies(),
       .gemm_workspace = {linear, static_cast<size_t>(linear_bytes)},
       .collective = rank_.collective,
-      .expert_tally = expert_tally_.get(),
-      .expert_slots = expert_slots_.get(),
+      .expert_tally = experts_.tally.get(),
+      .expert_slots = experts_.slots.get(),
       .control_vectors = reinterpret_cast<float*>(constants_.control_vectors.data())};
   prologue_.describe(scratch);
   context_.bind(scratch);

@@ -11,7 +11,6 @@
 #include <functional>
 #include <memory>
 #include <optional>
-#include <span>
 #include <vector>
 
 #include "base/status.h"
@@ -111,16 +110,8 @@ class CudaDecoder {
   // shape, slower. Sequences have at most max_context tokens. Before reserve(), once.
   void set_deterministic(int32_t max_context);
 
-  // Experts that change places between steps, of a rank whose spec has slots for them. Room for one
-  // on its way; `ranks`: the devices of all, which get access to the weights.
-  Status reserve_moves(std::span<const int32_t> ranks);
-  // Enqueues a copy from a slot of `source`. REQUIRES: reserve_moves() of both, and no step runs.
-  Status copy_expert(int32_t layer, const SlotCopy& copy, const CudaDecoder& source,
-                     const cuda::Stream& stream) {
-    return expert_slots_->copy(layer, copy, *source.expert_slots_, stream);
-  }
-  // Which expert each slot of all ranks has from here on. REQUIRES: no step runs.
-  Status set_expert_slots(int32_t layer, const ExpertSlots& slots, const cuda::Stream& stream);
+  // Of a rank whose experts lie in slots: what changes their places between steps. Else null.
+  CudaExpertSlots* expert_slots() { return experts_.slots.get(); }
 
   // What entries' adapters may add to; null: the model was loaded without enable_lora.
   const AdaptedMatrices* adapted_matrices() const {
@@ -160,7 +151,7 @@ class CudaDecoder {
 
   const int32_t device_;
   const CudaRank rank_;
-  ModelPlan whole_;   // of all ranks; changed by set_expert_slots() alone,
+  ModelPlan whole_;   // of all ranks; changed by CudaExpertSlots alone,
   DecoderSpec spec_;  // of the rank's part, as this
   const CudaWeights weights_;
   std::unique_ptr<CudaTensorLoader> loader_;  // null when all is there
@@ -173,8 +164,11 @@ class CudaDecoder {
     cuda::DeviceBuffer control_vectors;  // [vectors, layers, hidden] float32; empty: there are none
   };
   Constants constants_;
-  std::shared_ptr<CudaExpertTally> expert_tally_;  // shared with the reader; null: no counts
-  std::unique_ptr<CudaExpertSlots> expert_slots_;  // null: experts are slots
+  struct Experts {
+    std::shared_ptr<CudaExpertTally> tally;  // shared with the reader; null: no counts
+    std::unique_ptr<CudaExpertSlots> slots;  // null: experts are slots
+  };
+  Experts experts_;
 
   const CudaPlan plan_;  // of any step
   CudaLaunchPolicy policy_;

@@ -45,9 +45,10 @@ struct CudaExpertSlots::Part {
   int64_t bytes = 0;
 };
 
-Result<std::unique_ptr<CudaExpertSlots>> CudaExpertSlots::create(const DecoderSpec& spec,
+Result<std::unique_ptr<CudaExpertSlots>> CudaExpertSlots::create(DecoderSpec& whole,
+                                                                 DecoderSpec& spec,
                                                                  const CudaWeights& weights) {
-  std::unique_ptr<CudaExpertSlots> out(new CudaExpertSlots(spec, weights));
+  std::unique_ptr<CudaExpertSlots> out(new CudaExpertSlots(whole, spec, weights));
   for (const LayerSpec& layer : spec.layers) {
     if (!layer.experts || layer.experts->slots.empty()) continue;
     const int64_t size =
@@ -62,7 +63,7 @@ Result<std::unique_ptr<CudaExpertSlots>> CudaExpertSlots::create(const DecoderSp
   ESP_ASSIGN_OR_RETURN(const cuda::Stream stream, cuda::Stream::create());
   for (int32_t layer = 0; layer < num_layers; ++layer) {
     if (!spec.layers[static_cast<size_t>(layer)].experts) continue;
-    ESP_RETURN_IF_ERROR(out->set(layer, out->experts(layer).slots, stream));
+    ESP_RETURN_IF_ERROR(out->upload(layer, stream));
   }
   return out;
 }
@@ -74,7 +75,15 @@ kc::Replicas CudaExpertSlots::replicas(int32_t layer) const {
 }
 
 Status CudaExpertSlots::set(int32_t layer, const ExpertSlots& slots, const cuda::Stream& stream) {
-  const std::vector<int32_t> values = replica_table(experts(layer).router.num_experts, slots);
+  const auto at = static_cast<size_t>(layer);
+  whole_.layers[at].experts->slots = slots;
+  spec_.layers[at].experts->slots = slots;
+  return upload(layer, stream);
+}
+
+Status CudaExpertSlots::upload(int32_t layer, const cuda::Stream& stream) {
+  const ExpertsSpec& spec = experts(layer);
+  const std::vector<int32_t> values = replica_table(spec.router.num_experts, spec.slots);
   const int64_t bytes = std::ssize(values) * int64_t{sizeof(int32_t)};
   ESP_RETURN_IF_ERROR(cuda::copy_to_device(table(layer), values.data(), bytes, stream));
   return stream.synchronize();
@@ -107,7 +116,7 @@ CudaExpertSlots::Part CudaExpertSlots::part(int32_t layer, int32_t slot, size_t 
   return out;
 }
 
-Status CudaExpertSlots::reserve_spare() {
+Status CudaExpertSlots::reserve_moves(std::span<const int32_t> ranks) {
   int64_t largest = 0;
   for (size_t layer = 0; layer < spec_.layers.size(); ++layer) {
     if (!spec_.layers[layer].experts) continue;
@@ -120,7 +129,7 @@ Status CudaExpertSlots::reserve_spare() {
     largest = std::max(largest, bytes);
   }
   ESP_ASSIGN_OR_RETURN(spare_, cuda::DeviceBuffer::allocate(largest, "an expert that moves"));
-  return Status();
+  return weights_.memory().share(ranks);
 }
 
 Status CudaExpertSlots::copy(int32_t layer, const SlotCopy& copy, const CudaExpertSlots& source,

@@ -74,7 +74,6 @@ Status CpuContext::reserve(int32_t max_tokens, int32_t max_entries, int64_t outp
   if (spec_.images && spec_.images->bidirectional)
     inputs_.pictures.reserve(static_cast<size_t>(max_tokens));
   if (collective_ != nullptr || spec_.images) local_ids_.reserve(static_cast<size_t>(max_tokens));
-  if (collective_ != nullptr) wanted_positions_.reserve(static_cast<size_t>(max_tokens));
   place_buffers();
   return Status();
 }
@@ -86,16 +85,6 @@ std::span<const TokenId> CpuContext::local_ids(const VocabularyPart& part) {
     local_ids_.push_back(here ? id - part.first : 0);
   }
   return local_ids_;
-}
-
-std::span<const int32_t> CpuContext::positions(const Operand& operand) {
-  if (rows_of(operand).count == RowCount::kTokens) return batch_->positions;
-  wanted_positions_.clear();
-  for (const WantedRows::Tail& tail : wanted_.tails()) {
-    const auto first = batch_->positions.begin() + tail.source_row;
-    wanted_positions_.insert(wanted_positions_.end(), first, first + tail.count);
-  }
-  return wanted_positions_;
 }
 
 Status CpuContext::allocate_storages() {

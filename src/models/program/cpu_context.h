@@ -86,8 +86,6 @@ class CpuContext {
   std::span<const TokenId> local_ids(const VocabularyPart& part);
   const WantedRows& wanted() const { return wanted_; }
   std::span<const int32_t> output_rows() const { return output_rows_; }
-  // Of the rows of an operand, which are tokens or the wanted ones.
-  std::span<const int32_t> positions(const Operand& operand);
   // The batch's entries, or their wanted tails.
   std::span<const BatchEntry> entries(RowCount count) const;
   // The same rows, each as an entry at the last position of its own entry, so that causal attention
@@ -114,7 +112,6 @@ class CpuContext {
   WantedRows wanted_;
   std::vector<espalier::Buffer> storages_;
   std::vector<TokenId> local_ids_;
-  std::vector<int32_t> wanted_positions_;
   std::vector<CpuView> views_;  // of each buffer's first column
   BufferId last_output_ = -1;   // what begin_outputs() places
   CpuRopes ropes_;

@@ -49,6 +49,7 @@ Status CpuExperts::reserve(const Program& program, int32_t max_tokens) {
   ESP_RETURN_IF_ERROR(allocate_floats(pass_rows_, sizes.hidden, y_));
   ESP_RETURN_IF_ERROR(allocate_floats(pass_rows_, sizes.inner, inner_));
   const auto pairs = static_cast<size_t>(max_tokens * sizes.top_k);
+  positions_.reserve(static_cast<size_t>(max_tokens));
   rows_.resize(pairs);
   slots_.resize(pairs);
   begins_.resize(static_cast<size_t>(sizes.experts) + 1);
@@ -62,6 +63,16 @@ void CpuExperts::count_to(ExpertCounts& counts, const DecoderSpec& spec) {
   tally_ = std::make_shared<HostExpertTally>(static_cast<int32_t>(places.layers.size()),
                                              places.num_slots());
   counts.add(tally_, std::move(places));
+}
+
+std::span<const int32_t> CpuExperts::positions_of(const WantedRows& rows,
+                                                  const ForwardBatch& batch) {
+  positions_.clear();
+  for (const WantedRows::Tail& tail : rows.tails()) {
+    const auto first = batch.positions.begin() + tail.source_row;
+    positions_.insert(positions_.end(), first, first + tail.count);
+  }
+  return positions_;
 }
 
 void CpuExperts::run(kernels::CpuBackend& backend, const ExpertsArgs& args) {

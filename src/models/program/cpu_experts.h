@@ -13,6 +13,8 @@
 #include "models/decoder_weights.h"
 #include "models/expert_counts.h"
 #include "models/program/program.h"
+#include "models/program/wanted_rows.h"
+#include "seams/forward_batch.h"
 #include "tensor/buffer.h"
 
 namespace espalier::program {
@@ -52,6 +54,9 @@ class CpuExperts {
     if (tally_ != nullptr) tally_->count(layer, slots);
   }
 
+  // Of the rows behind the last layer's keys and values.
+  std::span<const int32_t> positions_of(const WantedRows& rows, const ForwardBatch& batch);
+
   // y = sum over a row's experts, in ascending order, of weight * expert(x). So the sum does not
   // depend on the other rows.
   void run(kernels::CpuBackend& backend, const ExpertsArgs& args);
@@ -69,9 +74,10 @@ class CpuExperts {
   std::shared_ptr<HostExpertTally> tally_;  // shared with the reader; null: nothing is counted
   int64_t pass_rows_ = 0;
   espalier::Buffer logits_;
-  espalier::Buffer x_, y_;     // [pass_rows_, hidden]: rows of a pass, and their results
-  espalier::Buffer inner_;     // [pass_rows_, widest of gate_up]
-  std::vector<int32_t> rows_;  // [pairs]: rows by expert
+  espalier::Buffer x_, y_;          // [pass_rows_, hidden]: rows of a pass, and their results
+  espalier::Buffer inner_;          // [pass_rows_, widest of gate_up]
+  std::vector<int32_t> positions_;  // of wanted rows
+  std::vector<int32_t> rows_;       // [pairs]: rows by expert
   // [pairs]: the index of each pair in rows_; -1: its expert is another rank's.
   std::vector<int32_t> slots_;
   std::vector<int32_t> begins_;               // [experts + 1]: of each expert's rows in rows_

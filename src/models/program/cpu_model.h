@@ -102,7 +102,8 @@ class CpuModel final : public StageModel {
   struct Storage {
     DecoderSpec whole;  // of all ranks
     WeightTypes types;
-    Ranks ranks;  // of which rank
+    Ranks ranks;              // of which rank
+    MlpWeights spare_expert;  // reserve_spare_expert()
   };
 
   MlpWeights& expert_in(int32_t layer, int32_t slot);
@@ -124,7 +125,6 @@ class CpuModel final : public StageModel {
   const Program program_;
   Storage storage_;  // as this
   DecoderWeights weights_;
-  MlpWeights spare_expert_;
   const std::unique_ptr<kernels::CpuBackend> backend_;
   ModelInfo info_;  // changed by add_draft_head() alone
   CpuContext context_;

@@ -359,12 +359,15 @@ void run_moe_route(CpuContext& context, const Op& op) {
                             .experts = context.ints(op.outputs[0]),
                             .weights = context.view(op.outputs[1]).data});
   if (a.num_slots > 0) {
-    kernels::choose_replicas({.table = context.weights().layer(a.weight).experts.replicas.data(),
-                              .num_experts = a.router.num_experts,
-                              .positions = context.positions(op.outputs[0]),
-                              .experts = context.ints(op.outputs[0]),
-                              .weights = context.view(op.outputs[1]).data,
-                              .top_k = a.router.top_k});
+    const bool all = context.rows_of(op.outputs[0]).count == RowCount::kTokens;
+    kernels::choose_replicas(
+        {.table = context.weights().layer(a.weight).experts.replicas.data(),
+         .num_experts = a.router.num_experts,
+         .positions = all ? context.batch().positions
+                          : context.experts().positions_of(context.wanted(), context.batch()),
+         .experts = context.ints(op.outputs[0]),
+         .weights = context.view(op.outputs[1]).data,
+         .top_k = a.router.top_k});
   }
   context.experts().count(
       op.layer, {context.ints(op.outputs[0]), static_cast<size_t>(rows * a.router.top_k)});

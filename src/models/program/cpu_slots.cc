@@ -36,12 +36,12 @@ Status CpuModel::reserve_spare_expert() {
       largest = &experts.front();
   }
   ESP_CHECK(largest != nullptr);
-  return copy_mlp(*backend_, *largest, spare_expert_);
+  return copy_mlp(*backend_, *largest, storage_.spare_expert);
 }
 
 MlpWeights& CpuModel::expert_in(int32_t layer, int32_t slot) {
   const ExpertsSpec& spec = *spec_.layers[static_cast<size_t>(layer)].experts;
-  if (slot >= spec.num_slots()) return spare_expert_;
+  if (slot >= spec.num_slots()) return storage_.spare_expert;
   auto& experts = weights_.layers[static_cast<size_t>(layer)].experts.experts;
   return experts[static_cast<size_t>(slot - spec.first_local)];
 }

@@ -87,12 +87,12 @@ Status CudaRanks::reserve_moves(const ModelLoadOptions& options) {
   const RebalanceConfig& config = options.experts.rebalance;
   if (config.num_iterations == 0) return Status();
   moves_ = std::make_unique<Moves>(config, *options.expert_counts);
-  for (const auto& model : models_) moves_->decoders.push_back(model.get());
+  for (const auto& model : models_) moves_->slots.push_back(model->expert_slots());
   moves_->streams.resize(models_.size());
   return each("prepare for experts that move", [&](int32_t rank) -> Status {
     const auto at = static_cast<size_t>(rank);
     ESP_ASSIGN_OR_RETURN(moves_->streams[at], cuda::Stream::create());
-    return models_[at]->reserve_moves(devices_);
+    return moves_->slots[at]->reserve_moves(devices_);
   });
 }
 
@@ -117,8 +117,8 @@ Status CudaRanks::move_experts(const LayerMove& move) {
       for (const SlotCopy& copy : step) {
         if (move.shape.group_of(copy.to) != rank / num_slices) continue;
         const int32_t source = move.shape.group_of(copy.from) * num_slices + rank % num_slices;
-        ESP_RETURN_IF_ERROR(moves_->decoders[static_cast<size_t>(rank)]->copy_expert(
-            move.layer, copy, *moves_->decoders[static_cast<size_t>(source)], stream));
+        ESP_RETURN_IF_ERROR(moves_->slots[static_cast<size_t>(rank)]->copy(
+            move.layer, copy, *moves_->slots[static_cast<size_t>(source)], stream));
       }
       return stream.synchronize();
     });
@@ -126,7 +126,7 @@ Status CudaRanks::move_experts(const LayerMove& move) {
   }
   return each("place experts", [&](int32_t rank) {
     const auto at = static_cast<size_t>(rank);
-    return moves_->decoders[at]->set_expert_slots(move.layer, move.slots, moves_->streams[at]);
+    return moves_->slots[at]->set(move.layer, move.slots, moves_->streams[at]);
   });
 }
 

@@ -91,7 +91,7 @@ class CudaRanks final : public Executor, public ReleasableMemory {
   struct Moves {
     Moves(const RebalanceConfig& config, ExpertCounts& counts) : balancer(config, counts) {}
     ExpertBalancer balancer;
-    std::vector<CudaDecoder*> decoders;  // of each rank
+    std::vector<CudaExpertSlots*> slots;  // of each rank
     std::vector<cuda::Stream> streams;
   };
   std::unique_ptr<Moves> moves_;
