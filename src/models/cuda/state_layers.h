@@ -49,6 +49,7 @@ class CudaStateLayers {
   CudaContext context_;
   program::Operand hidden_;
   std::vector<size_t> first_ops_;  // of each layer
+  size_t layers_end_ = 0;          // behind the last one
 };
 
 }  // namespace espalier
