@@ -8,6 +8,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "base/rng.h"
@@ -35,6 +36,7 @@ struct Int4Method {
   std::string_view name;
   std::string_view config;  // config.json's quantization_config
   bool zeros;
+  bool act_order = false;  // GPTQ's: each input names its group
 };
 inline constexpr Int4Method kInt4Methods[] = {
     {"gptq", R"({"quant_method": "gptq", "bits": 4})", true},
@@ -45,6 +47,21 @@ inline constexpr Int4Method kInt4Methods[] = {
     {"asymmetric", R"({"quant_method": "compressed-tensors", "format": "pack-quantized",
                        "config_groups": {"group_0": {"weights": {"num_bits": 4}}}})",
      true}};
+inline constexpr Int4Method kActOrderMethods[] = {
+    {"gptq", R"({"quant_method": "gptq", "bits": 4, "desc_act": true})", true, true},
+    {"asymmetric", R"({"quant_method": "compressed-tensors", "format": "pack-quantized",
+                       "config_groups": {"group_0": {"weights": {"num_bits": 4}}}})",
+     true, true}};
+
+// The group of each of `in` inputs in an order that follows from their number alone, as matrices
+// that read the same inputs have.
+inline std::vector<int32_t> act_order(int64_t in, int64_t group) {
+  std::vector<int32_t> groups;
+  for (int64_t i = 0; i < in; ++i) groups.push_back(static_cast<int32_t>(i / group));
+  Rng rng(static_cast<uint64_t>(in));
+  for (size_t i = groups.size() - 1; i > 0; --i) std::swap(groups[i], groups[rng.below(i + 1)]);
+  return groups;
+}
 
 // The tensors of a matrix STEM.weight [out, in] of random codes. REQUIRES: multiples of 8 and of
 // `group`.
@@ -64,8 +81,13 @@ inline void add_int4(const Int4Method& method, const std::string& stem, int64_t 
       all.push_back(static_cast<float>(1024 + rng.below(1024)) * 0x1p-17f);
     to.add(stem + name, "F32", {rows, columns}, std::as_bytes(std::span(all)));
   };
-  if (method.name == "gptq" || method.name == "awq") {
-    const bool gptq = method.name == "gptq";
+  const bool gptq = method.name == "gptq";
+  if (method.act_order) {
+    const std::vector<int32_t> groups_of = act_order(in, group);
+    to.add(stem + (gptq ? ".g_idx" : ".weight_g_idx"), "I32", {in},
+           std::as_bytes(std::span(groups_of)));
+  }
+  if (gptq || method.name == "awq") {
     words(".qweight", gptq ? in / 8 : in, gptq ? out : out / 8);
     words(".qzeros", groups, out / 8);
     return scales(".scales", groups, out);

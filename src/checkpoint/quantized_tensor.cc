@@ -9,6 +9,7 @@
 #include <cstring>
 #include <limits>
 #include <map>
+#include <numeric>
 #include <set>
 
 #include "checkpoint/convert.h"
@@ -197,17 +198,36 @@ int packed_value(const std::byte* from, int64_t word, int slot, int bits) {
   return static_cast<int>(load<uint32_t>(from, word) >> (slot * bits)) & ((1 << bits) - 1);
 }
 
-// The size of a device's groups that stored ones of neighbours consist of; nothing for others.
-std::optional<int32_t> group_of(const PackedShape& shape, std::span<const int32_t> groups) {
-  if (shape.bits != 4 || shape.in_features % 32 != 0) return std::nullopt;
+// The size of a device's groups that stored ones of neighbours consist of; 0 for others.
+int32_t group_of(const PackedShape& shape, std::span<const int32_t> groups) {
+  if (shape.bits != 4 || shape.in_features % 32 != 0) return 0;
   bool of_128 = true;
   for (int64_t i = 0; i < shape.in_features; ++i) {
     const int32_t group = groups[static_cast<size_t>(i)];
-    if (group != groups[static_cast<size_t>(i / 32 * 32)]) return std::nullopt;
+    if (group != groups[static_cast<size_t>(i / 32 * 32)]) return 0;
     of_128 = of_128 && group == groups[static_cast<size_t>(i / 128 * 128)];
   }
   return of_128 ? 128 : 32;
 }
+
+// How a device has the groups of a matrix's inputs: as they are, or with the inputs of a group
+// behind each other (GPTQ's act-order).
+struct Grouping {
+  int32_t group = 0;  // inputs; 0: a device has none such
+  std::shared_ptr<const std::vector<int32_t>> columns;
+
+  Grouping(const PackedShape& shape, const std::vector<int32_t>& groups)
+      : group(group_of(shape, groups)) {
+    if (group > 0) return;
+    std::vector<int32_t> order(groups.size()), sorted;
+    std::iota(order.begin(), order.end(), 0);
+    const auto of = [&](int32_t column) { return groups[static_cast<size_t>(column)]; };
+    std::ranges::stable_sort(order, {}, of);
+    for (const int32_t column : order) sorted.push_back(of(column));
+    group = group_of(shape, sorted);
+    if (group > 0) columns = std::make_shared<const std::vector<int32_t>>(std::move(order));
+  }
+};
 
 // qweight [in / n, out]: a word has n rows of a column; qzeros [groups, out / n].
 class GptqReader final : public TensorReader {
@@ -220,6 +240,7 @@ class GptqReader final : public TensorReader {
         zeros_(zeros),
         scales_(std::move(scales)),
         groups_(std::move(groups)),
+        grouping_(shape, groups_),
         zero_offset_(zero_offset) {}
   void read(int64_t first, std::span<float> out) const override {
     const int64_t n = shape_.out_features;
@@ -234,12 +255,12 @@ class GptqReader final : public TensorReader {
     });
   }
   std::optional<StoredInt4> int4() const override {
-    const std::optional<int32_t> group = group_of(shape_, groups_);
-    if (!group) return std::nullopt;
+    if (grouping_.group == 0) return std::nullopt;
     return StoredInt4{.order = StoredInt4::Order::kColumns,
                       .data = weights_,
                       .line_bytes = shape_.out_features * 4,
-                      .group = *group,
+                      .columns = grouping_.columns,
+                      .group = grouping_.group,
                       .zeros = true};
   }
   float int4_scale(int64_t row, int64_t column) const override {
@@ -260,6 +281,7 @@ class GptqReader final : public TensorReader {
   const std::byte *const weights_, *const zeros_;
   const std::vector<float> scales_;
   const std::vector<int32_t> groups_;  // of each input
+  const Grouping grouping_;
   const int zero_offset_;
 };
 
@@ -321,7 +343,8 @@ class RowPackedReader final : public TensorReader {
         weights_(weights),
         zeros_(zeros),
         scales_(std::move(scales)),
-        groups_(std::move(groups)) {}
+        groups_(std::move(groups)),
+        grouping_(shape, groups_) {}
   void read(int64_t first, std::span<float> out) const override {
     const int64_t words = (shape_.in_features + per_word_ - 1) / per_word_;
     for_each_element(first, shape_.in_features, out, [&](int64_t row, int64_t column) {
@@ -333,12 +356,12 @@ class RowPackedReader final : public TensorReader {
     });
   }
   std::optional<StoredInt4> int4() const override {
-    const std::optional<int32_t> group = group_of(shape_, groups_);
-    if (!group) return std::nullopt;
+    if (grouping_.group == 0) return std::nullopt;
     return StoredInt4{.order = StoredInt4::Order::kRows,
                       .data = weights_,
                       .line_bytes = shape_.in_features / 2,
-                      .group = *group,
+                      .columns = grouping_.columns,
+                      .group = grouping_.group,
                       .zeros = zeros_ != nullptr};
   }
   float int4_scale(int64_t row, int64_t column) const override {
@@ -361,6 +384,7 @@ class RowPackedReader final : public TensorReader {
   const std::byte *const weights_, *const zeros_;  // zeros: [out / n, groups], or null
   const std::vector<float> scales_;                // [out, groups]
   const std::vector<int32_t> groups_;              // of each input
+  const Grouping grouping_;
 };
 
 // ---- Putting together ----

@@ -108,6 +108,40 @@ TEST(Quantized, CodesOfFourBitsAreTheElements) {
   }
 }
 
+// Of inputs that name their groups, a GPU takes those of a group behind each other.
+TEST(Quantized, InputsThatNameTheirGroupsAreOrderedByThem) {
+  for (const test::Int4Method& method : test::kActOrderMethods) {
+    for (const int64_t group : {32, 64, 128}) {
+      SCOPED_TRACE(fmt::format("{}, groups of {}", method.name, group));
+      Rng rng(3);
+      test::SafetensorsBuilder file;
+      test::add_int4(method, "x", 16, 256, group, rng, file);
+      TempFolder folder;
+      folder.write("model.safetensors", file.bytes());
+      folder.write("config.json", fmt::format(R"({{"quantization_config": {}}})", method.config));
+      const Checkpoint checkpoint = Checkpoint::open(folder.path()).value();
+      ASSERT_EQ(checkpoint.tensors().size(), 1u);
+      const CheckpointTensor& tensor = checkpoint.tensors()[0];
+      const auto stored = tensor.reader->int4();
+      ASSERT_TRUE(stored && stored->columns);
+      EXPECT_EQ(stored->group, group == 128 ? 128 : 32);
+      const std::vector<int32_t>& columns = *stored->columns;
+      const std::vector<int32_t> groups = test::act_order(256, group);
+      const std::vector<float> values = values_of(tensor);
+      for (size_t input = 0; input < 256; ++input) {
+        const int64_t column = columns[input];
+        ASSERT_EQ(groups[static_cast<size_t>(column)], static_cast<int64_t>(input) / group);
+        for (int64_t row = 0; row < 16; ++row) {
+          const int code = code_of(*stored, row, column);
+          ASSERT_EQ(tensor.reader->int4_scale(row, column) *
+                        static_cast<float>(code - tensor.reader->int4_zero(row, column)),
+                    values[static_cast<size_t>(row * 256 + column)]);
+        }
+      }
+    }
+  }
+}
+
 TEST(Quantized, Fp8NumbersAreTorchs) {
   const SafetensorsFile goldens = SafetensorsFile::open(kGoldens / "fp8.safetensors").value();
   std::string every;

@@ -4,8 +4,10 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <span>
+#include <vector>
 
 #include "tensor/block_format.h"
 
@@ -33,7 +35,7 @@ struct StoredE4m3 {
 };
 
 // A matrix of codes of 4 bits; an element is (code - zero) * scale, with a scale and a zero point
-// for each row and group of neighbouring inputs.
+// for each row and group of inputs, which are neighbours in the order of `columns`.
 struct StoredInt4 {
   // Lines of little-endian words of eight codes, low bits first.
   enum class Order : uint8_t {
@@ -46,8 +48,10 @@ struct StoredInt4 {
   const std::byte* data = nullptr;
   int64_t line_bytes = 0;
   std::span<const int64_t> rows;  // which line each row is; empty for their own order
-  int32_t group = 128;            // inputs: 32 or 128; several may have the same scale
-  bool zeros = false;             // zero points of their own; all are 8 otherwise
+  // Which column each input is, [in]; null for their own order. kRows and kColumns alone.
+  std::shared_ptr<const std::vector<int32_t>> columns;
+  int32_t group = 128;  // inputs: 32 or 128; several may have the same scale
+  bool zeros = false;   // zero points of their own; all are 8 otherwise
 };
 
 // Immutable; thread-safe. Borrows the checkpoint's files.
@@ -62,7 +66,7 @@ class TensorReader {
   // hold for other parts of the matrix.
   virtual std::optional<StoredE4m3> e4m3() const { return std::nullopt; }
   // The codes that the elements are computed from; nothing where they are none, or their groups are
-  // not of neighbours.
+  // of other sizes.
   virtual std::optional<StoredInt4> int4() const { return std::nullopt; }
   // The scale and zero point (0 to 16) of an element. REQUIRES: int4().
   virtual float int4_scale(int64_t /*row*/, int64_t /*column*/) const { return 0; }

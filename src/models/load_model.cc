@@ -290,9 +290,11 @@ int64_t stored_bytes(const DecoderSpec& spec, const WeightLayout& layout, const 
     const BlockFormatInfo& mxfp4 = block_format_info(BlockFormat::kMxfp4);
     return elements * static_cast<int64_t>(mxfp4.bytes) / mxfp4.elements;
   }
-  if (expert && experts_are_int4(*experts, types, nullptr)) {
-    using kernels::cuda::kInt4ExpertInputs, kernels::cuda::kInt4ExpertRows;
-    return elements * kernels::cuda::kInt4ExpertRecordBytes / (kInt4ExpertRows * kInt4ExpertInputs);
+  const int32_t group = expert ? experts_int4_group(*experts, types, nullptr) : 0;
+  if (group > 0) {
+    const kernels::cuda::Int4ExpertShape shape{.group = group};
+    return elements * shape.record_bytes() /
+           (kernels::cuda::kInt4ExpertRows * shape.record_inputs());
   }
   const MatrixLayout* matrix = find_matrix(layout, id);
   if (matrix == nullptr || matrix->empty()) return whole;

@@ -38,9 +38,12 @@ class Memory {
   ExpertCodes codes_of(const ExpertsLayout& experts) const {
     return expert_codes(experts, types_, codes_);
   }
-  void int4(const MlpLayout& expert) {
+  int32_t int4_group_of(const ExpertsLayout& experts) const {
+    return experts_int4_group(experts, types_, codes_);
+  }
+  void int4(const MlpLayout& expert, int32_t group) {
     for (const MatrixLayout* matrix : {&expert.gate_up, &expert.down})
-      bytes_["INT4"] += int4_expert_shape(*matrix).size_bytes();
+      bytes_["INT4"] += int4_expert_shape(*matrix, group).size_bytes();
     vector(expert.gate_up_bias);
     vector(expert.down_bias);
   }
@@ -110,7 +113,8 @@ void add_layer(const DecoderSpec& spec, size_t index, const LayerLayout& layout,
     return;
   }
   if (int4) {
-    for (const MlpLayout& expert : layout.experts.experts) memory.int4(expert);
+    const int32_t group = memory.int4_group_of(layout.experts);
+    for (const MlpLayout& expert : layout.experts.experts) memory.int4(expert, group);
     return;
   }
   for (const MlpLayout& expert : layout.experts.experts) {
@@ -191,6 +195,10 @@ bool takes_block_scales(const MatrixLayout& layout) {
            return slice.first_row % kBlock == 0 && slice.rows % kBlock == 0;
          });
 }
+using Columns = std::shared_ptr<const std::vector<int32_t>>;
+bool same_columns(const Columns& a, const Columns& b) {
+  return a == b || (a != nullptr && b != nullptr && *a == *b);
+}
 bool takes_int4(const MatrixLayout& layout) {
   return layout.shard.whole() && layout.out_features() % 16 == 0 && layout.in_features % 64 == 0 &&
          std::ranges::all_of(layout.blocks, [](const WeightBlock& block) {
@@ -207,17 +215,19 @@ WeightCodes device_codes(const MatrixLayout& layout, const WeightTypes& types,
   bool all_blocks = stored != nullptr && takes_block_scales(layout);
   bool all_int4 = stored != nullptr && takes_int4(layout);
   kernels::cuda::Int4Format int4{.group = 128};
+  Columns columns;  // one order for all blocks
   for (size_t i = 0; i < layout.blocks.size() && (all_e4m3 || all_blocks || all_int4); ++i) {
     const WeightCodes codes = stored(layout.blocks[i].name);
     all_e4m3 = all_e4m3 && codes.e4m3 && !codes.block_scales;
     all_blocks = all_blocks && codes.block_scales;
-    all_int4 = all_int4 && codes.int4.group > 0;
+    if (i == 0) columns = codes.int4_columns;
+    all_int4 = all_int4 && codes.int4.group > 0 && same_columns(columns, codes.int4_columns);
     int4.group = std::min(int4.group, codes.int4.group);
     int4.zeros = int4.zeros || codes.int4.zeros;
   }
   if (all_e4m3) return {.e4m3 = true};
   if (all_blocks) return {.e4m3 = true, .block_scales = true};
-  if (all_int4) return {.int4 = int4};
+  if (all_int4) return {.int4 = int4, .int4_columns = std::move(columns)};
   if (types.e4m3 && takes_e4m3(layout)) return {.e4m3 = true};
   if (types.int4 && takes_int4(layout)) {
     return {.int4 = {.group = layout.in_features % 128 == 0 ? 128 : 32}};
@@ -247,40 +257,64 @@ bool is_expert(const MatrixLayout& matrix, size_t blocks) {
 
 }  // namespace
 
-bool experts_are_int4(const ExpertsLayout& layout, const WeightTypes& types,
-                      const StoredCodesOf& stored) {
+int32_t experts_int4_group(const ExpertsLayout& layout, const WeightTypes& types,
+                           const StoredCodesOf& stored) {
+  using kernels::cuda::kInt4SmallGroup, kernels::cuda::kInt4SmallInputs;
+  if (layout.experts.empty() || experts_round_to_mxfp4(layout, types)) return 0;
+  int32_t group = kernels::cuda::kInt4ExpertInputs;
   const auto takes = [&](const MatrixLayout& matrix, size_t blocks) {
-    return is_expert(matrix, blocks) &&
-           matrix.in_features % kernels::cuda::kInt4ExpertInputs == 0 &&
-           device_codes(matrix, types, stored).int4.group == kernels::cuda::kInt4ExpertInputs;
+    if (!is_expert(matrix, blocks) || matrix.in_features % kInt4SmallInputs != 0) return false;
+    const WeightCodes codes = device_codes(matrix, types, stored);
+    if (codes.int4.group == 0 || codes.int4_columns != nullptr) return false;
+    // Groups of 128 are four of 32 where another matrix has those.
+    const bool whole = codes.int4.group == group && matrix.in_features % group == 0;
+    if (!whole) group = kInt4SmallGroup;
+    return true;
   };
-  return !layout.experts.empty() && !experts_round_to_mxfp4(layout, types) &&
-         std::ranges::all_of(layout.experts, [&](const MlpLayout& expert) {
-           return takes(expert.gate_up, 2) && takes(expert.down, 1);
-         });
+  const bool all = std::ranges::all_of(layout.experts, [&](const MlpLayout& expert) {
+    return takes(expert.gate_up, 2) && takes(expert.down, 1);
+  });
+  return all ? group : 0;
 }
 
-kernels::cuda::Int4ExpertShape int4_expert_shape(const MatrixLayout& layout) {
+kernels::cuda::Int4ExpertShape int4_expert_shape(const MatrixLayout& layout, int32_t group) {
   return {.out_features = static_cast<int32_t>(layout.out_features()),
           .in_features = static_cast<int32_t>(layout.in_features),
-          .gated = layout.blocks.size() == 2};
+          .gated = layout.blocks.size() == 2,
+          .group = group};
 }
 
+namespace {
+
+// moe/mxfp4_weights.h
+bool takes_mxfp4(const MlpLayout& expert) {
+  return is_expert(expert.gate_up, 2) && is_expert(expert.down, 1) &&
+         expert.gate_up.in_features % 8 == 0 && expert.down.in_features % 8 == 0;
+}
+
+}  // namespace
+
 bool experts_round_to_mxfp4(const ExpertsLayout& layout, const WeightTypes& types) {
-  const auto takes = [](const MatrixLayout& matrix, size_t blocks) {
-    return is_expert(matrix, blocks) && matrix.in_features % 8 == 0;  // moe/mxfp4_weights.h
+  return types.mxfp4 && !layout.experts.empty() && std::ranges::all_of(layout.experts, takes_mxfp4);
+}
+
+bool experts_are_mxfp4(const ExpertsLayout& layout, const StoredCodesOf& stored) {
+  const auto is_stored = [&](const MatrixLayout& matrix) {
+    return std::ranges::all_of(matrix.blocks,
+                               [&](const WeightBlock& block) { return stored(block.name).mxfp4; });
   };
-  return types.mxfp4 && !layout.experts.empty() &&
+  return stored != nullptr && !layout.experts.empty() &&
          std::ranges::all_of(layout.experts, [&](const MlpLayout& expert) {
-           return takes(expert.gate_up, 2) && takes(expert.down, 1);
+           return takes_mxfp4(expert) && is_stored(expert.gate_up) && is_stored(expert.down);
          });
 }
 
 ExpertCodes expert_codes(const ExpertsLayout& layout, const WeightTypes& types,
                          const StoredCodesOf& stored) {
-  if (experts_round_to_mxfp4(layout, types)) return ExpertCodes::kMxfp4;
+  if (experts_round_to_mxfp4(layout, types) || experts_are_mxfp4(layout, stored))
+    return ExpertCodes::kMxfp4;
   if (experts_are_e4m3(layout, types, stored)) return ExpertCodes::kE4m3;
-  return experts_are_int4(layout, types, stored) ? ExpertCodes::kInt4 : ExpertCodes::kNone;
+  return experts_int4_group(layout, types, stored) > 0 ? ExpertCodes::kInt4 : ExpertCodes::kNone;
 }
 
 namespace {

@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <functional>
 #include <map>
+#include <memory>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -50,8 +51,12 @@ using StoredFormatOf = std::function<std::optional<BlockFormat>(std::string_view
 struct WeightCodes {
   bool e4m3 = false;
   bool block_scales = false;  // of e4m3: for 128 x 128 weights instead of for a row
-  bool mxfp4 = false;         // a stack of experts in the records of kernels/moe/mxfp4_weights.h
+  // A stack of experts in the records of kernels/moe/mxfp4_weights.h; of a checkpoint's tensor:
+  // such blocks.
+  bool mxfp4 = false;
   kernels::cuda::Int4Format int4;  // a stack of experts: in the records of int4_experts.h
+  // Of int4: which column of the checkpoint each input is, [in]; null: their own order.
+  std::shared_ptr<const std::vector<int32_t>> int4_columns;
 };
 // The codes that a checkpoint's tensor is stored in.
 using StoredCodesOf = std::function<WeightCodes(std::string_view name)>;
@@ -92,14 +97,17 @@ WeightCodes device_codes(const MatrixLayout& layout, const WeightTypes& types,
 // experts of which some are stored so become elements, as do those that lie in one tensor.
 bool experts_are_e4m3(const ExpertsLayout& layout, const WeightTypes& types,
                       const StoredCodesOf& stored);
-// The same of 4 bits: a tensor for each matrix, all of it on the device, in groups of 128 inputs.
-bool experts_are_int4(const ExpertsLayout& layout, const WeightTypes& types,
-                      const StoredCodesOf& stored);
+// The same of 4 bits: a tensor for each matrix, all of it on the device, in the inputs' own order.
+// Returns the inputs of a group, 128, or 32 where some of the layer's matrices have such; 0: no.
+int32_t experts_int4_group(const ExpertsLayout& layout, const WeightTypes& types,
+                           const StoredCodesOf& stored);
 // The records of such an expert's matrix: of gate and up, or of down.
-kernels::cuda::Int4ExpertShape int4_expert_shape(const MatrixLayout& layout);
+kernels::cuda::Int4ExpertShape int4_expert_shape(const MatrixLayout& layout, int32_t group);
 // Whether a GPU rounds a layer's experts to MXFP4: a tensor for each matrix, all of it on the
 // device.
 bool experts_round_to_mxfp4(const ExpertsLayout& layout, const WeightTypes& types);
+// The same of experts that are stored so (a GGUF's), whose rounding changes no number.
+bool experts_are_mxfp4(const ExpertsLayout& layout, const StoredCodesOf& stored);
 // Which of these holds.
 enum class ExpertCodes : uint8_t { kNone, kE4m3, kInt4, kMxfp4 };
 ExpertCodes expert_codes(const ExpertsLayout& layout, const WeightTypes& types,

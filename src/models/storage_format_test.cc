@@ -69,28 +69,30 @@ WeightTypes int4_types() {
   return types;
 }
 
-// A tensor each, whole, in groups of 128 inputs; a requested MXFP4 comes first.
-TEST(Rounding, ExpertsOfFourBitsAreWholeAndInGroupsOf128) {
+// A tensor each, whole, in groups of 128 inputs or of 32; a requested MXFP4 comes first.
+TEST(Rounding, ExpertsOfFourBitsAreWhole) {
   const auto experts = [](const DecoderSpec& spec) {
     return weight_layout(spec).layers[0].experts;
   };
   const DecoderSpec spec = wide("qwen3_moe");
-  EXPECT_TRUE(experts_are_int4(experts(spec), int4_types(), nullptr));
-  EXPECT_FALSE(experts_are_int4(experts(spec), WeightTypes(), nullptr)) << "not requested";
+  EXPECT_EQ(experts_int4_group(experts(spec), int4_types(), nullptr), 128);
+  EXPECT_EQ(experts_int4_group(experts(spec), WeightTypes(), nullptr), 0) << "not requested";
   WeightTypes both = int4_types();
   both.mxfp4 = true;
-  EXPECT_FALSE(experts_are_int4(experts(spec), both, nullptr));
+  EXPECT_EQ(experts_int4_group(experts(spec), both, nullptr), 0);
   DecoderSpec narrow = spec;
   for (LayerSpec& layer : narrow.layers) layer.experts->expert.intermediate_size = 64;
-  EXPECT_FALSE(experts_are_int4(experts(narrow), int4_types(), nullptr)) << "half a group";
-  EXPECT_FALSE(experts_are_int4(experts(wide("llama_tied_llama3")), int4_types(), nullptr));
+  EXPECT_EQ(experts_int4_group(experts(narrow), int4_types(), nullptr), 32) << "half a group";
+  for (LayerSpec& layer : narrow.layers) layer.experts->expert.intermediate_size = 96;
+  EXPECT_EQ(experts_int4_group(experts(narrow), int4_types(), nullptr), 0) << "half a record";
+  EXPECT_EQ(experts_int4_group(experts(wide("llama_tied_llama3")), int4_types(), nullptr), 0);
   DecoderSpec divided = spec;
   const auto of_rank = [&](int32_t groups) {
     divided.expert_groups = groups;
     return program::partition_weights(divided, {.rank = 0, .num_ranks = 2}).layers[0].experts;
   };
-  EXPECT_FALSE(experts_are_int4(of_rank(1), int4_types(), nullptr)) << "parts of matrices";
-  EXPECT_TRUE(experts_are_int4(of_rank(2), int4_types(), nullptr)) << "whole experts";
+  EXPECT_EQ(experts_int4_group(of_rank(1), int4_types(), nullptr), 0) << "parts of matrices";
+  EXPECT_EQ(experts_int4_group(of_rank(2), int4_types(), nullptr), 128) << "whole experts";
 }
 
 // What a checkpoint stores counts for each tensor; one of another kind makes all of them numbers.
@@ -101,7 +103,40 @@ TEST(Rounding, StoredExpertsOfFourBitsStaySoWhereAllAre) {
     const StoredCodesOf stored = [&](std::string_view name) {
       return WeightCodes{.int4 = {.group = name == odd ? group : 128, .zeros = true}};
     };
-    EXPECT_EQ(experts_are_int4(layout, WeightTypes(), stored), group == 128) << group;
+    EXPECT_EQ(experts_int4_group(layout, WeightTypes(), stored), group) << "the least of all";
+  }
+}
+
+// A GGUF's experts in MXFP4 stay so where all of a layer are, whatever else is rounded.
+TEST(Rounding, ExpertsStoredInMxfp4StaySoWhereAllAre) {
+  const ExpertsLayout layout = weight_layout(wide("qwen3_moe")).layers[1].experts;
+  const std::string odd = layout.experts[3].down.blocks[0].name;
+  for (const bool all : {true, false}) {
+    const StoredCodesOf stored = [&](std::string_view name) {
+      return WeightCodes{.mxfp4 = all || name != odd};
+    };
+    EXPECT_EQ(experts_are_mxfp4(layout, stored), all);
+    const ExpertCodes codes = expert_codes(layout, WeightTypes(), stored);
+    EXPECT_EQ(codes, all ? ExpertCodes::kMxfp4 : ExpertCodes::kNone);
+  }
+  EXPECT_FALSE(experts_are_mxfp4(layout, nullptr));
+}
+
+// Matrices that read the same inputs have one order of columns, or become numbers.
+TEST(Rounding, ColumnsOfBlocksAgree) {
+  const MatrixLayout layout = weight_layout(wide("llama_tied_llama3")).layers[0].qkv;
+  const auto order = [](int32_t first) {
+    return std::make_shared<const std::vector<int32_t>>(std::vector<int32_t>{first, 1, 2});
+  };
+  const std::string odd = layout.blocks[1].name;
+  for (const bool same : {true, false}) {
+    const StoredCodesOf stored = [&](std::string_view name) {
+      return WeightCodes{.int4 = {.group = 128},
+                         .int4_columns = order(!same && name == odd ? 7 : 0)};
+    };
+    const WeightCodes codes = device_codes(layout, WeightTypes(), stored);
+    EXPECT_EQ(codes.int4.group, same ? 128 : 0);
+    EXPECT_EQ(codes.int4_columns != nullptr, same);
   }
 }
 

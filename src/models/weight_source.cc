@@ -67,8 +67,10 @@ float element_of(const LentTensor& tensor, int64_t i) {
 WeightCodes stored_codes(const CheckpointTensor* tensor) {
   if (tensor == nullptr || tensor->reader == nullptr || tensor->shape.size() != 2) return {};
   if (const auto int4 = tensor->reader->int4()) {
-    return {.int4 = {.group = int4->group, .zeros = int4->zeros}};
+    return {.int4 = {.group = int4->group, .zeros = int4->zeros}, .int4_columns = int4->columns};
   }
+  const std::optional<StoredBlocks> blocks = tensor->reader->blocks();
+  if (blocks && blocks->format == BlockFormat::kMxfp4) return {.mxfp4 = true};
   const std::optional<StoredE4m3> e4m3 = tensor->reader->e4m3();
   return {.e4m3 = e4m3.has_value(), .block_scales = e4m3 && e4m3->block_columns > 0};
 }

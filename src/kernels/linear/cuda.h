@@ -59,6 +59,9 @@ struct LinearArgs {
   // a kernel in front otherwise.
   const void* norm_weight = nullptr;
   float norm_epsilon = 1e-6f;
+
+  // Of 4 bits: which input of x each input of the weights is, [in_features]; null: their own order.
+  const int32_t* x_columns = nullptr;
 };
 
 struct LinearOptions {

@@ -1,6 +1,7 @@
 // Weights of 4 bits: records made of numbers and of checkpoints' codes, and GEMMs with them,
 // against slow references.
 #include <cmath>
+#include <numeric>
 #include <random>
 
 #include "kernels/cuda/test_device.h"
@@ -92,7 +93,8 @@ struct Stored {
   }
 };
 
-DeviceArray<uint8_t> records_of(const Codes& w, Int4Order order = Int4Order::kRows) {
+DeviceArray<uint8_t> records_of(const Codes& w, Int4Order order = Int4Order::kRows,
+                                const int32_t* columns = nullptr) {
   const Stored stored(w, order);
   const DeviceArray<uint8_t> codes(stored.bytes), zeros(w.zeros);
   const DeviceArray<uint16_t> scales(w.scales);
@@ -102,6 +104,7 @@ DeviceArray<uint8_t> records_of(const Codes& w, Int4Order order = Int4Order::kRo
                                            .line_bytes = stored.line_bytes,
                                            .scales = scales.get(),
                                            .zeros = zeros.get(),
+                                           .columns = columns,
                                            .inputs = w.in,
                                            .to = {.format = w.format,
                                                   .records = records.get(),
@@ -134,7 +137,30 @@ class CudaInt4 : public test::OnDevice {
     Int4Format format{.group = 128};
     bool bias = false, silu = false, residual = false, float_out = false, tune = false;
     bool row_invariant = false;
+    bool reorder = false, norm = false;  // inputs in another order, and normalised
   };
+
+  // The rows as the GEMM reads them.
+  static std::vector<float> read_rows(const Case& c, const std::vector<float>& x,
+                                      const std::vector<BFloat16>& norm,
+                                      const std::vector<int32_t>& columns, int stride) {
+    std::vector<float> out = x;
+    for (int row = 0; row < c.rows; ++row) {
+      const float* from = x.data() + row * stride;
+      double squares = 0;
+      for (int i = 0; i < c.in; ++i) squares += double{from[i]} * from[i];
+      const double scale = 1 / std::sqrt(squares / c.in + 1e-6);
+      for (int i = 0; i < c.in; ++i) {
+        const auto column = static_cast<size_t>(columns[static_cast<size_t>(i)]);
+        const float value = from[column];
+        out[static_cast<size_t>(row * stride + i)] =
+            c.norm
+                ? to_float(to_bfloat16(static_cast<float>(value * scale * to_float(norm[column]))))
+                : value;
+      }
+    }
+    return out;
+  }
 
   // Random rows and weights, as chosen and in each of `configs`.
   void check(const Case& c, bool pdl, const std::vector<cuda::Int4GemmConfig>& configs = {}) {
@@ -146,7 +172,13 @@ class CudaInt4 : public test::OnDevice {
     const Codes w(c.format, outs, c.in, rng_);
     const auto bias = test::to_bfloat16s(test::random_floats(rng_, outs));
     const auto residual = test::to_bfloat16s(test::random_floats(rng_, int64_t{c.rows} * y_stride));
-    const DeviceArray<BFloat16> dx(x), dbias(bias), dresidual(residual);
+    const auto norm = test::to_bfloat16s(test::random_floats(rng_, c.in));
+    std::vector<int32_t> columns(static_cast<size_t>(c.in));
+    std::iota(columns.begin(), columns.end(), 0);
+    for (size_t i = columns.size() - 1; c.reorder && i > 0; --i)
+      std::swap(columns[i], columns[rng_.below(i + 1)]);
+    const DeviceArray<BFloat16> dx(x), dbias(bias), dresidual(residual), dnorm(norm);
+    const DeviceArray<int32_t> dcolumns(columns);
     const DeviceArray<uint8_t> records = records_of(w);
     DeviceArray<float> dy(static_cast<size_t>(c.rows * y_stride));
     const cuda::LinearArgs args{.out_type = c.float_out ? DType::kFloat32 : DType::kBFloat16,
@@ -161,12 +193,14 @@ class CudaInt4 : public test::OnDevice {
                                 .y_stride = y_stride,
                                 .bias = c.bias ? dbias.get() : nullptr,
                                 .silu_mul = c.silu,
-                                .residual = c.residual ? dresidual.get() : nullptr};
+                                .residual = c.residual ? dresidual.get() : nullptr,
+                                .norm_weight = c.norm ? dnorm.get() : nullptr,
+                                .x_columns = c.reorder ? dcolumns.get() : nullptr};
     std::vector<float> weights(static_cast<size_t>(outs * c.in));
     for (int row = 0; row < outs; ++row)
       for (int i = 0; i < c.in; ++i)
         weights[static_cast<size_t>(row * c.in + i)] = w.weight(row, i);
-    const std::vector<float> xs = test::to_floats(x);
+    const std::vector<float> xs = read_rows(c, test::to_floats(x), norm, columns, x_stride);
     // The sum, and how far from it rounded weights and sums in float32 may be.
     const auto inner = [&](int row, int output) {
       double sum = 0, magnitudes = 0;
@@ -254,6 +288,44 @@ TEST_F(CudaInt4, RecordsHoldTheCheckpointsNumbers) {
                   << zeros << ", inputs " << in << ", row " << row << ", input " << i;
         }
       }
+    }
+  }
+}
+
+TEST_F(CudaInt4, RecordsTakeInputsInAnotherOrder) {
+  for (const auto order : {Int4Order::kRows, Int4Order::kColumns}) {
+    const Codes w({.group = 32, .zeros = true}, 48, 416, rng_);
+    std::vector<int32_t> columns(static_cast<size_t>(w.in));
+    std::iota(columns.begin(), columns.end(), 0);
+    for (size_t i = columns.size() - 1; i > 0; --i)
+      std::swap(columns[i], columns[rng_.below(i + 1)]);
+    // The file has input i of w at columns[i].
+    Codes file = w;
+    for (int row = 0; row < w.out; ++row)
+      for (int i = 0; i < w.in; ++i)
+        file.codes[static_cast<size_t>(row * w.in + columns[static_cast<size_t>(i)])] =
+            w.codes[static_cast<size_t>(row * w.in + i)];
+    const DeviceArray<int32_t> there(columns);
+    EXPECT_EQ(widened(w.format, records_of(file, order, there.get()), w.out, w.in),
+              widened(w.format, records_of(w, order), w.out, w.in));
+  }
+}
+
+// At one row, a few, many (weights widened) and with the same bits at any number.
+TEST_F(CudaInt4, InputsInAnotherOrder) {
+  for (const int rows : {1, 7, 64, 300}) {
+    for (const bool norm : {false, true}) {
+      check({.rows = rows, .in = 512, .out = 96, .silu = rows == 7, .reorder = true, .norm = norm},
+            rows == 1);
+      check({.rows = rows,
+             .in = 4352,
+             .out = 48,
+             .format = {.group = 32, .zeros = true},
+             .residual = true,
+             .row_invariant = rows == 7,
+             .reorder = true,
+             .norm = norm},
+            false);
     }
   }
 }

@@ -31,6 +31,10 @@ __device__ __forceinline__ char* record_at(const Int4Destination& to, int k_tile
   return static_cast<char*>(to.records) + index * to.format.record_bytes();
 }
 
+__host__ __device__ Int4ExpertShape expert_shape(const Int4Destination& to) {
+  return {to.out_features, to.in_features, to.kind == Int4Records::kGatedExpert, to.format.group};
+}
+
 // Where eight rows of a matrix lie in records of experts: they are the upper or the lower eight of
 // a warp's sixteen.
 struct ExpertRows {
@@ -45,15 +49,14 @@ struct ExpertRows {
       record = row / 64, warp = row % 64 / 16, lower = row % 16 / 8;
     }
   }
-  // The record of 128 inputs, the `step`-th.
+  // The step-th record of inputs.
   __device__ char* at(const Int4Destination& to, int step) const {
-    const Int4ExpertShape shape{to.out_features, to.in_features,
-                                to.kind == Int4Records::kGatedExpert};
+    const Int4ExpertShape shape = expert_shape(to);
     const int steps = shape.input_records();
     const int two = record / 2 * 2;                            // the first of the two
     const int beside = two + 1 < shape.row_records() ? 2 : 1;  // records of one step
     const int64_t index = int64_t{two} * steps + int64_t{step} * beside + record % 2;
-    return static_cast<char*>(to.records) + index * kInt4ExpertRecordBytes;
+    return static_cast<char*>(to.records) + index * shape.record_bytes();
   }
 };
 
@@ -66,8 +69,10 @@ __device__ void store_expert_codes(const Codes& codes, const Int4Destination& to
   const ExpertRows rows(to, eight);
   for (int i = static_cast<int>(threadIdx.x); i < kInt4Rows * kInt4Inputs / 4; i += kThreads) {
     const int lane = i % 4, row = i / 4 % kInt4Rows, sixteen = i / 32;
-    const int step = k_tile * 2 + sixteen / 8, of_record = sixteen % 8;
-    if (step * kInt4ExpertInputs >= to.in_features) return;
+    const int of_step = expert_shape(to).record_inputs() / 16;  // sixteens of inputs
+    const int step = k_tile * (kInt4Inputs / 16 / of_step) + sixteen / of_step;
+    const int of_record = sixteen % of_step;
+    if (step * of_step * 16 >= to.in_features) return;
     const uint8_t* four = codes[row] + sixteen * 16 + lane * 2;
     const int thread = rows.warp * 32 + row * 4 + lane;
     char* word = rows.at(to, step) + of_record / 4 * (kInt4ExpertCodeBytes / 2) + thread * 16 +
@@ -92,6 +97,18 @@ __device__ __forceinline__ void store_codes(const Codes& codes, const Int4Destin
   reinterpret_cast<uint32_t*>(record_at(to, k_tile, eight))[threadIdx.x] = bits;
 }
 
+// Of a record of two groups: of each pair of rows eight apart the first group's, then the other's.
+__device__ void store_small_scale(const Int4Destination& to, const ExpertRows& rows, int k_tile,
+                                  int row, int group, uint16_t scale, uint8_t zero) {
+  constexpr int kGroups = kInt4SmallInputs / kInt4SmallGroup;
+  const int step = k_tile * (kInt4Inputs / kInt4SmallInputs) + group / kGroups;
+  if (step * kInt4SmallInputs >= to.in_features) return;
+  char* scales = rows.at(to, step) + kInt4SmallCodeBytes;
+  const int at = ((rows.warp * 8 + row) * kGroups + group % kGroups) * 2 + rows.lower;
+  reinterpret_cast<uint16_t*>(scales)[at] = scale;
+  scales[kInt4SmallScaleBytes + at] = static_cast<char>(zero);
+}
+
 // The scale and zero point of a row, one of the eight, and of a group of the tile's inputs.
 __device__ __forceinline__ void store_scale(const Int4Destination& to, int k_tile, int eight,
                                             int row, int group, uint16_t scale, uint8_t zero) {
@@ -104,6 +121,8 @@ __device__ __forceinline__ void store_scale(const Int4Destination& to, int k_til
     return;
   }
   const ExpertRows rows(to, eight);
+  if (expert_shape(to).small_groups())
+    return store_small_scale(to, rows, k_tile, row, group, scale, zero);
   const int step = k_tile * 2 + group;
   if (step * kInt4ExpertInputs >= to.in_features) return;
   char* scales = rows.at(to, step) + kInt4ExpertCodeBytes;
@@ -180,8 +199,11 @@ __global__ void __launch_bounds__(kThreads) repack_int4_kernel(const RepackInt4A
   const int k_tile = static_cast<int>(blockIdx.x), eight = static_cast<int>(blockIdx.y);
   for (int i = static_cast<int>(threadIdx.x); i < kInt4Rows * kInt4Inputs; i += kThreads) {
     const int row = i / kInt4Inputs, input = k_tile * kInt4Inputs + i % kInt4Inputs;
-    codes[row][i % kInt4Inputs] =
-        input < args.inputs ? stored_code(args, eight * kInt4Rows + row, input) : kInt4Zero;
+    uint8_t code = kInt4Zero;
+    if (input < args.inputs)
+      code = stored_code(args, eight * kInt4Rows + row,
+                         args.columns == nullptr ? input : args.columns[input]);
+    codes[row][i % kInt4Inputs] = code;
   }
   const int to_tile = args.first_input / kInt4Inputs + k_tile;
   const int place = to.first_row / kInt4Rows + eight;
@@ -260,15 +282,17 @@ Status check(const char* operation, const Int4Format& format, int32_t out, int32
 
 Status check_expert(const char* operation, const Int4Destination& to) {
   const int32_t rows = to.kind == Int4Records::kGatedExpert ? 2 * kInt4Rows : kInt4Rows;
-  if (to.format.group == kInt4ExpertInputs && to.in_features > 0 &&
-      to.in_features % kInt4ExpertInputs == 0 && to.out_features > 0 &&
+  const int32_t inputs = expert_shape(to).record_inputs();
+  const bool known = to.format.group == kInt4ExpertInputs || to.format.group == kInt4SmallGroup;
+  if (known && to.in_features > 0 && to.in_features % inputs == 0 && to.out_features > 0 &&
       to.out_features % rows == 0 && aligned(to.records, 16))
     return {};
   return invalid_argument(
-      "{}: an expert's {} x {} in groups of {}, but groups are of {}, inputs a multiple of that "
-      "and "
-      "outputs of {}",
-      operation, to.out_features, to.in_features, to.format.group, kInt4ExpertInputs, rows);
+      "{}: an expert's {} x {} in groups of {}, but groups are of {} or {}, inputs a multiple of "
+      "{} "
+      "and outputs of {}",
+      operation, to.out_features, to.in_features, to.format.group, kInt4ExpertInputs,
+      kInt4SmallGroup, inputs, rows);
 }
 
 Status check(const char* operation, const Int4Destination& to) {
@@ -306,7 +330,8 @@ Status repack_int4(const RepackInt4Args& args, const LaunchOptions& launch) {
   const bool whole =
       args.inputs % kInt4Inputs == 0 || args.first_input + args.inputs == args.to.in_features;
   if (args.first_input % kInt4Inputs != 0 || !whole || args.inputs % 32 != 0 ||
-      (args.order == Int4Order::kQ4_0 && args.to.format.group != 32))
+      (args.order == Int4Order::kQ4_0 && args.to.format.group != 32) ||
+      (args.columns != nullptr && args.inputs != args.to.in_features))
     return invalid_argument("repack_int4: inputs {} to {} are no whole records of groups of {}",
                             args.first_input, args.first_input + args.inputs, args.to.format.group);
   if (args.to.rows == 0 || args.inputs == 0) return {};

@@ -40,7 +40,7 @@ constexpr int64_t int4_bytes(const Int4Format& format, int64_t out, int64_t in) 
 
 // Which records a matrix has: those above, or those of an expert (kernels/moe/int4_experts.h), of
 // whose first GEMM the rows are all of gate, then all of up. Records of experts have zero points
-// whatever their format, and groups of 128.
+// whatever their format.
 enum class Int4Records : uint8_t { kDense, kExpert, kGatedExpert };
 
 // Records that are written: rows [first_row, first_row + rows) of a matrix.
@@ -49,7 +49,7 @@ struct Int4Destination {
   Int4Records kind = Int4Records::kDense;
   void* records = nullptr;   // of the whole matrix, 16-byte aligned
   int32_t out_features = 0;  // of the whole matrix, a multiple of 16; kExpert: of 8
-  int32_t in_features = 0;   // a multiple of 32; of an expert: of 128
+  int32_t in_features = 0;   // a multiple of 32; of an expert: of Int4ExpertShape::record_inputs()
   int32_t first_row = 0;     // multiples of 8
   int32_t rows = 0;
 };
@@ -81,6 +81,9 @@ struct RepackInt4Args {
   int64_t line_bytes = 0;          // from one line to the next
   const void* scales = nullptr;    // [to.rows, groups of the range] float16; null for kQ4_0
   const uint8_t* zeros = nullptr;  // [to.rows, groups of the range]: 0 to 16; with format.zeros
+  // Which of the source's inputs each input is, [inputs]; null: their own order. REQUIRES: the
+  // range is the whole matrix's inputs.
+  const int32_t* columns = nullptr;
   int32_t first_input = 0;
   int32_t inputs = 0;
   Int4Destination to;

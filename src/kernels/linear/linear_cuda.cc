@@ -14,6 +14,7 @@
 #include "kernels/linear/gemv.h"
 #include "kernels/linear/linear_tuning.h"
 #include "kernels/linear/quantize_rows.h"
+#include "kernels/linear/reorder_rows.h"
 #include "kernels/linear/tuned_kernels.h"
 #include "kernels/norm/cuda.h"
 
@@ -46,6 +47,8 @@ Status check(const LinearArgs& args) {
         "linear: {} x {} weights of 4 bits, but outputs must be a multiple of 16, inputs of 32 and "
         "the other type BF16",
         args.out_features, args.in_features);
+  if (args.x_columns != nullptr && args.int4.group == 0)
+    return invalid_argument("linear: another order of inputs is for weights of 4 bits");
   if (args.block_scales &&
       (args.weight_scales == nullptr || (args.silu_mul && args.out_features % kScaleBlock != 0)))
     return invalid_argument(
@@ -78,7 +81,8 @@ size_t input_bytes(const LinearArgs& args) {
   return bytes_of(args.rows, args.in_features, args.type);
 }
 size_t scratch_bytes(const LinearArgs& args) {
-  size_t bytes = is_e4m3(args) || args.norm_weight != nullptr ? input_bytes(args) : 0;
+  const bool has_input = is_e4m3(args) || args.norm_weight != nullptr || args.x_columns != nullptr;
+  size_t bytes = has_input ? input_bytes(args) : 0;
   if (args.silu_mul || is_e4m3(args)) bytes += bytes_of(args.rows, gemm_outputs(args), args.type);
   return bytes;
 }
@@ -90,11 +94,32 @@ size_t widened_bytes(const LinearArgs& args) {
 LinearArgs widened(LinearArgs args, void* weights) {
   args.weights = weights;
   args.int4 = {};
+  args.x_columns = nullptr;
   return args;
 }
 char* scratch_of(void* workspace) { return static_cast<char*>(workspace) + kCublasLtBytes; }
 
+// The rows in the order of the weights' inputs, normalised on the way.
+Status reorder_first(LinearArgs& args, void* workspace, const LaunchOptions& launch) {
+  void* rows = scratch_of(workspace);
+  ESP_RETURN_IF_ERROR(reorder_rows({.x = args.x,
+                                    .x_stride = args.x_stride,
+                                    .norm_weight = args.norm_weight,
+                                    .norm_epsilon = args.norm_epsilon,
+                                    .columns = args.x_columns,
+                                    .y = rows,
+                                    .rows = args.rows,
+                                    .dim = args.in_features},
+                                   launch));
+  args.x = rows;
+  args.x_stride = args.in_features;
+  args.x_columns = nullptr;
+  args.norm_weight = nullptr;
+  return {};
+}
+
 Status norm_first(LinearArgs& args, void* workspace, const LaunchOptions& launch) {
+  if (args.x_columns != nullptr) return reorder_first(args, workspace, launch);
   if (args.norm_weight == nullptr) return {};
   void* normed = scratch_of(workspace);
   ESP_RETURN_IF_ERROR(rms_norm({.type = args.type,
@@ -212,7 +237,8 @@ std::optional<Int4GemmConfig> int4_config(const LinearArgs& args, const DeviceTr
 
 Status run_int4(const LinearArgs& args, const Int4GemmConfig& config, const DeviceTraits& traits,
                 std::span<char> workspace, const LaunchOptions& launch) {
-  if (args.norm_weight != nullptr && workspace.size() < kCublasLtBytes + input_bytes(args))
+  const bool reads_x = args.norm_weight == nullptr && args.x_columns == nullptr;
+  if (!reads_x && workspace.size() < kCublasLtBytes + input_bytes(args))
     return invalid_argument("linear: the workspace has {} bytes, but {} rows need {}",
                             workspace.size(), args.rows, kCublasLtBytes + input_bytes(args));
   LinearArgs gemm = args;
@@ -233,7 +259,9 @@ Status widen_first(LinearArgs& args, std::span<char>& workspace, Stream stream) 
                                   .in_features = args.in_features,
                                   .y = workspace.data()},
                                  {.stream = stream}));
+  const int32_t* columns = args.x_columns;  // of x, which is there as before
   args = widened(args, workspace.data());
+  args.x_columns = columns;
   workspace = workspace.subspan(bytes);
   return {};
 }
@@ -329,6 +357,12 @@ class LinearImpl final : public Linear {
         return run_int4(args, *config, traits_, room, launch);
       LinearArgs plain = args;
       ESP_RETURN_IF_ERROR(widen_first(plain, room, launch.stream));
+      if (plain.x_columns != nullptr) {
+        if (room.size() < kCublasLtBytes + scratch_bytes(plain))
+          return invalid_argument("linear: the workspace has {} bytes behind weights of 4 bits",
+                                  room.size());
+        ESP_RETURN_IF_ERROR(reorder_first(plain, room.data(), {.stream = launch.stream}));
+      }
       return run(plain, room.data(), room.size(), {.stream = launch.stream});
     }
     TunedKernel kernel = tuned_.nearest(args);

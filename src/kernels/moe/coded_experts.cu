@@ -28,15 +28,20 @@ constexpr int kRowBytes = kBoxInputs * 2;  // the swizzle's width
 constexpr int kThreads = (1 + kItemHalves) * kWarpGroup;  // a consumer warp group for each half
 // The most rows a group on average that the divisions for few and for some rows are faster for.
 constexpr int kFewRows = 40, kSomeRows = 600;
+constexpr int kMostBytes = 227 * 1024;  // of shared memory, of a block
 
-// CODES: Mxfp4Codes or Int4ExpertCodes. ROWS: of x in a tile.
+// CODES: Mxfp4Codes, Int4ExpertCodes or Int4SmallCodes. ROWS: of x in a tile.
 template <typename CODES, int ROWS>
 struct Division {
   using Codes = CODES;
   static constexpr int kRows = ROWS;
   static constexpr int kBoxes = Codes::kInputs / kBoxInputs;  // of x in a stage
   static constexpr int kBoxBytes = kRows * kRowBytes;
-  static constexpr int kStages = (ROWS == 256 ? 6 : ROWS == 128 ? 10 : 16) / kBoxes;
+  static constexpr int kWanted = (ROWS == 256 ? 6 : ROWS == 128 ? 10 : 16) / kBoxes;
+  static constexpr int kStageBytes = kBoxes * kBoxBytes + kItemHalves * Codes::kRecordBytes;
+  static constexpr int kFit = (kMostBytes - 1024 - static_cast<int>(sizeof(ExpertTiles))) /
+                              (kStageBytes + 2 * static_cast<int>(sizeof(Barrier)));
+  static constexpr int kStages = kWanted < kFit ? kWanted : kFit;
   static constexpr int kBehind = (kStages - 1) / 2;  // stages between a row's request and arrival
   // Fewer rows take fewer columns of wgmma: a half, or a quarter. With 256 the sums of one form
   // are all that the registers hold.
@@ -45,6 +50,10 @@ struct Division {
   static constexpr bool kOnce = ROWS == 64;  // weights are read once
   static constexpr float kWhole = Codes::kWhole;
 };
+
+static_assert(Division<Mxfp4Codes, 256>::kStages == 6 &&
+              Division<Int4ExpertCodes, 256>::kStages == 3 &&
+              Division<Mxfp4Codes, 64>::kStages == 16);
 
 template <typename D>
 struct Shared {
@@ -315,7 +324,7 @@ template <typename D, bool GATED>
 Status start(const GroupedArgs& args, const DeviceTraits& traits, const LaunchOptions& launch) {
   auto* kernel = coded_experts_kernel<D, GATED>;
   constexpr size_t kBytes = sizeof(Shared<D>) + 1024;
-  static_assert(kBytes <= 227 * 1024);
+  static_assert(kBytes <= kMostBytes);
   ESP_RETURN_IF_ERROR(allow_shared("grouped linear", kernel, kBytes));
   return launch_kernel("grouped linear", kernel,
                        dim3(static_cast<unsigned>(traits.num_multiprocessors)), kThreads, kBytes,
@@ -340,6 +349,14 @@ Status start_codes(const GroupedArgs& args, const DeviceTraits& traits,
                            : start_division<Division<CODES, 256>>(args, traits, launch);
 }
 
+// Whole records of int4.
+bool takes_inputs(const GroupedArgs& args) {
+  if (!args.int4) return args.in_features % 8 == 0;
+  const Int4ExpertShape shape{.group = args.int4_group};
+  return (args.int4_group == kInt4ExpertInputs || shape.small_groups()) &&
+         args.in_features % shape.record_inputs() == 0;
+}
+
 }  // namespace
 
 bool coded_experts_supports(const GroupedArgs& args, const DeviceTraits& traits) {
@@ -347,16 +364,16 @@ bool coded_experts_supports(const GroupedArgs& args, const DeviceTraits& traits)
   return traits.compute_capability == 90 && args.mxfp4 != args.int4 &&
          args.type == DType::kBFloat16 && args.plan != nullptr &&
          gathers == args.activation.has_value() && args.weight_scales == nullptr &&
-         args.num_groups <= kMaxExperts &&
-         args.in_features % (args.int4 ? kInt4ExpertInputs : 8) == 0 && args.x_stride % 8 == 0 &&
+         args.num_groups <= kMaxExperts && takes_inputs(args) && args.x_stride % 8 == 0 &&
          args.weights_stride % 16 == 0 && aligned(args.x, 16) && aligned(args.weights, 16);
 }
 
 Status coded_experts(const GroupedArgs& args, const DeviceTraits& traits,
                      const LaunchOptions& launch) {
   if (coded_experts_decode_suits(args)) return coded_experts_decode(args, traits, launch);
-  return args.int4 ? start_codes<Int4ExpertCodes>(args, traits, launch)
-                   : start_codes<Mxfp4Codes>(args, traits, launch);
+  if (!args.int4) return start_codes<Mxfp4Codes>(args, traits, launch);
+  return args.int4_group == kInt4SmallGroup ? start_codes<Int4SmallCodes>(args, traits, launch)
+                                            : start_codes<Int4ExpertCodes>(args, traits, launch);
 }
 
 }  // namespace espalier::kernels::cuda

@@ -24,7 +24,7 @@ constexpr size_t kMultiprocessorBytes = 228 * 1024, kReservedBytes = 1024;  // t
 
 constexpr int kRows = 16;  // of x in a tile
 
-// CODES: Mxfp4Codes or Int4ExpertCodes. BLOCKS: of a multiprocessor.
+// CODES: Mxfp4Codes, Int4ExpertCodes or Int4SmallCodes. BLOCKS: of a multiprocessor.
 template <typename CODES, int BLOCKS>
 struct DecodeDivision {
   using Codes = CODES;
@@ -278,7 +278,8 @@ Status start_decode(const GroupedArgs& args, const DeviceTraits& traits,
                        coded_params<typename D::Codes>(args));
 }
 
-// Measured: two blocks of int4 and three of MXFP4, whose stages are half as long.
+// Measured: two blocks of int4 and three of MXFP4, whose stages are half as long, as are those of
+// int4 in small groups.
 template <typename CODES, int BLOCKS>
 Status start_decode_codes(const GroupedArgs& args, const DeviceTraits& traits,
                           const LaunchOptions& launch) {
@@ -298,8 +299,10 @@ bool coded_experts_decode_suits(const GroupedArgs& args) {
 
 Status coded_experts_decode(const GroupedArgs& args, const DeviceTraits& traits,
                             const LaunchOptions& launch) {
-  return args.int4 ? start_decode_codes<Int4ExpertCodes, 2>(args, traits, launch)
-                   : start_decode_codes<Mxfp4Codes, 3>(args, traits, launch);
+  if (!args.int4) return start_decode_codes<Mxfp4Codes, 3>(args, traits, launch);
+  return args.int4_group == kInt4SmallGroup
+             ? start_decode_codes<Int4SmallCodes, 3>(args, traits, launch)
+             : start_decode_codes<Int4ExpertCodes, 2>(args, traits, launch);
 }
 
 }  // namespace espalier::kernels::cuda

@@ -48,7 +48,7 @@ struct CodedParams {
 template <typename CODES>
 CodedParams coded_params(const GroupedArgs& args) {
   const bool gated = args.activation.has_value();
-  const typename CODES::Shape shape{args.out_features, args.in_features, gated};
+  const auto shape = CODES::shape(args.out_features, args.in_features, gated);
   return {.x = static_cast<const char*>(args.x),
           .x_stride_bytes = args.x_stride * 2,
           .weights = static_cast<const char*>(args.weights),

@@ -89,6 +89,7 @@ struct GroupedArgs {
   int32_t rows = 0;
   int64_t x_group_stride = 0;
   int64_t y_group_stride = 0;
+  int32_t int4_group = 128;  // of int4: inputs of a group, 128 or 32
 };
 // The experts that the router selects among.
 inline int32_t num_routed(const GroupedArgs& args) {

@@ -51,9 +51,10 @@ struct SmallBatchMoeArgs {
   const float* gate_up_scales = nullptr;  // [experts, 2 ffn]
   const float* down_scales = nullptr;     // [experts, dim]
 
-  // The experts' matrices are records of int4_experts.h, so many bytes between experts; for one row
-  // alone, without a shared expert and biases.
-  bool int4 = false;
+  // The experts' matrices are records of int4_experts.h or of mxfp4_weights.h, so many bytes
+  // between experts; for one row alone, without a shared expert.
+  bool int4 = false, mxfp4 = false;
+  int32_t int4_group = 128;  // inputs: 128 or 32
   int64_t gate_up_stride = 0, down_stride = 0;
 
   int32_t shared_ffn = 0;                        // 0: no shared expert; a multiple of 8

@@ -104,6 +104,35 @@ TEST_F(CudaInt4Experts, OddSizes) {
   }
 }
 
+// Of any number of rows of an expert, and sizes that are half of a record of 128 inputs.
+TEST_F(CudaInt4Experts, GroupsOf32) {
+  using test::Int4SmallExperts;
+  for (const int rows : {1, 3, 17, 64, 200, 700})
+    test::check_coded_layer<Int4SmallExperts>(
+        rng_, {.rows = rows, .top_k = 4, .experts = 12, .dim = 768, .ffn = 320}, 0.003);
+  test::check_coded_layer<Int4SmallExperts>(
+      rng_, {.rows = 2000, .top_k = 4, .experts = 5, .dim = 320, .ffn = 192}, 0.003);
+  test::check_coded_layer<Int4SmallExperts>(
+      rng_, {.rows = 50, .top_k = 3, .experts = 6, .dim = 64, .ffn = 64, .favourites = 3}, 0.003);
+  test::check_one_row<Int4SmallExperts>(
+      rng_, {.rows = 1, .top_k = 2, .experts = 3, .dim = 192, .ffn = 64}, 0.005);
+  for (const int rows : {1, 70})
+    test::check_expert_ranges<Int4SmallExperts>(
+        rng_, {.rows = rows, .top_k = 3, .experts = 7, .dim = 256, .ffn = 128});
+}
+
+TEST_F(CudaInt4Experts, RecordsOfSmallGroupsAreTheSameInEachOrder) {
+  for (const auto& [out, in, gated] :
+       {std::tuple{176, 320, true}, {16, 64, true}, {72, 448, false}, {136, 256, false}}) {
+    const ExpertCodes codes(rng_, 2, out, in, cuda::kInt4SmallGroup);
+    const auto expected = Int4Experts(codes, 2, gated, cuda::Int4Order::kRows).records.read();
+    const auto gptq = Int4Experts(codes, 2, gated, cuda::Int4Order::kColumns).records.read();
+    EXPECT_EQ(gptq, expected) << out << " x " << in;
+    const auto awq = Int4Experts(codes, 2, gated, cuda::Int4Order::kAwq).records.read();
+    EXPECT_EQ(awq, expected) << out << " x " << in;
+  }
+}
+
 // Rows that fill no record: 8 to 120 of them, of which the last eight may lack those beside them.
 TEST_F(CudaInt4Experts, RecordsAreTheSameInEachOrder) {
   for (const auto& [out, in, gated] :
@@ -202,7 +231,7 @@ TEST_F(CudaInt4Experts, RefusesWhatTheKernelDoesNotTake) {
   EXPECT_TRUE(cuda::repack_int4(repack, {}).ok());
   repack.to.in_features = 192;
   EXPECT_EQ(cuda::repack_int4(repack, {}).code(), StatusCode::kInvalidArgument) << "half a group";
-  repack.to.in_features = 128, repack.to.format.group = 32;
+  repack.to.in_features = 128, repack.to.format.group = 64;
   EXPECT_EQ(cuda::repack_int4(repack, {}).code(), StatusCode::kInvalidArgument) << "other groups";
   repack.to.format.group = 128, repack.to.kind = cuda::Int4Records::kGatedExpert;
   repack.to.out_features = 72, repack.to.rows = 72;

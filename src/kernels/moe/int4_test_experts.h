@@ -19,15 +19,15 @@ inline constexpr int kExpertGroup = cuda::kInt4ExpertInputs;
 // Random codes of matrices, one expert behind the other, in the order of rows that a checkpoint
 // has: all of gate, then all of up.
 struct ExpertCodes {
-  int out, in;
+  int out, in, group;
   std::vector<uint8_t> codes, zeros;  // [experts, out, in], [experts, out, groups]
   std::vector<uint16_t> scales;       // [experts, out, groups] float16
 
-  ExpertCodes(Rng& rng, int experts, int out_features, int in_features)
-      : out(out_features), in(in_features) {
+  ExpertCodes(Rng& rng, int experts, int out_features, int in_features, int of_group = kExpertGroup)
+      : out(out_features), in(in_features), group(of_group) {
     const int64_t rows = int64_t{experts} * out;
     for (int64_t i = 0; i < rows * in; ++i) codes.push_back(static_cast<uint8_t>(rng.below(16)));
-    for (int64_t i = 0; i < rows * (in / kExpertGroup); ++i) {
+    for (int64_t i = 0; i < rows * (in / group); ++i) {
       zeros.push_back(static_cast<uint8_t>(rng.below(17)));
       // 2^-9 to 2^-6 with any fraction and sign.
       scales.push_back(
@@ -37,9 +37,8 @@ struct ExpertCodes {
   std::vector<float> values() const {
     std::vector<float> out_values(codes.size());
     for (size_t i = 0; i < codes.size(); ++i) {
-      const size_t group = i / kExpertGroup;
-      out_values[i] =
-          static_cast<float>(codes[i] - zeros[group]) * to_float(Float16{scales[group]});
+      const size_t at = i / static_cast<size_t>(group);
+      out_values[i] = static_cast<float>(codes[i] - zeros[at]) * to_float(Float16{scales[at]});
     }
     return out_values;
   }
@@ -78,14 +77,14 @@ struct StoredExpert {
 inline void repack_rows(const ExpertCodes& w, int64_t first, cuda::Int4Order order,
                         cuda::Int4Destination to) {
   const StoredExpert stored(w, first, to.rows, order);
-  const int groups = w.in / kExpertGroup;
+  const int groups = w.in / w.group;
   const int step = order == cuda::Int4Order::kRows ? w.in : cuda::kInt4Inputs;
   for (int input = 0; input < w.in; input += step) {
     const int inputs = std::min(step, w.in - input);
     std::vector<uint16_t> scales;
     std::vector<uint8_t> zeros;
     for (int64_t row = first; row < first + to.rows; ++row) {
-      for (int group = input / kExpertGroup; group < (input + inputs) / kExpertGroup; ++group) {
+      for (int group = input / w.group; group < (input + inputs) / w.group; ++group) {
         scales.push_back(w.scales[static_cast<size_t>(row * groups + group)]);
         zeros.push_back(w.zeros[static_cast<size_t>(row * groups + group)]);
       }
@@ -119,7 +118,7 @@ struct Int4Experts {
               cuda::Int4Order order = cuda::Int4Order::kRows)
       : Int4Experts(ExpertCodes(rng, experts, rows, in), experts, gated, order) {}
   Int4Experts(ExpertCodes of, int experts, bool gated, cuda::Int4Order order)
-      : shape{of.out, of.in, gated},
+      : shape{of.out, of.in, gated, of.group},
         codes(std::move(of)),
         values(codes.values()),
         records(static_cast<size_t>(experts * shape.size_bytes())) {
@@ -127,7 +126,7 @@ struct Int4Experts {
     const int parts = gated ? 2 : 1;
     for (int expert = 0; expert < experts; ++expert) {
       cuda::Int4Destination to{
-          .format = {.group = kExpertGroup, .zeros = true},
+          .format = {.group = codes.group, .zeros = true},
           .kind = gated ? cuda::Int4Records::kGatedExpert : cuda::Int4Records::kExpert,
           .records = records.get() + expert * shape.size_bytes(),
           .out_features = shape.out_features,
@@ -140,7 +139,15 @@ struct Int4Experts {
   void use(cuda::GroupedArgs& args) const {
     args.weights = records.get(), args.weights_stride = shape.size_bytes();
     args.int4 = true;
+    args.int4_group = codes.group;
   }
+};
+
+// Groups of 32, whose weights are rounded to bfloat16.
+struct Int4SmallExperts : Int4Experts {
+  Int4SmallExperts(Rng& rng, int experts, int rows, int in, bool gated)
+      : Int4Experts(ExpertCodes(rng, experts, rows, in, cuda::kInt4SmallGroup), experts, gated,
+                    cuda::Int4Order::kRows) {}
 };
 
 }  // namespace espalier::kernels::test

@@ -20,7 +20,7 @@
 #include "kernels/cuda/launch.h"
 #include "kernels/cuda/mma.cuh"
 #include "kernels/linear/warp_sums.cuh"
-#include "kernels/moe/one_row_int4_experts.h"
+#include "kernels/moe/one_row_coded_experts.h"
 #include "kernels/moe/small_batch_experts.cuh"
 
 namespace espalier::kernels::cuda {
@@ -677,7 +677,7 @@ Result<bool> small_batch_moe_supports(const SmallBatchMoeArgs& args) {
     if (!aligned(at, 16)) return false;
   }
   if (score_bytes(args.dim) > static_cast<size_t>(traits.shared_bytes_per_block)) return false;
-  if (args.int4) return one_row_int4_supports(args, traits);
+  if (args.int4 || args.mxfp4) return one_row_coded_supports(args, traits);
   const Plan plan = plan_for(args, traits);
   return plan.up.num_stages > 0 && plan.down.num_stages > 0;
 }
@@ -694,7 +694,7 @@ Status small_batch_moe(const SmallBatchMoeArgs& arguments, const LaunchOptions& 
                     dim3(static_cast<unsigned>((scores + kScoreWarps - 1) / kScoreWarps),
                          static_cast<unsigned>(args.rows)),
                     kScoreWarps * 32, bytes, launch, Params{args, 0, 0}));
-  if (args.int4) return one_row_int4_experts(args, traits, launch);
+  if (args.int4 || args.mxfp4) return one_row_coded_experts(args, traits, launch);
   const Plan plan = plan_for(args, traits);
   const int blocks = traits.num_multiprocessors;
   return has_scales(args) ? start_experts<uint8_t>(args, plan, blocks, launch)

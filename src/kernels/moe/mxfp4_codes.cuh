@@ -1,4 +1,4 @@
-// Codes of MXFP4 become bfloat16 in registers, for coded_experts.cu. Device code only.
+// Codes of MXFP4 become bfloat16 in registers, for kernels of experts in codes. Device code only.
 #pragma once
 
 #include "kernels/cuda/barrier.cuh"
@@ -10,11 +10,16 @@ namespace espalier::kernels::cuda {
 struct Mxfp4Codes {
   static constexpr int kInputs = kMxfp4Inputs;  // of a record
   static constexpr int kRecordBytes = kMxfp4RecordBytes;
+  // Of the 16 rows that one of a record's four warps has: codes, then exponents.
+  static constexpr int kPartBytes = kRecordBytes / 4;
+  static constexpr int kScaleBytes = kRecordBytes - kMxfp4CodeBytes;
   static constexpr bool kScalesSums = false;  // numbers are exact with their factors
   // Weights are multiplied as this part of themselves (mxfp4_weights.cu).
   static constexpr float kWhole = 0x1p62f;
   using Weights = Mxfp4Codes;
-  using Shape = Mxfp4Shape;
+  static constexpr Mxfp4Shape shape(int32_t out, int32_t in, bool gated) {
+    return {out, in, gated};
+  }
 
   uint4 words;
   uint32_t exponents;
@@ -23,6 +28,11 @@ struct Mxfp4Codes {
   __device__ Mxfp4Codes(const char* record, int thread, int /*box*/) {
     words = reinterpret_cast<const uint4*>(record)[thread];
     exponents = reinterpret_cast<const uint32_t*>(record + kMxfp4CodeBytes)[thread / 4];
+  }
+  // Of a warp's part alone, kPartBytes.
+  static __device__ Mxfp4Codes of_part(const char* part, int lane) {
+    return {reinterpret_cast<const uint4*>(part)[lane],
+            reinterpret_cast<const uint32_t*>(part + kMxfp4CodeBytes / 4)[lane / 4]};
   }
   // The fragments of 32 inputs, the PART-th of the record.
   template <int PART>
@@ -34,6 +44,8 @@ struct Mxfp4Codes {
   }
 
  private:
+  __device__ Mxfp4Codes(const uint4& of_words, uint32_t of_exponents)
+      : words(of_words), exponents(of_exponents) {}
   // Twice the bfloat16 of an exponent.
   template <int I>
   __device__ __forceinline__ uint32_t factor() const {

@@ -1,5 +1,5 @@
 // The experts that the rows of a small batch selected, found by each block for itself from the
-// scores (moe_small_batch.cu, one_row_int4_experts.cu). Device code only.
+// scores (moe_small_batch.cu, one_row_coded_experts.cu). Device code only.
 #pragma once
 
 #include "kernels/cuda/device.cuh"

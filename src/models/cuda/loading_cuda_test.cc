@@ -298,83 +298,111 @@ TEST(Mxfp4Cuda, ATensorOfAnotherShapeIsRefusedByName) {
       << decoder.error().to_string();
 }
 
+// The column that each input of a matrix is; nothing where they are in their own order.
+std::vector<int32_t> columns_of(const CudaWeight& weight, const cuda::Stream& stream) {
+  if (weight.columns == nullptr) return {};
+  std::vector<int32_t> out(static_cast<size_t>(weight.in_features));
+  EXPECT_TRUE(cuda::copy_to_host(out.data(), weight.columns, std::ssize(out) * 4, stream).ok());
+  EXPECT_TRUE(stream.synchronize().ok());
+  return out;
+}
+
 // The layers' matrices in codes of 4 bits, those of whose sizes records take: the numbers that they
 // stand for, rounded to bfloat16, come back from the device.
+void check_codes(const test::Int4Method& method) {
+  const golden::Golden golden = golden::read("llama_tied_llama3");
+  TempFolder folder;
+  std::ifstream file(golden.folder / "config.json");
+  std::string config(std::istreambuf_iterator<char>(file), {});
+  config.insert(config.find('{') + 1, fmt::format(R"("quantization_config": {}, )", method.config));
+  folder.write("config.json", config);
+  const auto plain = Checkpoint::open(golden.folder);
+  ASSERT_TRUE(plain) << plain.error().to_string();
+  test::SafetensorsBuilder written;
+  Rng rng(5);
+  for (const CheckpointTensor& tensor : plain->tensors()) {
+    const bool of_layer =
+        tensor.name.find("layers.") != std::string::npos && tensor.shape.size() == 2;
+    if (of_layer) {
+      test::add_int4(method, tensor.name.substr(0, tensor.name.size() - 7), tensor.shape[0],
+                     tensor.shape[1], 32, rng, written);
+    } else {
+      written.add(tensor.name, tensor.dtype_name, tensor.shape, tensor.bytes);
+    }
+  }
+  folder.write("model.safetensors", written.bytes());
+  const ModelLoadOptions options{.path = folder.path()};
+  auto plan = plan_model(options);
+  ASSERT_TRUE(plan) << plan.error().to_string();
+  const WeightLayout layout = weight_layout(plan->spec);
+  WeightTypes types = DType::kBFloat16;
+  types.keep_blocks = true;
+  auto pending = load_cuda_weights(plan->spec, layout, types, options);
+  ASSERT_TRUE(pending) << pending.error().to_string();
+  ASSERT_TRUE(pending->loader->finish().ok());
+  const auto checkpoint = Checkpoint::open(folder.path());
+  const auto stream = cuda::Stream::create();
+  int coded = 0;
+  for (const WeightKind kind :
+       {WeightKind::kQkv, WeightKind::kAttentionOutput, WeightKind::kGateUp, WeightKind::kDown}) {
+    const CudaWeight& weight = pending->weights.at({kind, 1});
+    if (weight.format.codes.int4.group == 0) continue;
+    ++coded;
+    const std::vector<int32_t> columns = columns_of(weight, *stream);
+    EXPECT_EQ(!columns.empty(), method.act_order);
+    std::vector<float> expected;
+    for (const WeightBlock& block : find_matrix(layout, {kind, 1})->blocks) {
+      const CheckpointTensor* tensor = checkpoint->find(block.name);
+      std::vector<float> values(static_cast<size_t>(tensor->num_elements()));
+      copy_as_float(*tensor, 0, values);
+      for (int64_t i = 0; i < tensor->num_elements(); ++i) {
+        const int64_t input = i % weight.in_features;
+        const int64_t column = columns.empty() ? input : columns[static_cast<size_t>(input)];
+        const float value = values[static_cast<size_t>(i - input + column)];
+        expected.push_back(to_float(to_bfloat16(value)));
+      }
+    }
+    auto numbers = cuda::DeviceBuffer::allocate(2 * std::ssize(expected), "numbers");
+    ASSERT_TRUE(numbers);
+    ASSERT_TRUE(kernels::cuda::widen_int4({.format = weight.format.codes.int4,
+                                           .records = weight.data,
+                                           .out_features = weight.out_features,
+                                           .in_features = weight.in_features,
+                                           .y = numbers->data()},
+                                          {.stream = stream->get()})
+                    .ok());
+    std::vector<uint16_t> bits(expected.size());
+    ASSERT_TRUE(
+        cuda::copy_to_host(bits.data(), numbers->data(), 2 * std::ssize(bits), *stream).ok());
+    ASSERT_TRUE(stream->synchronize().ok());
+    for (size_t i = 0; i < bits.size(); ++i)
+      ASSERT_EQ(to_float(BFloat16{bits[i]}), expected[i]) << static_cast<int>(kind) << " " << i;
+  }
+  EXPECT_GE(coded, 2);
+  WorkPool pool(2);
+  const auto numbers = load_model({.path = options.path, .dtype = "float32", .pool = &pool});
+  ASSERT_TRUE(numbers) << numbers.error().to_string();
+  auto decoder = CudaDecoder::load(options);
+  ASSERT_TRUE(decoder) << decoder.error().to_string();
+  CudaTestModel model(std::move(*decoder));
+  const auto want = quantized::run(**numbers, KvType::kFloat32, 32);
+  EXPECT_LT(quantized::difference(quantized::run(model, KvType::kBFloat16, 32), want), 0.15);
+}
+
 TEST(Int4Cuda, ACheckpointsCodesStayAsTheyAre) {
   ESPALIER_REQUIRE_DEVICE();
-  const golden::Golden golden = golden::read("llama_tied_llama3");
   for (const test::Int4Method& method : test::kInt4Methods) {
     SCOPED_TRACE(method.name);
-    TempFolder folder;
-    std::ifstream file(golden.folder / "config.json");
-    std::string config(std::istreambuf_iterator<char>(file), {});
-    config.insert(config.find('{') + 1,
-                  fmt::format(R"("quantization_config": {}, )", method.config));
-    folder.write("config.json", config);
-    const auto plain = Checkpoint::open(golden.folder);
-    ASSERT_TRUE(plain) << plain.error().to_string();
-    test::SafetensorsBuilder written;
-    Rng rng(5);
-    for (const CheckpointTensor& tensor : plain->tensors()) {
-      const bool of_layer =
-          tensor.name.find("layers.") != std::string::npos && tensor.shape.size() == 2;
-      if (of_layer) {
-        test::add_int4(method, tensor.name.substr(0, tensor.name.size() - 7), tensor.shape[0],
-                       tensor.shape[1], 32, rng, written);
-      } else {
-        written.add(tensor.name, tensor.dtype_name, tensor.shape, tensor.bytes);
-      }
-    }
-    folder.write("model.safetensors", written.bytes());
-    const ModelLoadOptions options{.path = folder.path()};
-    auto plan = plan_model(options);
-    ASSERT_TRUE(plan) << plan.error().to_string();
-    const WeightLayout layout = weight_layout(plan->spec);
-    WeightTypes types = DType::kBFloat16;
-    types.keep_blocks = true;
-    auto pending = load_cuda_weights(plan->spec, layout, types, options);
-    ASSERT_TRUE(pending) << pending.error().to_string();
-    ASSERT_TRUE(pending->loader->finish().ok());
-    const auto checkpoint = Checkpoint::open(folder.path());
-    const auto stream = cuda::Stream::create();
-    int coded = 0;
-    for (const WeightKind kind :
-         {WeightKind::kQkv, WeightKind::kAttentionOutput, WeightKind::kGateUp, WeightKind::kDown}) {
-      const CudaWeight& weight = pending->weights.at({kind, 1});
-      if (weight.format.codes.int4.group == 0) continue;
-      ++coded;
-      std::vector<float> expected;
-      for (const WeightBlock& block : find_matrix(layout, {kind, 1})->blocks) {
-        const CheckpointTensor* tensor = checkpoint->find(block.name);
-        std::vector<float> values(static_cast<size_t>(tensor->num_elements()));
-        copy_as_float(*tensor, 0, values);
-        for (const float value : values) expected.push_back(to_float(to_bfloat16(value)));
-      }
-      auto numbers = cuda::DeviceBuffer::allocate(2 * std::ssize(expected), "numbers");
-      ASSERT_TRUE(numbers);
-      ASSERT_TRUE(kernels::cuda::widen_int4({.format = weight.format.codes.int4,
-                                             .records = weight.data,
-                                             .out_features = weight.out_features,
-                                             .in_features = weight.in_features,
-                                             .y = numbers->data()},
-                                            {.stream = stream->get()})
-                      .ok());
-      std::vector<uint16_t> bits(expected.size());
-      ASSERT_TRUE(
-          cuda::copy_to_host(bits.data(), numbers->data(), 2 * std::ssize(bits), *stream).ok());
-      ASSERT_TRUE(stream->synchronize().ok());
-      for (size_t i = 0; i < bits.size(); ++i)
-        ASSERT_EQ(to_float(BFloat16{bits[i]}), expected[i]) << static_cast<int>(kind) << " " << i;
-    }
-    EXPECT_GE(coded, 2);
-    WorkPool pool(2);
-    const auto numbers = load_model({.path = options.path, .dtype = "float32", .pool = &pool});
-    ASSERT_TRUE(numbers) << numbers.error().to_string();
-    auto decoder = CudaDecoder::load(options);
-    ASSERT_TRUE(decoder) << decoder.error().to_string();
-    CudaTestModel model(std::move(*decoder));
-    const auto want = quantized::run(**numbers, KvType::kFloat32, 32);
-    EXPECT_LT(quantized::difference(quantized::run(model, KvType::kBFloat16, 32), want), 0.15);
+    check_codes(method);
+  }
+}
+
+// Inputs lie by groups, and activations follow them.
+TEST(Int4Cuda, InputsInAnotherOrderAreReordered) {
+  ESPALIER_REQUIRE_DEVICE();
+  for (const test::Int4Method& method : test::kActOrderMethods) {
+    SCOPED_TRACE(method.name);
+    check_codes(method);
   }
 }
 

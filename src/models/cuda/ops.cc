@@ -232,7 +232,8 @@ Status run_gemm(CudaContext& c, const Op& op) {
   args.x_stride = c.stride(op.inputs[0]);
   if (!matmul.norm) return c.linear(args, op);
   const bool rms = matmul.norm->spec.kind == NormSpec::Kind::kRms;
-  const bool rounded = args.weight_scales != nullptr && rms;  // with the rounding of the rows
+  // With the rounding of the rows, or with the new order of their inputs.
+  const bool rounded = (args.weight_scales != nullptr || args.x_columns != nullptr) && rms;
   if (rounded || (args.rows <= kc::kSmallRows && args.in_features <= kWidestFusedNorm)) {
     args.norm_weight = c.weights().data(matmul.norm->weight);
     args.norm_epsilon = matmul.norm->spec.epsilon;
@@ -399,7 +400,8 @@ kc::LinearArgs matmul_shape(const CudaWeights& weights, const program::Matmul& m
           .block_scales = weight.format.codes.block_scales,
           .int4 = weight.format.codes.int4,
           .y_stride = outputs,
-          .silu_mul = silu_mul};
+          .silu_mul = silu_mul,
+          .x_columns = weight.columns};
 }
 
 CudaOp cuda_op(OpKind kind) {

@@ -69,6 +69,8 @@ kc::SmallBatchMoeArgs moe_block_args(const CudaContext& c, const Op& op) {
                              .gate_up_scales = weights.at(experts.gate_up.weight).scales,
                              .down_scales = weights.at(experts.down.weight).scales,
                              .int4 = weights.at(experts.down.weight).format.codes.int4.group > 0,
+                             .mxfp4 = weights.at(experts.down.weight).format.codes.mxfp4,
+                             .int4_group = weights.at(experts.down.weight).format.codes.int4.group,
                              .gate_up_stride = weights.at(experts.gate_up.weight).group_stride,
                              .down_stride = weights.at(experts.down.weight).group_stride,
                              .y = c.write(op.outputs[0]),
@@ -96,7 +98,7 @@ Result<bool> runs_moe_block(CudaContext& c, const Op& op) {
   if (c.attention_group(op).shape.fixed_split > 0) return false;
   const auto& block = op.as<MoeBlock>();
   const WeightCodes codes = c.weights().at(block.experts.gate_up.weight).format.codes;
-  if (codes.mxfp4 || codes.block_scales) return false;
+  if (codes.block_scales) return false;
   if (block.experts.combine.shared &&
       c.weights().at(block.shared_gate_up.weight).format.codes.block_scales) {
     return false;
@@ -177,7 +179,8 @@ kc::GroupedArgs grouped_args(const CudaContext& c, const Op& op) {
                        .row_invariant = c.attention_group(op).shape.fixed_split > 0,
                        .plan = &c.experts().plan,
                        .num_pairs = c.num_rows(y),
-                       .pairs_per_row = by_token ? pairs_per_token : 0};
+                       .pairs_per_row = by_token ? pairs_per_token : 0,
+                       .int4_group = weight.format.codes.int4.group};
   if (matmul.activation) {
     args.activation = matmul.activation->kind;
     args.limit = matmul.activation->limit;

@@ -648,6 +648,7 @@ Status copy_parts(const CopyPartsArgs& args, const LaunchOptions& launch) {
 Result<bool> small_batch_moe_supports(const SmallBatchMoeArgs& args) {
   return args.type == DType::kBFloat16 && args.rows <= kSmallBatchMoeRows &&
          args.rows * args.router.top_k <= kSmallBatchMoePairs &&
+         ((!args.int4 && !args.mxfp4) || args.rows == 1) &&
          (args.gate_up_scales == nullptr) == (args.down_scales == nullptr);
 }
 

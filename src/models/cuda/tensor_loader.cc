@@ -145,7 +145,7 @@ class Int4Codes {
         reader_(*chunk.tensor->reader),
         stored_(*reader_.int4()) {
     using Order = StoredInt4::Order;
-    const bool of_rows = stored_.order == Order::kRows || stored_.order == Order::kQ4_0;
+    const bool of_rows = lines_are_rows(stored_);
     const int64_t row = slice_.first_row, column = slice_.first_column;
     lines_ = of_rows ? slice_.rows : slice_.columns / (stored_.order == Order::kColumns ? 8 : 1);
     first_line_ = of_rows ? row : column / (stored_.order == Order::kColumns ? 8 : 1);
@@ -165,6 +165,11 @@ class Int4Codes {
     }
     scales_at_ = round_up(lines_ * line_bytes_);
     zeros_at_ = scales_at_ + round_up(slice_.rows * groups() * 2);
+    columns_at_ = zeros_at_ + round_up(slice_.rows * groups());
+  }
+
+  static bool lines_are_rows(const StoredInt4& stored) {
+    return stored.order == StoredInt4::Order::kRows || stored.order == StoredInt4::Order::kQ4_0;
   }
 
   // Of a row, or of 256 inputs of a row, with scales and zero points.
@@ -184,12 +189,17 @@ class Int4Codes {
     auto* zeros = reinterpret_cast<uint8_t*>(to + zeros_at_);
     for (int64_t row = slice_.first_row; row < slice_.first_row + slice_.rows; ++row) {
       for (int64_t group = 0; group < groups(); ++group) {
-        const int64_t column = slice_.first_column + group * to_.format.group;
+        const int64_t input = slice_.first_column + group * to_.format.group;
+        const int64_t column =
+            stored_.columns == nullptr ? input : (*stored_.columns)[static_cast<size_t>(input)];
         *scales++ = to_float16(reader_.int4_scale(row, column));
         *zeros++ = reader_.int4_zero(row, column);
       }
     }
-    return zeros_at_ + slice_.rows * groups();
+    if (stored_.columns == nullptr) return zeros_at_ + slice_.rows * groups();
+    const auto columns = std::as_bytes(std::span(*stored_.columns));
+    std::ranges::copy(columns, to + columns_at_);
+    return columns_at_ + std::ssize(columns);
   }
 
   Status repack(const std::byte* from, const cuda::Stream& stream) const {
@@ -200,6 +210,9 @@ class Int4Codes {
                             .line_bytes = line_bytes_,
                             .scales = from + scales_at_,
                             .zeros = reinterpret_cast<const uint8_t*>(from + zeros_at_),
+                            .columns = stored_.columns == nullptr
+                                           ? nullptr
+                                           : reinterpret_cast<const int32_t*>(from + columns_at_),
                             .first_input = static_cast<int32_t>(slice_.first_column),
                             .inputs = static_cast<int32_t>(slice_.columns),
                             .to = to_},
@@ -215,7 +228,7 @@ class Int4Codes {
   const TensorReader& reader_;
   const StoredInt4 stored_;
   int64_t lines_ = 0, first_line_ = 0, line_bytes_ = 0, offset_ = 0;
-  int64_t scales_at_ = 0, zeros_at_ = 0;
+  int64_t scales_at_ = 0, zeros_at_ = 0, columns_at_ = 0;
 };
 
 // What one thread of the loading needs; made before the threads start.
@@ -435,15 +448,16 @@ class ChunkList {
   // Codes of 4 bits and what belongs to them: as many rows, or inputs, as fit into a buffer.
   void add_int4(const CheckpointTensor& tensor, const kc::Int4Destination& to) {
     const int64_t columns = tensor.shape[1], all_rows = tensor.shape[0];
-    constexpr int64_t kRoom = kChunkBytes - 64;
-    const auto order = tensor.reader->int4()->order;
-    const bool of_rows = order == StoredInt4::Order::kRows || order == StoredInt4::Order::kQ4_0;
+    const StoredInt4 stored = *tensor.reader->int4();
+    const int64_t room = kChunkBytes - 64 - (stored.columns == nullptr ? 0 : columns * 4);
+    // Columns in another order are read as a whole.
+    const bool of_rows = Int4Codes::lines_are_rows(stored) || stored.columns != nullptr;
     const int64_t least = of_rows ? columns : kc::kInt4Inputs;  // columns of a chunk
     const int64_t rows =
-        std::min(all_rows, kRoom / Int4Codes::most_bytes(least) / kc::kInt4Rows * kc::kInt4Rows);
+        std::min(all_rows, room / Int4Codes::most_bytes(least) / kc::kInt4Rows * kc::kInt4Rows);
     const int64_t step =
         of_rows ? columns
-                : std::max<int64_t>(1, kRoom / (rows * Int4Codes::most_bytes(least))) * least;
+                : std::max<int64_t>(1, room / (rows * Int4Codes::most_bytes(least))) * least;
     for (int64_t row = 0; row < all_rows; row += rows) {
       for (int64_t column = 0; column < columns; column += step) {
         Chunk chunk{.tensor = &tensor,
@@ -460,6 +474,10 @@ class ChunkList {
       }
     }
     decoded_.insert(&tensor);
+  }
+
+  void add_columns(const std::vector<int32_t>& columns, int32_t* device) {
+    columns_.emplace_back(device, columns);
   }
 
   // A stack's blocks and scales, as many rows as fit into a buffer.
@@ -490,14 +508,20 @@ class ChunkList {
     return Status();
   }
 
+  // And orders of columns.
   Status copy_scales() {
     ESP_ASSIGN_OR_RETURN(const cuda::Stream stream, cuda::Stream::create());
-    for (const auto& [device, values] : scales_) {
-      const auto bytes = std::as_bytes(std::span(values));
-      ESP_RETURN_IF_ERROR(cuda::copy_to_device(device, bytes.data(), std::ssize(bytes), stream));
-    }
+    const auto copy = [&](const auto& all) -> Status {
+      for (const auto& [device, values] : all) {
+        const auto bytes = std::as_bytes(std::span(values));
+        ESP_RETURN_IF_ERROR(cuda::copy_to_device(device, bytes.data(), std::ssize(bytes), stream));
+      }
+      return Status();
+    };
+    ESP_RETURN_IF_ERROR(copy(scales_));
+    ESP_RETURN_IF_ERROR(copy(columns_));
     ESP_RETURN_IF_ERROR(stream.synchronize());
-    scales_.clear();
+    scales_.clear(), columns_.clear();
     return Status();
   }
 
@@ -531,6 +555,7 @@ class ChunkList {
   Files files_;
   std::vector<Chunk> chunks_;
   std::vector<std::pair<float*, std::vector<float>>> scales_;  // until copy_scales()
+  std::vector<std::pair<int32_t*, std::vector<int32_t>>> columns_;
   std::set<const CheckpointTensor*> decoded_;
 };
 
@@ -590,6 +615,14 @@ class CheckpointLoader final : public CudaTensorLoader {
       return Status();
     }
     return add_rounded(*tensor, part, {.columns = part.shape[1], .int4 = to});
+  }
+
+  Status put_columns(const std::string& name, int32_t* device) override {
+    if (!loads(name)) return Status();
+    const WeightCodes stored = stored_codes(name);
+    ESP_CHECK(stored.int4_columns != nullptr, "'{}' has its columns in their own order", name);
+    list_.add_columns(*stored.int4_columns, device);
+    return Status();
   }
 
   Status put_rounded_mxfp4(const TensorPart& part, const kc::Mxfp4Destination& to) override {

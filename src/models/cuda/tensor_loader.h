@@ -49,6 +49,11 @@ class CudaTensorLoader {
   // The part as rows of `to`'s records, whose number `to` has: as they are stored, or rounded.
   // REQUIRES: the part has no slice; its columns are a multiple of 32.
   virtual Status put_int4(const TensorPart& part, const kernels::cuda::Int4Destination& to) = 0;
+  // The columns of the tensor that the inputs of its codes of 4 bits are, to `device`. REQUIRES:
+  // stored_codes() has int4_columns.
+  virtual Status put_columns(const std::string& name, int32_t* device) {
+    return static_cast<void>(name), static_cast<void>(device), Status();
+  }
   // The `count` matrices of the tensors NAME_blocks and NAME_scales, as they are stored, one behind
   // the other as records of `to`, which has the first. REQUIRES: the records are zeros.
   virtual Status put_mxfp4(const std::string& name, int64_t count,

@@ -197,6 +197,10 @@ StoredCodesOf WeightPlacer::stored_codes() const {
       [this](std::string_view name) { return rounding_.stored->stored_codes(std::string(name)); };
 }
 
+int32_t WeightPlacer::int4_group_of(const ExpertsLayout& layout) const {
+  return experts_int4_group(layout, rounding_.types, stored_codes());
+}
+
 ExpertCodes WeightPlacer::codes_of(const ExpertsLayout& layout) const {
   return expert_codes(layout, rounding_.types, stored_codes());
 }
@@ -207,7 +211,7 @@ Status WeightPlacer::coded_matrix(const MatrixLayout& layout, CudaWeight& out) {
     const MatrixLayout* const matrices[] = {&layout};
     return e4m3_stack(matrices, out);
   }
-  if (codes.int4.group > 0) return int4_matrix(layout, codes.int4, out);
+  if (codes.int4.group > 0) return int4_matrix(layout, codes, out);
   return matrix(layout, out);
 }
 
@@ -245,9 +249,10 @@ Status WeightPlacer::e4m3_stack(std::span<const MatrixLayout* const> matrices, C
   return Status();
 }
 
-Status WeightPlacer::int4_stack(std::span<const MatrixLayout* const> matrices, CudaWeight& out) {
-  const kc::Int4ExpertShape shape = int4_expert_shape(*matrices.front());
-  const kc::Int4Format format{.group = kc::kInt4ExpertInputs, .zeros = true};
+Status WeightPlacer::int4_stack(std::span<const MatrixLayout* const> matrices, int32_t group,
+                                CudaWeight& out) {
+  const kc::Int4ExpertShape shape = int4_expert_shape(*matrices.front(), group);
+  const kc::Int4Format format{.group = group, .zeros = true};
   auto* records = arena_.take<std::byte>(std::ssize(matrices) * shape.size_bytes());
   out = {.data = records,
          .in_features = shape.in_features,
@@ -272,9 +277,10 @@ Status WeightPlacer::int4_stack(std::span<const MatrixLayout* const> matrices, C
   return Status();
 }
 
-Status WeightPlacer::int4_matrix(const MatrixLayout& layout, const kc::Int4Format& format,
+Status WeightPlacer::int4_matrix(const MatrixLayout& layout, const WeightCodes& codes,
                                  CudaWeight& out) {
   ESP_RETURN_IF_ERROR(check_whole(layout));
+  const kc::Int4Format& format = codes.int4;
   const int64_t rows = layout.out_features(), columns = layout.in_features;
   auto* data = arena_.take<std::byte>(kc::int4_bytes(format, rows, columns));
   out = {.data = data,
@@ -282,7 +288,11 @@ Status WeightPlacer::int4_matrix(const MatrixLayout& layout, const kc::Int4Forma
          .out_features = static_cast<int32_t>(rows),
          .format = {.type = type_, .codes = {.int4 = format}},
          .shard = layout.shard};
+  int32_t* order = codes.int4_columns == nullptr ? nullptr : arena_.take<int32_t>(columns);
+  out.columns = order;
   if (loader_ == nullptr) return Status();
+  if (order != nullptr)
+    ESP_RETURN_IF_ERROR(loader_->put_columns(layout.blocks.front().name, order));
   kc::Int4Destination to{.format = format,
                          .records = data,
                          .out_features = out.out_features,

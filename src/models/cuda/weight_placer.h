@@ -33,6 +33,8 @@ struct CudaWeight {
   // [out_features], of a stack [count, out_features], where elements are e4m3, or of blocks (
   // kernels/linear/cuda.h); int4 has them in records, as has MXFP4.
   const float* scales = nullptr;
+  // Of int4: which input of x each input is, [in_features]; null: their own order.
+  const int32_t* columns = nullptr;
   int32_t in_features = 0;
   int32_t out_features = 0;
   // Elements between the matrices of a stack; of those in 4 bits bytes.
@@ -82,6 +84,7 @@ class WeightPlacer {
   Status coded_matrix(const MatrixLayout& layout, CudaWeight& out);
   // The codes that the stacks of a layer's experts are in.
   ExpertCodes codes_of(const ExpertsLayout& layout) const;
+  int32_t int4_group_of(const ExpertsLayout& layout) const;
   // A stack of matrices alike, one behind the other, in e4m3 with the scales that device_codes() of
   // the first states.
   Status e4m3_stack(std::span<const MatrixLayout* const> matrices, CudaWeight& out);
@@ -91,8 +94,8 @@ class WeightPlacer {
   Status mxfp4_stack(const MatrixStack& stack, CudaWeight& out);
   // A stack of matrices alike that are rounded to MXFP4; of two blocks: gate and up.
   Status rounded_mxfp4_stack(std::span<const MatrixLayout* const> matrices, CudaWeight& out);
-  // The same of 4-bit codes with scales of groups.
-  Status int4_stack(std::span<const MatrixLayout* const> matrices, CudaWeight& out);
+  // The same of 4-bit codes with scales of groups of 128 or 32 inputs (int4_group_of()).
+  Status int4_stack(std::span<const MatrixLayout* const> matrices, int32_t group, CudaWeight& out);
   Status vector(const VectorLayout& layout, CudaWeight& out);
   // In float32 whatever the model's type is. REQUIRES of a matrix: check_whole().
   Status float_matrix(const MatrixLayout& layout, CudaWeight& out);
@@ -123,8 +126,7 @@ class WeightPlacer {
   static const Form kForms[];
 
   StoredCodesOf stored_codes() const;
-  Status int4_matrix(const MatrixLayout& layout, const kernels::cuda::Int4Format& format,
-                     CudaWeight& out);
+  Status int4_matrix(const MatrixLayout& layout, const WeightCodes& codes, CudaWeight& out);
   // Memory of `count` matrices of records.
   std::byte* mxfp4_records(int64_t count, const kernels::cuda::Mxfp4Shape& shape, CudaWeight& out);
   Status rows(const MatrixStack& stack, std::byte* data);

@@ -435,7 +435,7 @@ TEST_F(PlacedMatrix, ExpertsOfFourBitsAreAStackOfRecords) {
   const MatrixLayout* const matrices[] = {&gate_up, &gate_up};
   cuda::Arena arena(memory);
   WeightPlacer placer(DType::kBFloat16, {}, arena, staging_, &loader_);
-  ASSERT_TRUE(placer.int4_stack(matrices, weight_).ok());
+  ASSERT_TRUE(placer.int4_stack(matrices, 128, weight_).ok());
   const kc::Int4ExpertShape shape{128, 256, true};
   EXPECT_EQ(shape.size_bytes(), 2 * 2 * kc::kInt4ExpertRecordBytes);
   EXPECT_EQ(weight_.group_stride, shape.size_bytes());

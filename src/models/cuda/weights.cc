@@ -180,8 +180,9 @@ class ModelPlacer {
     for (const MlpLayout& expert : experts) {
       gate_ups.push_back(&expert.gate_up), downs.push_back(&expert.down);
     }
-    ESP_RETURN_IF_ERROR(expert_matrices(gate_ups, WeightKind::kExpertGateUp, codes));
-    ESP_RETURN_IF_ERROR(expert_matrices(downs, WeightKind::kExpertDown, codes));
+    const int32_t group = placer_.int4_group_of(layout);
+    ESP_RETURN_IF_ERROR(expert_matrices(gate_ups, WeightKind::kExpertGateUp, codes, group));
+    ESP_RETURN_IF_ERROR(expert_matrices(downs, WeightKind::kExpertDown, codes, group));
     std::byte *gate_up_bias = nullptr, *down_bias = nullptr;
     if (of.expert.bias) {
       gate_up_bias = placer_.stack(count, experts[0].gate_up_bias.local_size(), 1,
@@ -196,11 +197,12 @@ class ModelPlacer {
     return Status();
   }
 
+  // group: of int4, inputs.
   Status expert_matrices(const std::vector<const MatrixLayout*>& matrices, WeightKind kind,
-                         ExpertCodes codes) {
+                         ExpertCodes codes, int32_t group) {
     const MatrixLayout& first = *matrices.front();
     if (codes == ExpertCodes::kMxfp4) return placer_.rounded_mxfp4_stack(matrices, at(kind));
-    if (codes == ExpertCodes::kInt4) return placer_.int4_stack(matrices, at(kind));
+    if (codes == ExpertCodes::kInt4) return placer_.int4_stack(matrices, group, at(kind));
     if (codes == ExpertCodes::kE4m3) {
       ESP_RETURN_IF_ERROR(placer_.e4m3_stack(matrices, at(kind)));
       // A stack of one matrix too, which a rank may have.
@@ -398,9 +400,9 @@ Result<PendingCudaWeights> load_cuda_weights(const DecoderSpec& spec, const Weig
 bool CudaWeights::places_as(const CudaWeights& other) const {
   return type_ == other.type_ &&
          std::ranges::equal(table_, other.table_, [](const CudaWeight& a, const CudaWeight& b) {
-           return a.data == b.data && a.scales == b.scales && a.in_features == b.in_features &&
-                  a.out_features == b.out_features && a.group_stride == b.group_stride &&
-                  a.format.codes.e4m3 == b.format.codes.e4m3 &&
+           return a.data == b.data && a.scales == b.scales && a.columns == b.columns &&
+                  a.in_features == b.in_features && a.out_features == b.out_features &&
+                  a.group_stride == b.group_stride && a.format.codes.e4m3 == b.format.codes.e4m3 &&
                   a.format.codes.block_scales == b.format.codes.block_scales &&
                   a.format.codes.mxfp4 == b.format.codes.mxfp4 &&
                   a.format.codes.int4 == b.format.codes.int4;

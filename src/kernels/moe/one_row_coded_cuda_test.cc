@@ -1,9 +1,11 @@
 // A layer of experts in 4-bit codes for one row (small_batch_moe()), against loops in double with
 // the numbers that the codes stand for.
 #include <cmath>
+#include <type_traits>
 
 #include "kernels/moe/cuda_small_batch.h"
 #include "kernels/moe/int4_test_experts.h"
+#include "kernels/moe/mxfp4_test_experts.h"
 #include "kernels/moe/test_values.h"
 #include "kernels/router/op.h"
 
@@ -12,6 +14,8 @@ namespace {
 
 using test::DeviceArray;
 using test::Int4Experts;
+using test::Int4SmallExperts;
+using test::Mxfp4Experts;
 using test::Values;
 
 struct OneRowCase {
@@ -19,8 +23,11 @@ struct OneRowCase {
   Activation activation = Activation::kSilu;
   bool norm = true, residual = true;
   int first_local = 0, num_local = 0;  // 0: all
+  bool bias = false;
 };
 
+// MATRICES: Int4Experts, Int4SmallExperts or Mxfp4Experts.
+template <typename MATRICES>
 class OneRow {
  public:
   OneRow(Rng& rng, const OneRowCase& of)
@@ -30,9 +37,13 @@ class OneRow {
         residual_(Values::random(rng, DType::kBFloat16, of.dim)),
         gate_up_(rng, of.experts, 2 * of.ffn, of.dim, true),
         down_(rng, of.experts, of.dim, of.ffn, false),
+        gate_up_bias_(Values::random(rng, DType::kBFloat16, int64_t{of.experts} * 2 * of.ffn)),
+        down_bias_(Values::random(rng, DType::kBFloat16, int64_t{of.experts} * of.dim)),
         router_(test::random_floats(rng, int64_t{of.experts} * of.dim, 2 / std::sqrt(of.dim))) {}
 
   cuda::SmallBatchMoeArgs args() const {
+    constexpr bool kInt4 = !std::is_same_v<MATRICES, Mxfp4Experts>;
+    constexpr bool kSmall = std::is_same_v<MATRICES, Int4SmallExperts>;
     return {.rows = 1,
             .dim = of_.dim,
             .x = x_.device.get(),
@@ -45,8 +56,12 @@ class OneRow {
             .activation = of_.activation,
             .limit = kLimit,
             .gate_up = gate_up_.records.get() + of_.first_local * gate_up_.shape.size_bytes(),
+            .gate_up_bias = bias_of(gate_up_bias_, 2 * of_.ffn),
             .down = down_.records.get() + of_.first_local * down_.shape.size_bytes(),
-            .int4 = true,
+            .down_bias = bias_of(down_bias_, of_.dim),
+            .int4 = kInt4,
+            .mxfp4 = !kInt4,
+            .int4_group = kSmall ? 32 : 128,
             .gate_up_stride = gate_up_.shape.size_bytes(),
             .down_stride = down_.shape.size_bytes(),
             .residual = of_.residual ? residual_.device.get() : nullptr,
@@ -72,7 +87,8 @@ class OneRow {
       const std::vector<float> inner = inner_of(x, chosen[i]);
       for (int row = 0; row < of_.dim; ++row)
         sums[static_cast<size_t>(row)] +=
-            weights[i] * dot(down_.values, int64_t{chosen[i]} * of_.dim + row, inner);
+            weights[i] * (dot(down_.values, int64_t{chosen[i]} * of_.dim + row, inner) +
+                          bias_at(down_bias_, int64_t{chosen[i]} * of_.dim + row));
     }
     std::vector<float> out;
     for (size_t i = 0; i < sums.size(); ++i)
@@ -101,6 +117,14 @@ class OneRow {
     return of_.num_local == 0 ||
            (expert >= of_.first_local && expert < of_.first_local + of_.num_local);
   }
+  // Of the experts that are here.
+  const void* bias_of(const Values& biases, int rows) const {
+    if (!of_.bias) return nullptr;
+    return biases.device.get() + int64_t{of_.first_local} * rows * 2;
+  }
+  double bias_at(const Values& biases, int64_t row) const {
+    return of_.bias ? biases.host[static_cast<size_t>(row)] : 0;
+  }
   static double dot(const std::vector<float>& matrix, int64_t row, const std::vector<float>& x) {
     double sum = 0;
     for (size_t i = 0; i < x.size(); ++i)
@@ -111,7 +135,8 @@ class OneRow {
     std::vector<float> out;
     for (int i = 0; i < of_.ffn; ++i) {
       const int64_t row = int64_t{expert} * 2 * of_.ffn + i;
-      double gate = dot(gate_up_.values, row, x), up = dot(gate_up_.values, row + of_.ffn, x);
+      double gate = dot(gate_up_.values, row, x) + bias_at(gate_up_bias_, row);
+      double up = dot(gate_up_.values, row + of_.ffn, x) + bias_at(gate_up_bias_, row + of_.ffn);
       if (of_.activation == Activation::kClampedSwiglu) {
         gate = std::min<double>(gate, kLimit), up = std::clamp<double>(up, -kLimit, kLimit);
         out.push_back(static_cast<float>(gate / (1 + std::exp(-1.702 * gate)) * (up + 1)));
@@ -124,7 +149,8 @@ class OneRow {
 
   const OneRowCase of_;
   const Values x_, norm_, residual_;
-  const Int4Experts gate_up_, down_;
+  const MATRICES gate_up_, down_;
+  const Values gate_up_bias_, down_bias_;
   const std::vector<float> router_;
   const DeviceArray<float> d_router_{router_}, scores_{static_cast<size_t>(of_.experts)};
   const size_t dim_ = static_cast<size_t>(of_.dim);
@@ -132,7 +158,7 @@ class OneRow {
   const DeviceArray<uint8_t> inner_{static_cast<size_t>(of_.top_k * of_.ffn) * 2};
 };
 
-class CudaOneRowInt4 : public test::OnDevice {
+class CudaOneRowCoded : public test::OnDevice {
  protected:
   void SetUp() override {
     test::OnDevice::SetUp();
@@ -143,9 +169,10 @@ class CudaOneRowInt4 : public test::OnDevice {
       GTEST_SKIP() << "SKIPPED: experts in 4 bits need code for Hopper";
   }
   // As one operation, then twenty behind each other with PDL, which give the same bits.
+  template <typename MATRICES>
   void check(const OneRowCase& of) {
     SCOPED_TRACE(fmt::format("{} of {} experts, {} x {}", of.top_k, of.experts, of.dim, of.ffn));
-    const OneRow layer(rng_, of);
+    const OneRow<MATRICES> layer(rng_, of);
     const auto takes = cuda::small_batch_moe_supports(layer.args());
     ASSERT_TRUE(takes && *takes);
     ASSERT_TRUE(cuda::small_batch_moe(layer.args(), {}).ok());
@@ -158,37 +185,67 @@ class CudaOneRowInt4 : public test::OnDevice {
       ASSERT_TRUE(cuda::small_batch_moe(layer.args(), {.pdl = true}).ok());
     EXPECT_EQ(layer.result(), once);
   }
-};
-
-TEST_F(CudaOneRowInt4, TheShapeOfQwen3) {
-  check({.dim = 2048, .ffn = 768, .experts = 16, .top_k = 8});
-}
-
-TEST_F(CudaOneRowInt4, OddSizes) {
-  for (int round = 0; round < 24; ++round) {
-    const auto pick = [&](int low, int high) { return static_cast<int>(rng_.between(low, high)); };
-    const int experts = pick(1, 24);
-    check({.dim = 128 * pick(1, 12),
-           .ffn = 128 * pick(1, 8),
+  // inputs: of a record, whose multiples sizes are.
+  template <typename MATRICES>
+  void check_odd_sizes(int inputs) {
+    for (int round = 0; round < 24; ++round) {
+      const auto pick = [&](int low, int high) {
+        return static_cast<int>(rng_.between(low, high));
+      };
+      const int experts = pick(1, 24);
+      check<MATRICES>(
+          {.dim = inputs * pick(1, 12),
+           .ffn = inputs * pick(1, 8),
            .experts = experts,
            .top_k = pick(1, std::min(experts, 12)),
            .activation = round % 2 == 0 ? Activation::kSilu : Activation::kClampedSwiglu,
            .norm = round % 3 != 0,
-           .residual = round % 4 != 0});
+           .residual = round % 4 != 0,
+           .bias = round % 5 < 2});
+    }
   }
+};
+
+TEST_F(CudaOneRowCoded, TheShapeOfQwen3) {
+  check<Int4Experts>({.dim = 2048, .ffn = 768, .experts = 16, .top_k = 8});
 }
+
+TEST_F(CudaOneRowCoded, TheShapeOfGptOss) {
+  check<Mxfp4Experts>({.dim = 2880,
+                       .ffn = 2880,
+                       .experts = 6,
+                       .top_k = 4,
+                       .activation = Activation::kClampedSwiglu,
+                       .bias = true});
+}
+
+TEST_F(CudaOneRowCoded, OddSizesOfInt4) { check_odd_sizes<Int4Experts>(128); }
+TEST_F(CudaOneRowCoded, OddSizesOfSmallGroups) { check_odd_sizes<Int4SmallExperts>(64); }
+TEST_F(CudaOneRowCoded, OddSizesOfMxfp4) { check_odd_sizes<Mxfp4Experts>(64); }
 
 // More tasks than all blocks have warps, and experts of other ranks.
-TEST_F(CudaOneRowInt4, ManyTasksAndRangesOfExperts) {
-  check({.dim = 256, .ffn = 2048, .experts = 10, .top_k = 10});
-  check({.dim = 4096, .ffn = 256, .experts = 6, .top_k = 4});
-  for (const int first : {0, 3})
-    check({.dim = 384, .ffn = 256, .experts = 9, .top_k = 5, .first_local = first, .num_local = 4});
-  check({.dim = 384, .ffn = 256, .experts = 9, .top_k = 1, .first_local = 8, .num_local = 1});
+TEST_F(CudaOneRowCoded, ManyTasksAndRangesOfExperts) {
+  check<Int4Experts>({.dim = 256, .ffn = 2048, .experts = 10, .top_k = 10});
+  check<Int4Experts>({.dim = 4096, .ffn = 256, .experts = 6, .top_k = 4});
+  check<Mxfp4Experts>({.dim = 320, .ffn = 2240, .experts = 12, .top_k = 12, .bias = true});
+  check<Mxfp4Experts>({.dim = 5120, .ffn = 192, .experts = 6, .top_k = 4});
+  for (const int first : {0, 3}) {
+    const OneRowCase of{.dim = 384,
+                        .ffn = 256,
+                        .experts = 9,
+                        .top_k = 5,
+                        .first_local = first,
+                        .num_local = 4,
+                        .bias = true};
+    check<Int4Experts>(of);
+    check<Mxfp4Experts>(of);
+  }
+  check<Int4Experts>(
+      {.dim = 384, .ffn = 256, .experts = 9, .top_k = 1, .first_local = 8, .num_local = 1});
 }
 
-TEST_F(CudaOneRowInt4, TakesOneRowOfWholeGroups) {
-  const OneRow layer(rng_, {.dim = 256, .ffn = 128, .experts = 4, .top_k = 2});
+TEST_F(CudaOneRowCoded, TakesOneRowOfWholeRecords) {
+  const OneRow<Int4Experts> layer(rng_, {.dim = 256, .ffn = 128, .experts = 4, .top_k = 2});
   const auto takes = [&](auto change) {
     cuda::SmallBatchMoeArgs args = layer.args();
     change(args);
@@ -201,8 +258,15 @@ TEST_F(CudaOneRowInt4, TakesOneRowOfWholeGroups) {
   EXPECT_FALSE(takes([](Args& a) { a.rows = 2; }));
   EXPECT_FALSE(takes([](Args& a) { a.ffn = 192; }));
   EXPECT_FALSE(takes([](Args& a) { a.dim = 192; }));
-  EXPECT_FALSE(takes([](Args& a) { a.down_bias = a.x; }));
+  EXPECT_FALSE(takes([](Args& a) { a.mxfp4 = true; }));
   EXPECT_FALSE(takes([](Args& a) { a.gate_up_stride += 8; }));
+  const auto takes_mxfp4 = [&](int dim) {
+    const OneRow<Mxfp4Experts> of(rng_, {.dim = dim, .ffn = 192, .experts = 4, .top_k = 2});
+    const auto result = cuda::small_batch_moe_supports(of.args());
+    return result && *result;
+  };
+  EXPECT_TRUE(takes_mxfp4(192));
+  EXPECT_FALSE(takes_mxfp4(160));
 }
 
 }  // namespace
