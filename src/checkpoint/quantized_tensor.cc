@@ -14,6 +14,7 @@
 
 #include "checkpoint/convert.h"
 #include "checkpoint/e2m1_reader.h"
+#include "checkpoint/input_groups.h"
 #include "checkpoint/small_floats.h"
 
 // Compiled without contraction of products and sums, so that results have the reference's bits.
@@ -188,46 +189,10 @@ class ScaledReader final : public TensorReader {
 
 // ---- Integers with scales and zero points ----
 
-struct PackedShape {
-  int64_t out_features = 0, in_features = 0, num_groups = 0;
-  int bits = 4;
-};
-
 // Eight values of 4 bits in an int32, or four of 8.
 int packed_value(const std::byte* from, int64_t word, int slot, int bits) {
   return static_cast<int>(load<uint32_t>(from, word) >> (slot * bits)) & ((1 << bits) - 1);
 }
-
-// The size of a device's groups that stored ones of neighbours consist of; 0 for others.
-int32_t group_of(const PackedShape& shape, std::span<const int32_t> groups) {
-  if (shape.bits != 4 || shape.in_features % 32 != 0) return 0;
-  bool of_128 = true;
-  for (int64_t i = 0; i < shape.in_features; ++i) {
-    const int32_t group = groups[static_cast<size_t>(i)];
-    if (group != groups[static_cast<size_t>(i / 32 * 32)]) return 0;
-    of_128 = of_128 && group == groups[static_cast<size_t>(i / 128 * 128)];
-  }
-  return of_128 ? 128 : 32;
-}
-
-// How a device has the groups of a matrix's inputs: as they are, or with the inputs of a group
-// behind each other (GPTQ's act-order).
-struct Grouping {
-  int32_t group = 0;  // inputs; 0: a device has none such
-  std::shared_ptr<const std::vector<int32_t>> columns;
-
-  Grouping(const PackedShape& shape, const std::vector<int32_t>& groups)
-      : group(group_of(shape, groups)) {
-    if (group > 0) return;
-    std::vector<int32_t> order(groups.size()), sorted;
-    std::iota(order.begin(), order.end(), 0);
-    const auto of = [&](int32_t column) { return groups[static_cast<size_t>(column)]; };
-    std::ranges::stable_sort(order, {}, of);
-    for (const int32_t column : order) sorted.push_back(of(column));
-    group = group_of(shape, sorted);
-    if (group > 0) columns = std::make_shared<const std::vector<int32_t>>(std::move(order));
-  }
-};
 
 // qweight [in / n, out]: a word has n rows of a column; qzeros [groups, out / n].
 class GptqReader final : public TensorReader {
@@ -281,7 +246,7 @@ class GptqReader final : public TensorReader {
   const std::byte *const weights_, *const zeros_;
   const std::vector<float> scales_;
   const std::vector<int32_t> groups_;  // of each input
-  const Grouping grouping_;
+  const InputGroups grouping_;
   const int zero_offset_;
 };
 
@@ -384,7 +349,7 @@ class RowPackedReader final : public TensorReader {
   const std::byte *const weights_, *const zeros_;  // zeros: [out / n, groups], or null
   const std::vector<float> scales_;                // [out, groups]
   const std::vector<int32_t> groups_;              // of each input
-  const Grouping grouping_;
+  const InputGroups grouping_;
 };
 
 // ---- Putting together ----
