@@ -210,7 +210,7 @@ TEST(Beams, SearchTheirTextsOnce) {
   ASSERT_TRUE(engine);
   GenerateRequest request = search_for("Once upon a time", 1, 1500);
   request.sampling.ignore_eos = true;
-  request.sampling.stop_regex = {"([^q]{0,60}k){4}[^q]{0,60}zz"};
+  request.sampling.stop_regex = {"([^q]{0,300}k){2}[^q]{0,300}zz"};
   const auto found = engine->generate_all(request);
   ASSERT_TRUE(found) << found.error().to_string();
   EXPECT_EQ(found->at(0).finish.type, FinishReason::Type::kLength)
