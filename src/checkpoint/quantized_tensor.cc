@@ -9,7 +9,6 @@
 #include <cstring>
 #include <limits>
 #include <map>
-#include <numeric>
 #include <set>
 
 #include "checkpoint/convert.h"

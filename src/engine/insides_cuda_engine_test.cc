@@ -11,7 +11,6 @@
 #include <string>
 
 #include "base/clock.h"
-#include "checkpoint/temp_folder.h"
 #include "engine/testing/grammar_answers.h"
 #include "engine/testing/insides_cases.h"
 #include "engine/testing/near_answers.h"
@@ -104,15 +103,19 @@ TEST(HiddenStatesOnCuda, AreThoseOfTheCpuInACrowd) {
 }
 
 // The golden's model, made for more tokens.
-void write_long_context(const TempFolder& folder) {
+std::filesystem::path write_long_context() {
+  const std::filesystem::path folder = std::filesystem::path(testing::TempDir()) / "long_context";
+  std::filesystem::create_directories(folder);
   const std::filesystem::path model = "tests/golden/models/llama_tied_llama3";
   std::ifstream file(model / "config.json");
   std::string config(std::istreambuf_iterator<char>(file), {});
   const std::string made_for = "\"max_position_embeddings\": 256";
-  ASSERT_NE(config.find(made_for), std::string::npos);
+  EXPECT_NE(config.find(made_for), std::string::npos);
   config.replace(config.find(made_for), made_for.size(), "\"max_position_embeddings\": 32768");
-  folder.write("config.json", config);
-  std::filesystem::copy(model / "model.safetensors", folder.path());
+  std::ofstream(folder / "config.json") << config;
+  std::filesystem::copy(model / "model.safetensors", folder,
+                        std::filesystem::copy_options::overwrite_existing);
+  return folder;
 }
 
 // More rows than the block on their way to the host holds.
@@ -120,16 +123,15 @@ TEST(HiddenStatesOnCuda, OfALongPromptComeInPieces) {
   ESPALIER_REQUIRE_DEVICE();
   std::vector<TokenId> prompt;
   for (int i = 0; i < 20000; ++i) prompt.push_back(static_cast<TokenId>(3 + i * i % 97));
-  const TempFolder folder;
-  write_long_context(folder);
+  const std::string folder = write_long_context().string();
   EngineConfig config = on_cuda();
   config.cache.max_total_tokens = 40000;
   config.schedule.chunked_prefill_size = 20000;
   config.schedule.max_prefill_tokens = 20000;
   EngineConfig small = config;
   small.schedule.chunked_prefill_size = 512;
-  const auto whole = load_insides(folder.path().string(), config);
-  const auto chunks = load_insides(folder.path().string(), small);
+  const auto whole = load_insides(folder, config);
+  const auto chunks = load_insides(folder, small);
   ASSERT_TRUE(whole && chunks);
   const auto got = whole->generate(hidden_request(prompt, 0, {0, -1}));
   const auto want = chunks->generate(hidden_request(prompt, 0, {0, -1}));

@@ -210,9 +210,9 @@ SeenPrompt read_video_prompt(const std::filesystem::path& folder, ImageEncoder& 
   return prompt;
 }
 
-std::vector<HeardSound> read_heard_sounds(const std::filesystem::path& folder) {
+std::vector<GoldenSound> read_golden_sounds(const std::filesystem::path& folder) {
   const SafetensorsFile file = open_reference(folder);
-  std::vector<HeardSound> sounds;
+  std::vector<GoldenSound> sounds;
   for (int i = 0; has(file, "samples_" + std::to_string(i)); ++i) {
     const std::string index = std::to_string(i);
     const auto count = values<int32_t>(file, "samples_" + index)[0];
@@ -222,7 +222,7 @@ std::vector<HeardSound> read_heard_sounds(const std::filesystem::path& folder) {
   return sounds;
 }
 
-SeenPrompt read_heard_prompt(const std::filesystem::path& folder, ImageEncoder& encoder) {
+SeenPrompt read_sound_prompt(const std::filesystem::path& folder, ImageEncoder& encoder) {
   const SafetensorsFile file = open_reference(folder);
   SeenPrompt prompt{.tokens = values<TokenId>(file, "seen_prompt"),
                     .spans = {},
@@ -230,7 +230,7 @@ SeenPrompt read_heard_prompt(const std::filesystem::path& folder, ImageEncoder& 
                     .logits = values<float>(file, "seen_logits")};
   const auto [low, high] = std::ranges::minmax(prompt.logits);
   prompt.spread = high - low;
-  const std::vector<HeardSound> sounds = read_heard_sounds(folder);
+  const std::vector<GoldenSound> sounds = read_golden_sounds(folder);
   auto at = prompt.tokens.begin();
   TokenId key = kFirstSpanKey;
   for (const size_t index : {size_t{0}, size_t{2}}) {

@@ -50,12 +50,12 @@ DrawnVideo read_video(const std::filesystem::path& folder);
 SeenPrompt read_video_prompt(const std::filesystem::path& folder, ImageEncoder& encoder);
 
 // Of a folder of tests/golden/sounds: drawn sounds, and a prompt with the first and the third.
-struct HeardSound {
+struct GoldenSound {
   Audio audio;
   std::vector<float> rows;
 };
-std::vector<HeardSound> read_heard_sounds(const std::filesystem::path& folder);
-SeenPrompt read_heard_prompt(const std::filesystem::path& folder, ImageEncoder& encoder);
+std::vector<GoldenSound> read_golden_sounds(const std::filesystem::path& folder);
+SeenPrompt read_sound_prompt(const std::filesystem::path& folder, ImageEncoder& encoder);
 
 inline constexpr TokenId kSeenPlaceholder = 97, kVideoPlaceholder = 98;
 SeenPrompt read_seen_prompt(const std::filesystem::path& folder, ImageEncoder& encoder);

@@ -1,5 +1,5 @@
 // Sounds through an encoder and a decoder, against transformers: tests/golden/sounds, by
-// tools/goldens/make_heard_goldens.py.
+// tools/goldens/make_sound_goldens.py.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -53,9 +53,9 @@ class SoundEncoder : public testing::Test {
 };
 
 TEST_F(SoundEncoder, RowsEqualTransformers) {
-  const auto sounds = golden::read_heard_sounds(folder_);
+  const auto sounds = golden::read_golden_sounds(folder_);
   ASSERT_EQ(sounds.size(), 4u);
-  for (const golden::HeardSound& sound : sounds)
+  for (const golden::GoldenSound& sound : sounds)
     EXPECT_LT(error_of(rows_of(sound.audio), sound.rows), 1e-4f) << sound.audio.samples.size();
   // Of another sound they are others.
   Audio turned = sounds[1].audio;
@@ -64,7 +64,7 @@ TEST_F(SoundEncoder, RowsEqualTransformers) {
 }
 
 TEST_F(SoundEncoder, LogitsEqualTransformers) {
-  const auto prompt = golden::read_heard_prompt(folder_, *encoder_);
+  const auto prompt = golden::read_sound_prompt(folder_, *encoder_);
   const auto model = load_model({.path = folder_, .dtype = "float32", .pool = &pool_});
   ASSERT_TRUE(model) << model.error().message();
   ASSERT_TRUE((*model)->info().images);
@@ -89,15 +89,15 @@ TEST_F(SoundEncoder, RatesAreConverted) {
   EXPECT_EQ(rows_of(audio).size(), 12u * 32u);
 }
 
-TEST_F(SoundEncoder, LengthsThatTheModelDoesNotHearAreRefused) {
+TEST_F(SoundEncoder, LengthsThatTheModelDoesNotTakeAreRefused) {
   const auto refusal = [&](int64_t samples) {
     const auto plan = encoder_->plan_sound(
         {.sample_rate = 16'000, .samples = std::vector<float>(static_cast<size_t>(samples))});
     return plan ? "" : std::string(plan.error().message());
   };
-  EXPECT_THAT(refusal(16'001), HasSubstr("hears 1 s at once"));
+  EXPECT_THAT(refusal(16'001), HasSubstr("takes 1 s at once"));
   EXPECT_EQ(refusal(16'000), "");
-  EXPECT_THAT(refusal(320), HasSubstr("hears 321 or more"));
+  EXPECT_THAT(refusal(320), HasSubstr("takes 321 or more"));
   EXPECT_EQ(refusal(321), "");
 }
 
@@ -105,7 +105,7 @@ TEST_F(SoundEncoder, LengthsThatTheModelDoesNotHearAreRefused) {
 TEST_F(SoundEncoder, TheEncodersPartsMatter) {
   const JsonObject config = read_model_config(folder_).value();
   const Checkpoint checkpoint = Checkpoint::open(folder_).value();
-  const golden::HeardSound sound = golden::read_heard_sounds(folder_)[1];
+  const golden::GoldenSound sound = golden::read_golden_sounds(folder_)[1];
   const auto error_with = [&](const std::function<void(DecoderSpec&)>& change) {
     DecoderSpec spec = *make_encoder_spec(config).value();
     change(spec);

@@ -68,13 +68,13 @@ Result<int32_t> SoundStem::num_rows(int64_t num_samples) const {
   const int64_t frames = frames_of(num_samples);
   if (frames > spec_.frames_max) {
     return fail(invalid_argument(
-        "the sound lasts {:.2f} s, and the model hears {:.0f} s at once: send it in parts",
+        "the sound lasts {:.2f} s, and the model takes {:.0f} s at once: send it in parts",
         static_cast<double>(num_samples) / kMel.sample_rate,
         static_cast<double>(spec_.frames_max) * kMel.hop / kMel.sample_rate));
   }
   const auto rows = static_cast<int32_t>((frames + 1) / 2);
   if (rows >= spec_.merge) return rows;
-  return fail(invalid_argument("the sound has {} samples at {} Hz, and the model hears {} or more",
+  return fail(invalid_argument("the sound has {} samples at {} Hz, and the model takes {} or more",
                                num_samples, kMel.sample_rate,
                                (2 * spec_.merge - 2) * kMel.hop + 1));
 }
@@ -91,7 +91,7 @@ void SoundStem::convolve(const float* frames, float* out) const {
   for (size_t i = 0; i < width_; ++i) out[i] = 0.5f * out[i] * (1 + std::erf(out[i] * 0.70710678f));
 }
 
-// The feature extractor pads a sound with silence to the longest that the model hears; what of it
+// The feature extractor pads a sound with silence to the longest that the model takes; what of it
 // the rows read are the next frames alone. Beyond the last frame and in front of the first one
 // there are zeros.
 Result<std::vector<float>> SoundStem::rows_of(const Audio& audio) const {

@@ -42,7 +42,8 @@ class SoundStem {
   const std::vector<float> bias_;
 };
 
-// From the folder's checkpoint, or drawn where the options say so. REQUIRES: spec.patches->sound.
+// From the folder's checkpoint, or drawn where the options ask for that. REQUIRES:
+// spec.patches->sound.
 Result<SoundStem> load_sound_stem(const ModelLoadOptions& options, const DecoderSpec& spec);
 
 }  // namespace espalier

@@ -160,6 +160,27 @@ void append_hidden_fields(Fields<NativeBody>& fields) {
     fields.push_back(each);
 }
 
+void append_media_fields(Fields<NativeBody>& fields) {
+  using B = NativeBody;
+  const Fields<B> own = {
+      custom<B>(
+          "image_data", R"({"anyOf":[{"type":"string"},{"type":"object"},{"type":"array"}]})",
+          "pictures in the order of the prompt's placeholders: URLs or base64; of a batch a list "
+          "with one or a list of them for each prompt",
+          read_pictures),
+      custom<B>(
+          "video_data", R"({"anyOf":[{"type":"string"},{"type":"object"},{"type":"array"}]})",
+          "videos in the order of their placeholders: URLs or base64 of files, or objects with "
+          "url and fps or num_frames; of a batch as image_data",
+          read_videos),
+      custom<B>("audio_data", R"({"anyOf":[{"type":"string"},{"type":"object"},{"type":"array"}]})",
+                "sounds in the order of their placeholders: URLs or base64 of files; of a batch as "
+                "image_data",
+                read_sounds),
+  };
+  fields.insert(fields.end(), own.begin(), own.end());
+}
+
 const Fields<NativeBody>& native_fields() {
   using B = NativeBody;
   static const Fields<B> fields = [] {
@@ -181,24 +202,9 @@ const Fields<NativeBody>& native_fields() {
         field<B>("cache_salt", "as extra_key; the two are joined", &B::cache_salt),
         field<B>("dimensions", "of /encode: the first so many numbers of the vector",
                  &B::dimensions),
-        custom<B>(
-            "image_data", R"({"anyOf":[{"type":"string"},{"type":"object"},{"type":"array"}]})",
-            "pictures in the order of the prompt's placeholders: URLs or base64; of a batch a list "
-            "with one or a list of them for each prompt",
-            read_pictures),
         field<B>("return_token_origins",
                  "whether each output token was sampled, forced or drafted, in meta_info",
                  &B::return_token_origins),
-        custom<B>(
-            "video_data", R"({"anyOf":[{"type":"string"},{"type":"object"},{"type":"array"}]})",
-            "videos in the order of their placeholders: URLs or base64 of files, or objects with "
-            "url and fps or num_frames; of a batch as image_data",
-            read_videos),
-        custom<B>(
-            "audio_data", R"({"anyOf":[{"type":"string"},{"type":"object"},{"type":"array"}]})",
-            "sounds in the order of their placeholders: URLs or base64 of files; of a batch as "
-            "image_data",
-            read_sounds),
         refused<B>("input_embeds"),
         session_field<B>(&B::session),
         session_id_field<B>(&B::session_id),
@@ -228,6 +234,7 @@ const Fields<NativeBody>& native_fields() {
         ignored<B>("routed_dp_rank"),
         ignored<B>("conversation_id"),
     };
+    append_media_fields(f);
     append_hidden_fields(f);
     append_bootstrap_fields(f);
     for_each_logprob_field([&](const auto& row) {

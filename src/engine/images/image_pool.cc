@@ -152,7 +152,7 @@ Status ImagePool::check_kind(const ImageInput& input) const {
                  "it is a sound, and this model reads pictures: send its words as text");
   if (patches.sound && !input.is_sound)
     return error(StatusCode::kUnimplemented,
-                 "it is a picture or a video, and this model hears sounds alone");
+                 "it is a picture or a video, and this model takes sounds alone");
   if (!input.is_video() || patches.videos) return {};
   return error(StatusCode::kUnimplemented,
                "it is a video, and this model reads pictures alone: send its frames as pictures");

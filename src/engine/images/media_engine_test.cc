@@ -122,7 +122,7 @@ ImageInput sound(int64_t samples) {
 }
 
 // The golden's prompt, with one placeholder for each of its sounds.
-GenerateRequest heard_request() {
+GenerateRequest sound_request() {
   GenerateRequest request = seen_request();
   request.images = {sound(4000), sound(641)};
   return request;
@@ -132,12 +132,12 @@ GenerateRequest heard_request() {
 TEST(SoundsEngine, TokensEqualTransformers) {
   auto engine = load_golden(kHearing, {.schedule = {.chunked_prefill_size = 3}});
   ASSERT_NE(engine, nullptr);
-  const auto result = engine->generate(heard_request());
+  const auto result = engine->generate(sound_request());
   ASSERT_TRUE(result) << result.error().message();
   EXPECT_EQ(result->stats.prompt_tokens, 19);
   EXPECT_EQ(result->output_ids,
             (std::vector<TokenId>{53, 53, 53, 53, 64, 53, 53, 53, 53, 53, 53, 53}));
-  const auto again = engine->generate(heard_request());
+  const auto again = engine->generate(sound_request());
   ASSERT_TRUE(again);
   EXPECT_EQ(again->output_ids, result->output_ids);
   EXPECT_EQ(again->stats.cached_tokens, 18);
@@ -148,13 +148,13 @@ TEST(SoundsEngine, OtherInputsAreRefused) {
   auto engine = load_golden(kHearing, {});
   ASSERT_NE(engine, nullptr);
   const auto refusal = [&](std::vector<ImageInput> inputs) {
-    GenerateRequest request = heard_request();
+    GenerateRequest request = sound_request();
     request.images = std::move(inputs);
     const auto result = engine->generate(request);
     EXPECT_FALSE(result);
     return result ? "" : std::string(result.error().message());
   };
-  EXPECT_THAT(refusal({sound(4000), picture(20, 20)}), HasSubstr("hears sounds alone"));
+  EXPECT_THAT(refusal({sound(4000), picture(20, 20)}), HasSubstr("takes sounds alone"));
   EXPECT_THAT(refusal({sound(4000), sound(16'001)}), HasSubstr("sound 2 of 2: the sound lasts"));
   EXPECT_THAT(refusal({sound(4000)}), HasSubstr("one placeholder for each sound"));
   auto seeing = load_golden(kSeeing, {});

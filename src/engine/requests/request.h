@@ -51,7 +51,8 @@ struct ImageInput {
   double frames_per_second = 0;
   // Or the file of a video, as `read` returns it.
   std::optional<VideoSampling> video_file = {};
-  bool is_sound = false;  // or that of a sound (WAV, FLAC, Ogg or MP3), of a model that hears
+  bool is_sound =
+      false;  // or that of a sound (WAV, FLAC, Ogg or MP3), of a model that takes sounds
 
   bool is_video() const { return !frames.empty() || video_file.has_value(); }
 };

@@ -246,6 +246,15 @@ Status run_int4(const LinearArgs& args, const Int4GemmConfig& config, const Devi
   return gemm_int4(gemm, config, traits, launch);
 }
 
+// The rows of a GEMM whose weights have been widened; nothing where they have one order.
+Status reorder_widened(LinearArgs& args, std::span<char> workspace, Stream stream) {
+  if (args.x_columns == nullptr) return {};
+  if (workspace.size() < kCublasLtBytes + scratch_bytes(args))
+    return invalid_argument("linear: the workspace has {} bytes behind weights of 4 bits",
+                            workspace.size());
+  return reorder_first(args, workspace.data(), {.stream = stream});
+}
+
 // Weights of 4 bits as bfloat16, at the front of the workspace, which becomes what is behind them.
 // The GEMM with them may not begin early: it would read them too soon.
 Status widen_first(LinearArgs& args, std::span<char>& workspace, Stream stream) {
@@ -263,7 +272,7 @@ Status widen_first(LinearArgs& args, std::span<char>& workspace, Stream stream) 
   args = widened(args, workspace.data());
   args.x_columns = columns;
   workspace = workspace.subspan(bytes);
-  return {};
+  return reorder_widened(args, workspace, stream);
 }
 
 // The last rows of a GEMM with scales of blocks, which cuBLASLt does not multiply with those before
@@ -357,12 +366,6 @@ class LinearImpl final : public Linear {
         return run_int4(args, *config, traits_, room, launch);
       LinearArgs plain = args;
       ESP_RETURN_IF_ERROR(widen_first(plain, room, launch.stream));
-      if (plain.x_columns != nullptr) {
-        if (room.size() < kCublasLtBytes + scratch_bytes(plain))
-          return invalid_argument("linear: the workspace has {} bytes behind weights of 4 bits",
-                                  room.size());
-        ESP_RETURN_IF_ERROR(reorder_first(plain, room.data(), {.stream = launch.stream}));
-      }
       return run(plain, room.data(), room.size(), {.stream = launch.stream});
     }
     TunedKernel kernel = tuned_.nearest(args);

@@ -264,35 +264,38 @@ std::vector<kc::LinearArgs> CudaDecoder::gemm_shapes() const {
   return out;
 }
 
+namespace {
+
 // Few rows are normalised on their way into a GEMM.
-int64_t CudaDecoder::linear_workspace_bytes() const {
-  std::vector<kc::LinearArgs> shapes = gemm_shapes();
-  const size_t bytes = linear_->workspace_bytes(shapes, limits_.max_tokens);
+int64_t workspace_bytes(const kc::Linear& linear, const CudaWeights& weights,
+                        std::vector<kc::LinearArgs> shapes, int32_t max_tokens) {
+  const size_t bytes = linear.workspace_bytes(shapes, max_tokens);
   // A stage of a pipeline that is not the last one has no final norm.
-  const void* norm = weights_.data({WeightKind::kFinalNorm});
-  if (norm == nullptr) norm = weights_.data({WeightKind::kInputNorm, 0});
+  const void* norm = weights.data({WeightKind::kFinalNorm});
+  if (norm == nullptr) norm = weights.data({WeightKind::kInputNorm, 0});
   for (kc::LinearArgs& args : shapes) args.norm_weight = norm;
-  return static_cast<int64_t>(std::max(bytes, linear_->workspace_bytes(shapes, kc::kSmallRows)));
+  return static_cast<int64_t>(std::max(bytes, linear.workspace_bytes(shapes, kc::kSmallRows)));
 }
 
-void CudaDecoder::add_gemms_to_tune(const CudaContext& context, float* logits, void* sums,
-                                    std::vector<kc::LinearArgs>& out) const {
+void add_gemms_to_tune(const CudaContext& context, const CudaWeights& weights,
+                       const AttentionLimits& limits, float* logits, void* sums,
+                       std::vector<kc::LinearArgs>& out) {
   const CudaPlan& plan = context.plan();
   constexpr int32_t kRows[] = {1,  2,   3,   4,   8,   12,  16,   24,   32,   48,  64,
                                96, 128, 192, 256, 384, 512, 1024, 2048, 4096, 8192};
   for (const int32_t rows : kRows) {
-    if (rows > limits_.max_tokens) break;
+    if (rows > limits.max_tokens) break;
     for (const CudaPlan::BoundOp& bound : plan.ops()) {
       const Op& op = bound.op;
       if (!is_tuned(op)) continue;
       const bool output = is_output(plan, op);
       const bool is_part = output && bound.op.outputs[0] != plan.ops().back().op.outputs[0];
-      if (output && (rows > limits_.max_entries || (!is_part && logits == nullptr))) continue;
+      if (output && (rows > limits.max_entries || (!is_part && logits == nullptr))) continue;
       const auto& matmul = op.as<program::Matmul>();
-      kc::LinearArgs& args = out.emplace_back(matmul_shape(weights_, matmul, rows));
+      kc::LinearArgs& args = out.emplace_back(matmul_shape(weights, matmul, rows));
       args.x = context.read(op.inputs[0]);
       args.x_stride = context.stride(op.inputs[0]);
-      args.bias = weights_.data(matmul.bias);
+      args.bias = weights.data(matmul.bias);
       args.y = matmul.residual ? sums : context.write(op.outputs[0]);
       args.residual = matmul.residual ? sums : nullptr;
       if (!output) continue;
@@ -302,6 +305,8 @@ void CudaDecoder::add_gemms_to_tune(const CudaContext& context, float* logits, v
     }
   }
 }
+
+}  // namespace
 
 Status CudaDecoder::tune(float* logits, const cuda::Stream& stream) {
   const auto start = std::chrono::steady_clock::now();
@@ -319,8 +324,9 @@ Status CudaDecoder::tune(float* logits, const cuda::Stream& stream) {
   ESP_RETURN_IF_ERROR(cuda::fill_bytes(sums.data(), 0, sums.size_bytes(), stream));
   const std::span<std::byte> workspace = context_.scratch().gemm_workspace;
   std::vector<kc::LinearArgs> gemms;
-  add_gemms_to_tune(context_, logits, sums.data(), gemms);
-  if (others_.adapted) add_gemms_to_tune(others_.adapted->context(), logits, sums.data(), gemms);
+  add_gemms_to_tune(context_, weights_, limits_, logits, sums.data(), gemms);
+  if (others_.adapted)
+    add_gemms_to_tune(others_.adapted->context(), weights_, limits_, logits, sums.data(), gemms);
   ESP_RETURN_IF_ERROR(linear_->tune(gemms, workspace.data(), workspace.size(), stream.get()));
   ESP_RETURN_IF_ERROR(stream.synchronize());
   const double seconds =
@@ -369,7 +375,8 @@ Status CudaDecoder::reserve(int32_t max_tokens, int32_t max_entries, int32_t pag
   limits_.max_entries = max_entries;
   limits_.page_size = page_size;
   limits_.context_length = spec_.context_length;
-  const int64_t linear_bytes = linear_workspace_bytes();
+  const int64_t linear_bytes =
+      workspace_bytes(*linear_, weights_, gemm_shapes(), limits_.max_tokens);
   last_context_ = nullptr;
   int64_t megakernel_bytes = 0;
   if (one_token_) {

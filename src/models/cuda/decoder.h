@@ -144,10 +144,7 @@ class CudaDecoder {
   CudaDecoder(const ModelPlan& whole, const CudaRank& rank, PendingCudaWeights weights,
               std::unique_ptr<kernels::cuda::Linear> linear, CudaPlan plan);
   Status lay_out(cuda::Arena& arena, int64_t linear_bytes, int64_t megakernel_bytes);
-  int64_t linear_workspace_bytes() const;
   std::vector<kernels::cuda::LinearArgs> gemm_shapes() const;
-  void add_gemms_to_tune(const CudaContext& context, float* logits, void* sums,
-                         std::vector<kernels::cuda::LinearArgs>& out) const;
 
   const int32_t device_;
   const CudaRank rank_;

@@ -345,6 +345,20 @@ struct Reader {
   }
 };
 
+// Of a slice that begins with a block, as GEMMs read them.
+std::vector<float> block_scales(const StoredE4m3& stored, const TensorSlice& slice) {
+  const int64_t rows = kc::scale_blocks(slice.rows), stride = kc::block_scale_stride(slice.columns);
+  std::vector<float> out(static_cast<size_t>(rows * stride));
+  for (int64_t row = 0; row < rows; ++row) {
+    const int64_t from = (slice.first_row / kc::kScaleBlock + row) * stored.block_columns +
+                         slice.first_column / kc::kScaleBlock;
+    std::ranges::copy(stored.scales.subspan(static_cast<size_t>(from),
+                                            static_cast<size_t>(kc::scale_blocks(slice.columns))),
+                      out.begin() + row * stride);
+  }
+  return out;
+}
+
 // What is to be read, chunk by chunk, and the scales of codes, which the host has at once.
 class ChunkList {
  public:
@@ -428,21 +442,6 @@ class ChunkList {
       values.push_back(stored.scale(slice.first_row + row));
     }
     return Status();
-  }
-
-  // Of a slice that begins with a block, as GEMMs read them.
-  static std::vector<float> block_scales(const StoredE4m3& stored, const TensorSlice& slice) {
-    const int64_t rows = kc::scale_blocks(slice.rows),
-                  stride = kc::block_scale_stride(slice.columns);
-    std::vector<float> out(static_cast<size_t>(rows * stride));
-    for (int64_t row = 0; row < rows; ++row) {
-      const int64_t from = (slice.first_row / kc::kScaleBlock + row) * stored.block_columns +
-                           slice.first_column / kc::kScaleBlock;
-      std::ranges::copy(stored.scales.subspan(static_cast<size_t>(from),
-                                              static_cast<size_t>(kc::scale_blocks(slice.columns))),
-                        out.begin() + row * stride);
-    }
-    return out;
   }
 
   // Codes of 4 bits and what belongs to them: as many rows, or inputs, as fit into a buffer.
@@ -559,6 +558,11 @@ class ChunkList {
   std::set<const CheckpointTensor*> decoded_;
 };
 
+size_t num_readers(size_t chunks) {
+  return std::clamp<size_t>(chunks, 1,
+                            std::clamp(std::thread::hardware_concurrency(), 1u, kMostReaders));
+}
+
 class CheckpointLoader final : public CudaTensorLoader {
  public:
   // some: tensors that the checkpoint lacks are left out.
@@ -655,17 +659,13 @@ class CheckpointLoader final : public CudaTensorLoader {
     next_ = list_.chunks().size();
     join();
   }
-
   Status check() override { return source_.finish(); }
 
   Status start() override {
     ESP_RETURN_IF_ERROR(check());
     ESP_RETURN_IF_ERROR(list_.copy_scales());
-    const size_t count =
-        std::clamp<size_t>(list_.chunks().size(), 1,
-                           std::clamp(std::thread::hardware_concurrency(), 1u, kMostReaders));
-    num_reading_ = count;
-    for (size_t i = 0; i < count; ++i) {
+    num_reading_ = num_readers(list_.chunks().size());
+    for (size_t i = num_reading_; i > 0; --i) {
       threads_.emplace_back([this] {
         set_thread_name("load");
         read_chunks();

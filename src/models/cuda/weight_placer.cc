@@ -197,12 +197,10 @@ StoredCodesOf WeightPlacer::stored_codes() const {
       [this](std::string_view name) { return rounding_.stored->stored_codes(std::string(name)); };
 }
 
-int32_t WeightPlacer::int4_group_of(const ExpertsLayout& layout) const {
-  return experts_int4_group(layout, rounding_.types, stored_codes());
-}
-
-ExpertCodes WeightPlacer::codes_of(const ExpertsLayout& layout) const {
-  return expert_codes(layout, rounding_.types, stored_codes());
+WeightPlacer::ExpertFormat WeightPlacer::format_of(const ExpertsLayout& layout) const {
+  const StoredCodesOf stored = stored_codes();
+  return {.codes = expert_codes(layout, rounding_.types, stored),
+          .int4_group = experts_int4_group(layout, rounding_.types, stored)};
 }
 
 Status WeightPlacer::coded_matrix(const MatrixLayout& layout, CudaWeight& out) {
@@ -364,12 +362,9 @@ Status WeightPlacer::vector(const VectorLayout& layout, CudaWeight& out) {
   return blocks(layout, data);
 }
 
-void WeightPlacer::pass_over(const MlpLayout& expert) {
-  for (const std::string& name : tensor_names(expert)) pass_over(name);
-}
-
-void WeightPlacer::pass_over(const std::string& name) {
-  if (loader_ != nullptr) loader_->pass_over(name);
+void WeightPlacer::pass_over(const std::vector<std::string>& tensors) {
+  if (loader_ == nullptr) return;
+  for (const std::string& name : tensors) loader_->pass_over(name);
 }
 
 std::byte* WeightPlacer::stack(int64_t count, int64_t rows, int64_t columns, CudaWeight& out) {

@@ -82,9 +82,12 @@ class WeightPlacer {
   Status matrix(const MatrixLayout& layout, CudaWeight& out, int64_t columns = 1);
   // The same of a matrix that GEMMs of kernels/linear alone read: in the codes of device_codes().
   Status coded_matrix(const MatrixLayout& layout, CudaWeight& out);
-  // The codes that the stacks of a layer's experts are in.
-  ExpertCodes codes_of(const ExpertsLayout& layout) const;
-  int32_t int4_group_of(const ExpertsLayout& layout) const;
+  // What the stacks of a layer's experts are in.
+  struct ExpertFormat {
+    ExpertCodes codes = ExpertCodes::kNone;
+    int32_t int4_group = 0;  // inputs of a group of 4-bit codes
+  };
+  ExpertFormat format_of(const ExpertsLayout& layout) const;
   // A stack of matrices alike, one behind the other, in e4m3 with the scales that device_codes() of
   // the first states.
   Status e4m3_stack(std::span<const MatrixLayout* const> matrices, CudaWeight& out);
@@ -94,16 +97,15 @@ class WeightPlacer {
   Status mxfp4_stack(const MatrixStack& stack, CudaWeight& out);
   // A stack of matrices alike that are rounded to MXFP4; of two blocks: gate and up.
   Status rounded_mxfp4_stack(std::span<const MatrixLayout* const> matrices, CudaWeight& out);
-  // The same of 4-bit codes with scales of groups of 128 or 32 inputs (int4_group_of()).
+  // The same of 4-bit codes with scales of groups of 128 or 32 inputs (ExpertFormat::int4_group).
   Status int4_stack(std::span<const MatrixLayout* const> matrices, int32_t group, CudaWeight& out);
   Status vector(const VectorLayout& layout, CudaWeight& out);
   // In float32 whatever the model's type is. REQUIRES of a matrix: check_whole().
   Status float_matrix(const MatrixLayout& layout, CudaWeight& out);
   Status floats(const VectorLayout& layout, CudaWeight& out);
 
-  // An expert of another rank, or a tensor of another stage: it is used, though not here.
-  void pass_over(const MlpLayout& expert);
-  void pass_over(const std::string& name);
+  // Tensors of an expert of another rank, or of another stage: they are used, though not here.
+  void pass_over(const std::vector<std::string>& tensors);
 
   // Memory of `count` matrices [rows, columns], one behind the other.
   std::byte* stack(int64_t count, int64_t rows, int64_t columns, CudaWeight& out);

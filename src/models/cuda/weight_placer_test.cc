@@ -305,8 +305,8 @@ TEST_F(PlacedMatrix, OfAnotherRanksExpertIsPassedOver) {
   arena_ = cuda::Arena(memory_.data());
   WeightPlacer placer(DType::kFloat32, WeightPlacer::Rounding{}, arena_, staging_, &loader_);
   const MatrixLayout down{.blocks = {{"down.weight", 4}}, .in_features = 2};
-  placer.pass_over(
-      {.gate_up = stacked({}), .gate_up_bias = {.blocks = {{"a.bias", 2}}}, .down = down});
+  placer.pass_over(tensor_names(
+      {.gate_up = stacked({}), .gate_up_bias = {.blocks = {{"a.bias", 2}}}, .down = down}));
   EXPECT_THAT(loader_.passed_over(), ElementsAre("a.weight", "b.weight", "a.bias", "down.weight"));
   EXPECT_EQ(arena_.used_bytes(), 0);
 }
@@ -322,11 +322,11 @@ TEST_F(PlacedMatrix, ExpertsAreAllInE4m3OrNone) {
     layout.experts = {expert("a.weight"), expert(second)};
     placer_.emplace(DType::kBFloat16, WeightPlacer::Rounding{.stored = &loader_}, arena_, staging_,
                     &loader_);
-    EXPECT_EQ(placer_->codes_of(layout) == ExpertCodes::kE4m3, stored);
+    EXPECT_EQ(placer_->format_of(layout).codes == ExpertCodes::kE4m3, stored);
     placer_.emplace(DType::kBFloat16, WeightPlacer::Rounding{.types = kE4m3}, arena_, staging_,
                     &loader_);
-    EXPECT_EQ(placer_->codes_of(layout), ExpertCodes::kE4m3);
-    EXPECT_EQ(placer_->codes_of({}), ExpertCodes::kNone) << "which lie in one tensor";
+    EXPECT_EQ(placer_->format_of(layout).codes, ExpertCodes::kE4m3);
+    EXPECT_EQ(placer_->format_of({}).codes, ExpertCodes::kNone) << "which lie in one tensor";
   }
 }
 

@@ -87,7 +87,7 @@ class ModelPlacer {
       layer_ = static_cast<int32_t>(i);
       ESP_RETURN_IF_ERROR(layer(spec_.layers[i], layout_.layers[i]));
     }
-    for (const std::string& name : spec_.stage.tensors_elsewhere) placer_.pass_over(name);
+    placer_.pass_over(spec_.stage.tensors_elsewhere);
     return placer_.vector(layout_.final_norm, out_.at({WeightKind::kFinalNorm}));
   }
 
@@ -118,7 +118,7 @@ class ModelPlacer {
     ESP_RETURN_IF_ERROR(vector(layout.attention_output_bias, WeightKind::kAttentionOutputBias));
     ESP_RETURN_IF_ERROR(vector(layout.attention_output_norm, WeightKind::kAttentionOutputNorm));
     ESP_RETURN_IF_ERROR(vector(layout.post_attention_norm, WeightKind::kPostAttentionNorm));
-    const ExpertCodes codes = placer_.codes_of(layout.experts);
+    const ExpertCodes codes = placer_.format_of(layout.experts).codes;
     const bool coded = codes == ExpertCodes::kE4m3 || codes == ExpertCodes::kInt4;
     if (spec_.patches && of.mlp.intermediate_size % program::kGemmColumns != 0)
       return place_widened_mlp(spec_, layer_, layout.mlp, placer_, out_);
@@ -166,7 +166,7 @@ class ModelPlacer {
     ESP_RETURN_IF_ERROR(
         placer_.floats(layout.router_correction, at(WeightKind::kRouterCorrection)));
     ESP_RETURN_IF_ERROR(placer_.float_matrix(layout.shared_gate, at(WeightKind::kSharedGate)));
-    for (const MlpLayout& expert : layout.elsewhere) placer_.pass_over(expert);
+    for (const MlpLayout& expert : layout.elsewhere) placer_.pass_over(tensor_names(expert));
     if (layout.experts.empty()) return fused_experts(of, layout);
     return each_expert(of, layout);
   }
@@ -175,12 +175,11 @@ class ModelPlacer {
   Status each_expert(const ExpertsSpec& of, const ExpertsLayout& layout) {
     const std::vector<MlpLayout>& experts = layout.experts;
     const auto count = static_cast<int64_t>(experts.size());
-    const ExpertCodes codes = placer_.codes_of(layout);
+    const auto [codes, group] = placer_.format_of(layout);
     std::vector<const MatrixLayout*> gate_ups, downs;
     for (const MlpLayout& expert : experts) {
       gate_ups.push_back(&expert.gate_up), downs.push_back(&expert.down);
     }
-    const int32_t group = placer_.int4_group_of(layout);
     ESP_RETURN_IF_ERROR(expert_matrices(gate_ups, WeightKind::kExpertGateUp, codes, group));
     ESP_RETURN_IF_ERROR(expert_matrices(downs, WeightKind::kExpertDown, codes, group));
     std::byte *gate_up_bias = nullptr, *down_bias = nullptr;

@@ -111,6 +111,14 @@ int64_t graph_bytes(const CudaExecutorConfig& config, const StepLimits& limits, 
          (kBytesPerGraph + num_layers * kBytesPerGraphLayer);
 }
 
+CudaDraftChains::Config chains_config(const CudaExecutorConfig& config, const StepLimits& limits) {
+  return {.limits = limits,
+          .chain_max = config.chain_max,
+          .page_size = config.page_size,
+          .deterministic_context = config.deterministic ? config.context_length : 0,
+          .graphs = config.graphs};
+}
+
 }  // namespace
 
 Status CudaExecutor::allocate(std::unique_ptr<CudaDraftHead> head) {
@@ -155,15 +163,8 @@ Status CudaExecutor::allocate(std::unique_ptr<CudaDraftHead> head) {
   if (!samples_) arrays_.logits = nullptr;
   ESP_RETURN_IF_ERROR(model_->tune(arrays_.logits, stream_));
   if (head != nullptr) {
-    ESP_ASSIGN_OR_RETURN(
-        chains_, CudaDraftChains::create(
-                     std::move(head),
-                     {.limits = limits_,
-                      .chain_max = config_.chain_max,
-                      .page_size = config_.page_size,
-                      .deterministic_context = config_.deterministic ? config_.context_length : 0,
-                      .graphs = config_.graphs},
-                     stream_));
+    ESP_ASSIGN_OR_RETURN(chains_, CudaDraftChains::create(
+                                      std::move(head), chains_config(config_, limits_), stream_));
   }
   ESP_RETURN_IF_ERROR(through_host_.allocate(config_, limits_, *model_));
   for (Place& place : places_) {
@@ -250,12 +251,12 @@ Status CudaExecutor::allocate_kv(const KvPoolConfig& cache) {
   ESP_RETURN_IF_ERROR(kernels::check_kv_view(kv.view(), kernels::KvKernels::kCuda));
   memory_.kv = kv.bytes();
   packer_->set_window_pages(!config.window_layers.empty());
-  kv_ = std::make_unique<KvPool>(std::move(kv));
+  pages_.pool = std::make_unique<KvPool>(std::move(kv));
   return Status();
 }
 
 Status CudaExecutor::warm_up() {
-  return run_warm_up_steps(*this, config_, !model_->info().pooled, kv_->config(),
+  return run_warm_up_steps(*this, config_, !model_->info().pooled, pages_.pool->config(),
                            [this] { return lost_; });
 }
 
@@ -296,7 +297,7 @@ void CudaExecutor::launch(const ForwardBatch& batch) {
   p.batch = &batch;
   if (adapters_) adapters_->begin_step();
   p.status = lost_.ok() ? enqueue(p) : lost_;
-  if (CudaPageStaging* const staging = staging_of(page_copier_.get()))
+  if (CudaPageStaging* const staging = staging_of(pages_.copier.get()))
     p.status = staging->end_step(p.status, stream_);
   if (!p.status.ok()) p.status = lose_device(p.status);
 }
@@ -305,9 +306,9 @@ Status CudaExecutor::enqueue(Place& p) {
   p.rows = &p.draft_rows.expand(*p.batch);
   if (p.rows != p.batch) ++counts_.verifications;
   p.graph_use = GraphUse::kNone;
-  ESP_CHECK(kv_ != nullptr, "allocate_kv comes before the first step");
+  ESP_CHECK(pages_.pool != nullptr, "allocate_kv comes before the first step");
   ESP_RETURN_IF_ERROR(cuda::use_device(model_->device()));
-  if (CudaPageStaging* const staging = staging_of(page_copier_.get()))
+  if (CudaPageStaging* const staging = staging_of(pages_.copier.get()))
     ESP_RETURN_IF_ERROR(staging->precede(stream_));
   ESP_RETURN_IF_ERROR(p.started.record(stream_));
   if (controls_) ESP_RETURN_IF_ERROR(controls_->init(p.batch->slot_inits, stream_));
@@ -344,21 +345,35 @@ Status CudaExecutor::enqueue(Place& p) {
   if (p.packed.num_tokens > 0) {
     const cuda::Range range(p.packed.decode ? "decode" : "prefill");
     if (stage_) ESP_RETURN_IF_ERROR(stage_->begin(*p.batch, p.packed.num_tokens, stream_));
-    ESP_RETURN_IF_ERROR(p.packed.decode ? run_decode(p) : run_any(p));
+    ESP_RETURN_IF_ERROR(run(p));
     if (stage_) ESP_RETURN_IF_ERROR(stage_->end(p.packed.num_tokens, stream_));
   }
   // Masks come when the tokens before them are known; their step is sampled then.
   return samples_ && p.packed.num_masked > 0 ? Status() : enqueue_sampling(p);
 }
 
-Status CudaExecutor::run_decode(Place& p) {
+Status CudaExecutor::run(Place& p) {
   const PackedStep& packed = p.packed;
+  if (packed.cascade) ++counts_.cascades;
+  if (!packed.decode) {
+    CudaStep step = packer_->step(p.packed, slots_->tokens());
+    step.spans = p.spans;
+    CudaPageStaging* const staging = staging_of(pages_.copier.get());
+    const std::function<Status(int32_t)> stage = [&](int32_t layer) {
+      return staging->on_append(layer, stream_);
+    };
+    if (staging != nullptr && staging->awaits_step()) step.on_append = &stage;
+    ESP_RETURN_IF_ERROR(
+        through_host_.forward(*model_, step, p.states, pages_.pool->view(), stream_));
+    ESP_RETURN_IF_ERROR(enqueue_input_logprobs(p));
+    if (p.num_samples == 0) return Status();
+    return model_->logits(0, p.num_samples, arrays_.logits, stream_);
+  }
   const auto run = [this, &p]() -> Status {
     ESP_RETURN_IF_ERROR(through_host_.forward(*model_, packer_->step(p.packed, slots_->tokens()),
-                                              p.states, kv_->view(), stream_));
+                                              p.states, pages_.pool->view(), stream_));
     return model_->logits(0, p.packed.num_samples, arrays_.logits, stream_);
   };
-  if (packed.cascade) ++counts_.cascades;
   if (!config_.graphs || packed.returns_states) return run();
   const bool long_entry =
       packed.num_tokens == 1 &&
@@ -373,21 +388,6 @@ CudaExecutor::Counts CudaExecutor::counts() const {
   counts.captures = graphs_.num_captures();
   counts.replays = graphs_.num_replays();
   return counts;
-}
-
-Status CudaExecutor::run_any(Place& p) {
-  if (p.packed.cascade) ++counts_.cascades;
-  CudaStep step = packer_->step(p.packed, slots_->tokens());
-  step.spans = p.spans;
-  CudaPageStaging* const staging = staging_of(page_copier_.get());
-  const std::function<Status(int32_t)> stage = [&](int32_t layer) {
-    return staging->on_append(layer, stream_);
-  };
-  if (staging != nullptr && staging->awaits_step()) step.on_append = &stage;
-  ESP_RETURN_IF_ERROR(through_host_.forward(*model_, step, p.states, kv_->view(), stream_));
-  ESP_RETURN_IF_ERROR(enqueue_input_logprobs(p));
-  if (p.num_samples == 0) return Status();
-  return model_->logits(0, p.num_samples, arrays_.logits, stream_);
 }
 
 // In blocks of as many rows of logits as there is room for.
@@ -429,7 +429,7 @@ Status CudaExecutor::enqueue_sampling(Place& p) {
   if (samples_) ESP_RETURN_IF_ERROR(enqueue_samples(p));
   if (chains_)
     ESP_RETURN_IF_ERROR(chains_->run(p.chains, p.packed, packer_->step(p.packed, slots_->tokens()),
-                                     arrays_.results.tokens, kv_->view(), p.graph_use));
+                                     arrays_.results.tokens, pages_.pool->view(), p.graph_use));
   const bool has_peers = config_.collective != nullptr && !config_.collective->ranks().single();
   if (has_peers && (!stage_ || stage_->is_last())) {
     ESP_RETURN_IF_ERROR(config_.collective->share_tokens({.row_slots = packer_->device().row_slots,
@@ -555,11 +555,11 @@ Result<bool> CudaExecutor::is_done(uint64_t step) {
 
 // In the stream's order: behind the steps in flight, in front of those to come.
 Status CudaExecutor::copy_pages(std::span<const PageId> from, std::span<const PageId> to) {
-  ESP_CHECK(from.size() == to.size() && kv_->config().window_layers.empty());
+  ESP_CHECK(from.size() == to.size() && pages_.pool->config().window_layers.empty());
   ESP_RETURN_IF_ERROR(lost_);
   ESP_RETURN_IF_ERROR(cuda::use_device(model_->device()));
   // One launch for each run of layers whose pages have the same size.
-  const std::vector<KvView::Layer>& layers = kv_->view().layers;
+  const std::vector<KvView::Layer>& layers = pages_.pool->view().layers;
   Status status;
   for (auto first = layers.begin(); status.ok() && first != layers.end();) {
     const int64_t page_bytes = first->page_bytes();
@@ -571,21 +571,21 @@ Status CudaExecutor::copy_pages(std::span<const PageId> from, std::span<const Pa
     status = kc::copy_pages({.planes = planes, .page_bytes = page_bytes, .from = from, .to = to},
                             {.stream = stream_.get()});
   }
-  if (status.ok() && page_copier_ != nullptr) status = page_copier_->follow(stream_);
+  if (status.ok() && pages_.copier != nullptr) status = pages_.copier->follow(stream_);
   return status.ok() ? status : lose_device(status);
 }
 
 PageCopier* CudaExecutor::page_copier() {
-  if (page_copier_ != nullptr) return page_copier_.get();
+  if (pages_.copier != nullptr) return pages_.copier.get();
   const Status device = cuda::use_device(model_->device());
-  auto copier =
-      device.ok() ? CudaPageCopier::create(kv_->view(), /*stages_steps=*/!chains_) : fail(device);
+  auto copier = device.ok() ? CudaPageCopier::create(pages_.pool->view(), /*stages_steps=*/!chains_)
+                            : fail(device);
   if (copier) {
-    page_copier_ = *std::move(copier);
+    pages_.copier = *std::move(copier);
   } else if (copier.error().code() != StatusCode::kUnimplemented) {
     log_error("no copies of pages error=\"{}\"", copier.error().message());
   }
-  return page_copier_.get();
+  return pages_.copier.get();
 }
 
 Result<AdapterInfo> CudaExecutor::load_adapter(AdapterId id, const std::filesystem::path& folder,

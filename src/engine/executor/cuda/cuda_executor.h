@@ -97,7 +97,7 @@ class CudaExecutor final : public Executor, public ReleasablePlanes {
   // Of the model's weights, which may be loading meanwhile.
   Status finish_loading() { return model_->finish_loading(); }
   MemoryPlan memory_plan() const override { return memory_; }
-  const KvView& kv() const { return kv_->view(); }  // after allocate_kv
+  const KvView& kv() const { return pages_.pool->view(); }  // after allocate_kv
 
   void launch(const ForwardBatch& batch) override;
   void provide_masks(uint64_t step, const MaskView& masks) override;
@@ -169,8 +169,7 @@ class CudaExecutor final : public Executor, public ReleasablePlanes {
 
   Place& place_of(uint64_t step) { return places_[step % places_.size()]; }
   Status enqueue(Place& place);
-  Status run_decode(Place& place);
-  Status run_any(Place& place);
+  Status run(Place& place);
   Status enqueue_input_logprobs(Place& place);
   Status enqueue_sampling(Place& place);
   Status enqueue_samples(Place& place);
@@ -187,7 +186,12 @@ class CudaExecutor final : public Executor, public ReleasablePlanes {
   std::unique_ptr<SlotControls> controls_;      // null: the model has no control vectors
   std::unique_ptr<CudaAdapterStore> adapters_;  // null: entries have none
   std::unique_ptr<StageExchange> stage_;        // null: the model is no stage of a pipeline
-  std::unique_ptr<KvPool> kv_;
+  // Of keys and values.
+  struct Pages {
+    std::unique_ptr<KvPool> pool;
+    std::unique_ptr<CudaPageCopier> copier;  // null until it is wanted
+  };
+  Pages pages_;
 
   std::unique_ptr<CudaDraftChains> chains_;  // null: the model has no draft head
   ThroughHost through_host_;
@@ -200,8 +204,7 @@ class CudaExecutor final : public Executor, public ReleasablePlanes {
   StepGraphs<DecodeKey> graphs_;
   MemoryPlan memory_;
   Status lost_;
-  Counts counts_;                                // but for captures and replays
-  std::unique_ptr<CudaPageCopier> page_copier_;  // null until it is wanted
+  Counts counts_;  // but for captures and replays
 };
 
 // Made-up steps, as CudaExecutor::warm_up() states: a prompt of some length, a short one, and one

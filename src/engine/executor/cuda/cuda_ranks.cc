@@ -103,31 +103,30 @@ Status CudaRanks::move_experts() {
   if (!moves) return moves.error();
   if (moves->empty()) return Status();
   ESP_RETURN_IF_ERROR(each("wait for steps", [&](int32_t rank) { return executor(rank).drain(); }));
-  for (const LayerMove& move : *moves) ESP_RETURN_IF_ERROR(move_experts(move));
+  const auto stream = [&](int32_t rank) -> const cuda::Stream& {
+    return moves_->streams[static_cast<size_t>(rank)];
+  };
+  const auto slots = [&](int32_t rank) { return moves_->slots[static_cast<size_t>(rank)]; };
+  for (const LayerMove& move : *moves) {
+    // The same part of each expert moves: among ranks that have the same features of it.
+    const auto num_slices = static_cast<int32_t>(std::ssize(devices_)) / move.shape.num_groups;
+    for (const std::vector<SlotCopy>& step : move.copies) {
+      const Status copied = each("copy experts", [&](int32_t rank) -> Status {
+        for (const SlotCopy& copy : step) {
+          if (move.shape.group_of(copy.to) != rank / num_slices) continue;
+          const int32_t source = move.shape.group_of(copy.from) * num_slices + rank % num_slices;
+          ESP_RETURN_IF_ERROR(slots(rank)->copy(move.layer, copy, *slots(source), stream(rank)));
+        }
+        return stream(rank).synchronize();
+      });
+      if (!copied.ok()) return copied;
+    }
+    ESP_RETURN_IF_ERROR(each("place experts", [&](int32_t rank) {
+      return slots(rank)->set(move.layer, move.slots, stream(rank));
+    }));
+  }
   ESP_RETURN_IF_ERROR(moves_->balancer.moved(*moves));
   return cuda::use_device(devices_.front());
-}
-
-// The same part of each expert moves: among ranks that have the same features of it.
-Status CudaRanks::move_experts(const LayerMove& move) {
-  const auto num_slices = static_cast<int32_t>(std::ssize(devices_)) / move.shape.num_groups;
-  for (const std::vector<SlotCopy>& step : move.copies) {
-    const Status copied = each("copy experts", [&](int32_t rank) -> Status {
-      const cuda::Stream& stream = moves_->streams[static_cast<size_t>(rank)];
-      for (const SlotCopy& copy : step) {
-        if (move.shape.group_of(copy.to) != rank / num_slices) continue;
-        const int32_t source = move.shape.group_of(copy.from) * num_slices + rank % num_slices;
-        ESP_RETURN_IF_ERROR(moves_->slots[static_cast<size_t>(rank)]->copy(
-            move.layer, copy, *moves_->slots[static_cast<size_t>(source)], stream));
-      }
-      return stream.synchronize();
-    });
-    if (!copied.ok()) return copied;
-  }
-  return each("place experts", [&](int32_t rank) {
-    const auto at = static_cast<size_t>(rank);
-    return moves_->slots[at]->set(move.layer, move.slots, moves_->streams[at]);
-  });
 }
 
 std::vector<const CudaDecoder*> CudaRanks::decoders() const {

@@ -56,7 +56,6 @@ class CudaRanks final : public Executor, public ReleasableMemory {
   Status finish_loading();
   MemoryPlan memory_plan() const override { return executors_.front()->memory_plan(); }
   CudaExecutor& executor(int32_t rank) { return *executors_[static_cast<size_t>(rank)]; }
-  kernels::cuda::DeviceGroup& group() { return *group_; }
   // Calls fn(rank) for all ranks at the same time, each with its device the current one, and
   // returns the first failure.
   Status each(std::string_view what, const std::function<Status(int32_t)>& fn);
@@ -78,7 +77,6 @@ class CudaRanks final : public Executor, public ReleasableMemory {
   // Lets experts change places in front of a step where the counts ask for it: waits for the steps
   // before.
   Status move_experts();
-  Status move_experts(const LayerMove& move);
   void wait_for_all(uint64_t step);
   Status status_of(uint64_t step);
   Status lose(const Status& status);

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""Makes tests/golden/sounds: tiny random models that hear sounds, saved by transformers, and what transformers makes of
+"""Makes tests/golden/sounds: tiny random models that take sounds, saved by transformers, and what transformers makes of
 sounds and of text.
 
     pip install torch==2.15.0 transformers==5.24.0 safetensors numpy soundfile==0.14.0
-    python3 tools/goldens/make_heard_goldens.py tests/golden/sounds
+    python3 tools/goldens/make_sound_goldens.py tests/golden/sounds
 
 Each folder holds config.json, model.safetensors, preprocessor_config.json and reference.safetensors:
   samples_I [1] int32          of a drawn sound (make_audio_goldens.drawn_sound) at 16 kHz
@@ -57,17 +57,17 @@ def main():
     widen(model)
     model.save_pretrained(folder)
     extractor.save_pretrained(folder)
-    reference, heard = {}, []
+    reference, features_of = {}, []
     with torch.no_grad():
         for i, count in enumerate(SAMPLES):
-            heard.append(features(extractor, count))
+            features_of.append(features(extractor, count))
             reference[f"samples_{i}"] = torch.tensor([count], dtype=torch.int32)
-            reference[f"rows_{i}"] = rows_of(model, *heard[-1])
+            reference[f"rows_{i}"] = rows_of(model, *features_of[-1])
         text = numpy.random.default_rng(7).integers(3, 96, 12).tolist()
         spans = [[SOUND] * reference[f"rows_{i}"].shape[0] for i in (0, 2)]
         prompt = torch.tensor(text[:4] + spans[0] + text[4:7] + spans[1] + text[7:])
-        both = {"input_features": torch.cat([heard[0][0], heard[2][0]]),
-                "feature_attention_mask": torch.cat([heard[0][1], heard[2][1]])}
+        both = {"input_features": torch.cat([features_of[0][0], features_of[2][0]]),
+                "feature_attention_mask": torch.cat([features_of[0][1], features_of[2][1]])}
         logits = lambda ids: model(input_ids=ids[None], attention_mask=torch.ones_like(ids)[None], **both).logits[0].float()
         reference["seen_prompt"] = prompt.int()
         reference["seen_logits"] = logits(prompt).contiguous()
