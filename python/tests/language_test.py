@@ -107,14 +107,14 @@ class GenTest(unittest.TestCase):
 
     def test_beam_search_ends_as_early_stopping_says(self):
         @sgl.function
-        def tale(s, early_stopping):
+        def tale(s, ends):
             s += "Once" + sgl.gen("tale", max_tokens=8, n=2, use_beam_search=True, beam_width=3,
-                                  early_stopping=early_stopping)
+                                  early_stopping=ends)
 
-        for early_stopping in (False, True, "never", None):
-            self.assertEqual(len(tale.run(early_stopping=early_stopping)["tale"]), 2)
+        for ends in (False, True, "never", None):
+            self.assertEqual(len(tale.run(ends=ends)["tale"]), 2)
         with self.assertRaisesRegex(Exception, "early_stopping"):
-            tale.run(early_stopping="soon")
+            tale.run(ends="soon")["tale"]
 
     def test_arguments_have_sglangs_places(self):
         @sgl.function
