@@ -123,15 +123,18 @@ Status StepBench::start_one(const ModelLoadOptions& model) {
   return Status();
 }
 
+KvType StepBench::kv_type_of(const ModelPlan& plan) const {
+  if (limits_.kv_e4m3) return KvType::kFloat8E4M3;
+  return plan.type == DType::kFloat32 ? KvType::kFloat32 : KvType::kBFloat16;
+}
+
 Status StepBench::start_ranks(const ModelLoadOptions& model) {
   ESP_ASSIGN_OR_RETURN(const ModelPlan plan, plan_model(model));
   std::vector<int32_t> devices(static_cast<size_t>(limits_.tp));
   std::iota(devices.begin(), devices.end(), 0);
   ESP_ASSIGN_OR_RETURN(auto ranks, CudaRanks::begin_load(plan, model, devices));
   info_ = ranks->rank_info();
-  const KvType type = limits_.kv_e4m3                ? KvType::kFloat8E4M3
-                      : plan.type == DType::kFloat32 ? KvType::kFloat32
-                                                     : KvType::kBFloat16;
+  const KvType type = kv_type_of(plan);
   ESP_RETURN_IF_ERROR(ranks->set_kv_type(type));
   ESP_RETURN_IF_ERROR(ranks->reserve(executor_config(limits_)));
   ESP_RETURN_IF_ERROR(allocate_kv(*ranks, type));
@@ -151,9 +154,7 @@ Status StepBench::start_stages(const ModelLoadOptions& model) {
   }
   ESP_ASSIGN_OR_RETURN(auto stages, CudaStages::begin_load(plan, model, config));
   info_ = stages->info();
-  const KvType type = limits_.kv_e4m3                ? KvType::kFloat8E4M3
-                      : plan.type == DType::kFloat32 ? KvType::kFloat32
-                                                     : KvType::kBFloat16;
+  const KvType type = kv_type_of(plan);
   ESP_RETURN_IF_ERROR(stages->set_kv_type(type));
   ESP_RETURN_IF_ERROR(stages->reserve(executor_config(limits_)));
   ESP_RETURN_IF_ERROR(allocate_kv(*stages, type));

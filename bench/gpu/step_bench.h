@@ -85,6 +85,7 @@ class StepBench {
   StepBench() = default;
   template <typename AnyExecutor>
   Status allocate_kv(AnyExecutor& executor, KvType type);
+  KvType kv_type_of(const ModelPlan& plan) const;  // of ranks and stages
   Status start_one(const ModelLoadOptions& model);
   Status start_ranks(const ModelLoadOptions& model);
   TokenId prompt_token(int32_t position) const;

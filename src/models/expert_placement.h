@@ -57,9 +57,9 @@ bool is_placement(const PlacementShape& shape, std::span<const int32_t> slots);
 // Slot i has expert i, and replicas begin again with expert 0. REQUIRES: check_placement().
 ExpertSlots even_placement(const PlacementShape& shape);
 
-// A placement for experts that got so many tokens. Experts that stay in a group keep their slot,
-// and groups take the new parts that are most like theirs. Returns `now` where that is about as
-// good. REQUIRES: is_placement(now), tokens of each expert.
+// Computes a placement that balances `tokens`, the count of each expert, over the groups. An expert
+// that stays in a group keeps its slot, and the parts are assigned to groups so that few experts
+// are copied. Returns `now` where the new placement is hardly better. REQUIRES: is_placement(now).
 ExpertSlots balanced_placement(const PlacementShape& shape, std::span<const int64_t> tokens,
                                const ExpertSlots& now);
 

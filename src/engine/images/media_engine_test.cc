@@ -64,8 +64,12 @@ TEST(VideoFilesEngine, AFileIsItsSampledFrames) {
   const Answer file = answer(video_file()), frames = answer(listed_frames({0, 10, 20, 30}));
   EXPECT_EQ(file.ids, frames.ids);
   EXPECT_EQ(file.logprobs, frames.logprobs);
-  // Other frames are another video.
-  EXPECT_NE(answer(video_file({.num_frames = 8})).logprobs, file.logprobs);
+  // Other frames are another video; the same eight, asked for by their rate, are computed once.
+  const int64_t encoded = engine->stats().images.num_encoded;
+  const Answer more = answer(video_file({.num_frames = 8}));
+  EXPECT_NE(more.logprobs, file.logprobs);
+  EXPECT_EQ(answer(video_file({.frames_per_second = 4.8})).logprobs, more.logprobs);
+  EXPECT_EQ(engine->stats().images.num_encoded, encoded + 1);
   const auto second = engine->generate(with_video(video_file()));
   ASSERT_TRUE(second);
   EXPECT_EQ(second->stats.cached_tokens, second->stats.prompt_tokens - 1);

@@ -1,6 +1,7 @@
 // Weights that are drawn on the device.
 #include <algorithm>
 #include <filesystem>
+#include <functional>
 #include <utility>
 #include <vector>
 
@@ -36,44 +37,26 @@ class DummyLoader final : public CudaTensorLoader {
       : seed_(seed), codes_(codes), stream_(std::move(stream)) {}
 
   Status put(const TensorPart& part, DType type, std::byte* device) override {
-    return draw(part, part.slice.value_or(TensorSlice::whole(part.shape)), type, device);
+    return later([=, this] {
+      return draw(part, part.slice.value_or(TensorSlice::whole(part.shape)), type, device);
+    });
   }
   WeightCodes stored_codes(const std::string&) const override { return codes_; }
   Status put_e4m3(const TensorPart& part, std::byte* device, float* scales) override {
-    return draw_rows(part, [&](const TensorSlice& slice, int64_t row) {
-      return kc::quantize_rows({.x = drawn_.data(),
-                                .x_stride = slice.columns,
-                                .y = reinterpret_cast<uint8_t*>(device) + row * slice.columns,
-                                .scales = scales + row,
-                                .rows = static_cast<int32_t>(slice.rows),
-                                .dim = static_cast<int32_t>(slice.columns)},
-                               {.stream = stream_.get()});
-    });
+    return later([=, this] { return draw_e4m3(part, device, scales); });
   }
-  // Codes of rows, whose scales are about alike, with one of these for all.
   Status put_block_e4m3(const TensorPart& part, std::byte* device, float* scales) override {
-    const TensorSlice all = part.slice.value_or(TensorSlice::whole(part.shape));
-    ESP_ASSIGN_OR_RETURN(const cuda::DeviceBuffer of_rows,
-                         cuda::DeviceBuffer::allocate(all.rows * 4, "scales drawn"));
-    auto* from = reinterpret_cast<float*>(of_rows.data());
-    ESP_RETURN_IF_ERROR(put_e4m3(part, device, from));
-    float scale = 0;
-    ESP_RETURN_IF_ERROR(cuda::copy_to_host(&scale, from, sizeof(scale), stream_));
-    ESP_RETURN_IF_ERROR(stream_.synchronize());
-    const std::vector<float> values(
-        static_cast<size_t>(kc::scale_blocks(all.rows) * kc::block_scale_stride(all.columns)),
-        scale);
-    ESP_RETURN_IF_ERROR(
-        cuda::copy_to_device(scales, values.data(), std::ssize(values) * 4, stream_));
-    return stream_.synchronize();
+    return later([=, this] { return draw_block_e4m3(part, device, scales); });
   }
   Status put_int4(const TensorPart& part, const kc::Int4Destination& to) override {
-    return draw_rows(part, [&](const TensorSlice& slice, int64_t row) {
-      kc::Int4Destination rows = to;
-      rows.first_row += static_cast<int32_t>(row);
-      rows.rows = static_cast<int32_t>(slice.rows);
-      return kc::quantize_int4({.x = drawn_.data(), .x_stride = slice.columns, .to = rows},
-                               {.stream = stream_.get()});
+    return later([=, this] {
+      return draw_rows(part, [&](const TensorSlice& slice, int64_t row) {
+        kc::Int4Destination rows = to;
+        rows.first_row += static_cast<int32_t>(row);
+        rows.rows = static_cast<int32_t>(slice.rows);
+        return kc::quantize_int4({.x = drawn_.data(), .x_stride = slice.columns, .to = rows},
+                                 {.stream = stream_.get()});
+      });
     });
   }
   Status put_mxfp4(const std::string& name, int64_t count,
@@ -89,22 +72,63 @@ class DummyLoader final : public CudaTensorLoader {
     return Status();
   }
   Status put_rounded_mxfp4(const TensorPart& part, const kc::Mxfp4Destination& to) override {
-    return draw_rows(part, [&](const TensorSlice& slice, int64_t row) {
-      kc::Mxfp4Destination rows = to;
-      rows.first_row += static_cast<int32_t>(row) * to.row_step;
-      rows.rows = static_cast<int32_t>(slice.rows);
-      return kc::quantize_mxfp4({.x = drawn_.data(), .x_stride = slice.columns, .to = rows},
-                                {.stream = stream_.get()});
+    return later([=, this] {
+      return draw_rows(part, [&](const TensorSlice& slice, int64_t row) {
+        kc::Mxfp4Destination rows = to;
+        rows.first_row += static_cast<int32_t>(row) * to.row_step;
+        rows.rows = static_cast<int32_t>(slice.rows);
+        return kc::quantize_mxfp4({.x = drawn_.data(), .x_stride = slice.columns, .to = rows},
+                                  {.stream = stream_.get()});
+      });
     });
   }
   Status put_bytes(const std::string& name, std::span<const int64_t>, std::byte*) override {
     return error(StatusCode::kUnimplemented, "'{}': quantised weights cannot be made up", name);
   }
-  Status start() override { return Status(); }
+  Status start() override {
+    for (const std::function<Status()>& draw : std::exchange(requested_, {}))
+      ESP_RETURN_IF_ERROR(draw());
+    return Status();
+  }
   Status finish() override { return stream_.synchronize(); }
 
  private:
   static constexpr int64_t kDrawnBytes = int64_t{64} << 20;
+
+  // Nothing is written in front of start(): a loader may be dropped without it.
+  Status later(std::function<Status()> draw) {
+    requested_.push_back(std::move(draw));
+    return Status();
+  }
+
+  Status draw_e4m3(const TensorPart& part, std::byte* device, float* scales) {
+    return draw_rows(part, [&](const TensorSlice& slice, int64_t row) {
+      return kc::quantize_rows({.x = drawn_.data(),
+                                .x_stride = slice.columns,
+                                .y = reinterpret_cast<uint8_t*>(device) + row * slice.columns,
+                                .scales = scales + row,
+                                .rows = static_cast<int32_t>(slice.rows),
+                                .dim = static_cast<int32_t>(slice.columns)},
+                               {.stream = stream_.get()});
+    });
+  }
+  // Codes of rows, whose scales are about alike, with one of these for all.
+  Status draw_block_e4m3(const TensorPart& part, std::byte* device, float* scales) {
+    const TensorSlice all = part.slice.value_or(TensorSlice::whole(part.shape));
+    ESP_ASSIGN_OR_RETURN(const cuda::DeviceBuffer of_rows,
+                         cuda::DeviceBuffer::allocate(all.rows * 4, "scales drawn"));
+    auto* from = reinterpret_cast<float*>(of_rows.data());
+    ESP_RETURN_IF_ERROR(draw_e4m3(part, device, from));
+    float scale = 0;
+    ESP_RETURN_IF_ERROR(cuda::copy_to_host(&scale, from, sizeof(scale), stream_));
+    ESP_RETURN_IF_ERROR(stream_.synchronize());
+    const std::vector<float> values(
+        static_cast<size_t>(kc::scale_blocks(all.rows) * kc::block_scale_stride(all.columns)),
+        scale);
+    ESP_RETURN_IF_ERROR(
+        cuda::copy_to_device(scales, values.data(), std::ssize(values) * 4, stream_));
+    return stream_.synchronize();
+  }
 
   // Draws some rows at a time, multiples of 8, as bfloat16 into drawn_; round(slice, row) takes
   // them from there, those from `row` of the part on.
@@ -144,7 +168,8 @@ class DummyLoader final : public CudaTensorLoader {
   const uint64_t seed_;
   const WeightCodes codes_;
   const cuda::Stream stream_;
-  cuda::DeviceBuffer drawn_;  // of what is rounded
+  std::vector<std::function<Status()>> requested_;  // until start()
+  cuda::DeviceBuffer drawn_;                        // of what is rounded
 };
 
 }  // namespace

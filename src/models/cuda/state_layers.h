@@ -1,6 +1,6 @@
-// Steps whose hidden states are returned: the same decoder by a plan that computes all rows to the
-// end of the last layer, and stops behind each layer for whoever copies its states. Steps without
-// such requests run the plain plan, so they cost nothing for it.
+// Steps whose hidden states are returned. They run a second plan of the same decoder, which
+// computes all rows to the end of the last layer and calls CudaStep::on_states behind each layer.
+// Other steps run the plain plan and cost nothing more.
 //
 // Not thread-safe: one thread enqueues. Borrows what create() is given.
 #pragma once
