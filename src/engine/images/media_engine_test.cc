@@ -64,7 +64,7 @@ TEST(VideoFilesEngine, AFileIsItsSampledFrames) {
   const Answer file = answer(video_file()), frames = answer(listed_frames({0, 10, 20, 30}));
   EXPECT_EQ(file.ids, frames.ids);
   EXPECT_EQ(file.logprobs, frames.logprobs);
-  // Other frames are another video; the same eight, asked for by their rate, are computed once.
+  // Other frames are another video; the same eight by their rate are computed once.
   const int64_t encoded = engine->stats().images.num_encoded;
   const Answer more = answer(video_file({.num_frames = 8}));
   EXPECT_NE(more.logprobs, file.logprobs);
