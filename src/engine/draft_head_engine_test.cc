@@ -119,26 +119,30 @@ INSTANTIATE_TEST_SUITE_P(Heads, DraftHeadEngine, testing::ValuesIn(kHeads),
                          [](const auto& heads) { return std::string(heads.param.name); });
 
 // A layer that makes what the model makes has its draft tokens accepted.
+// How many tokens are drafted depends on what steps take, so requests go on until they are enough.
 TEST(DraftHeadOfCheckpoint, ThatIsRightIsAccepted) {
-  const auto run = [](const char* algorithm, EngineStats::Speculation& stats) {
+  const auto load = [](const char* algorithm) {
     EngineConfig config;
     config.speculation.speculative_algorithm = algorithm;
-    const auto engine =
-        load_golden(std::filesystem::absolute(kMtpModels / "mimo_right").string(), config);
+    return load_golden(std::filesystem::absolute(kMtpModels / "mimo_right").string(), config);
+  };
+  const auto answer = [](Engine& engine) {
     GenerateRequest request{.input_ids = {5, 80, 17, 33}};
     request.sampling = {.max_new_tokens = 200, .temperature = 0.0f, .ignore_eos = true};
-    const auto result = engine->generate(request);
+    const auto result = engine.generate(request);
     EXPECT_TRUE(result) << result.error().to_string();
-    stats = engine->stats().speculation;
     return result->output_ids;
   };
-  EngineStats::Speculation without, with_layer;
-  const std::vector<TokenId> want = run("none", without);
+  const auto without = load("none"), with_layer = load("NEXTN");
+  ASSERT_TRUE(without && with_layer);
+  const std::vector<TokenId> want = answer(*without);
   ASSERT_EQ(want.size(), 200u);
-  EXPECT_EQ(run("NEXTN", with_layer), want);
-  EXPECT_EQ(without.drafted_tokens, 0);
-  EXPECT_GT(with_layer.drafted_tokens, 50);
-  EXPECT_GE(with_layer.accepted_tokens, with_layer.drafted_tokens * 9 / 10);
+  EXPECT_EQ(without->stats().speculation.drafted_tokens, 0);
+  for (int i = 0; i < 100 && with_layer->stats().speculation.drafted_tokens <= 50; ++i)
+    ASSERT_EQ(answer(*with_layer), want);
+  const EngineStats::Speculation stats = with_layer->stats().speculation;
+  EXPECT_GT(stats.drafted_tokens, 50);
+  EXPECT_GE(stats.accepted_tokens, stats.drafted_tokens * 9 / 10);
 }
 
 // Requests under a grammar have no chains, and stand beside those that do.
