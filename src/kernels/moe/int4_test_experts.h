@@ -34,11 +34,13 @@ struct ExpertCodes {
           static_cast<uint16_t>((6 + rng.below(3)) << 10 | rng.below(1024) | rng.below(2) << 15));
     }
   }
+  // What the kernels multiply by: of groups of 32 the weights rounded once to bfloat16.
   std::vector<float> values() const {
     std::vector<float> out_values(codes.size());
     for (size_t i = 0; i < codes.size(); ++i) {
       const size_t at = i / static_cast<size_t>(group);
-      out_values[i] = static_cast<float>(codes[i] - zeros[at]) * to_float(Float16{scales[at]});
+      const float exact = static_cast<float>(codes[i] - zeros[at]) * to_float(Float16{scales[at]});
+      out_values[i] = group == cuda::kInt4SmallGroup ? to_float(to_bfloat16(exact)) : exact;
     }
     return out_values;
   }
@@ -143,7 +145,7 @@ struct Int4Experts {
   }
 };
 
-// Groups of 32, whose weights are rounded to bfloat16.
+// Groups of 32.
 struct Int4SmallExperts : Int4Experts {
   Int4SmallExperts(Rng& rng, int experts, int rows, int in, bool gated)
       : Int4Experts(ExpertCodes(rng, experts, rows, in, cuda::kInt4SmallGroup), experts, gated,
