@@ -8,7 +8,6 @@
 
 #include "kernels/collective/cuda.h"
 #include "kernels/random/cuda.h"
-#include "nccl_group.h"
 #include "tensor/cuda/device.h"
 #include "tensor/cuda/memory.h"
 #include "tensor/cuda/stream.h"
@@ -46,7 +45,7 @@ class AllReduceBench {
                                                           .stall_seconds = 10}));
     ESP_RETURN_IF_ERROR(each([&](int32_t rank) { return allocate(rank); }));
     ESP_RETURN_IF_ERROR(group_->connect());
-    auto nccl = NcclGroup::create(devices);
+    auto nccl = kc::DeviceGroup::create_nccl({.devices = devices});
     if (nccl) {
       nccl_ = *std::move(nccl);
     } else {
@@ -108,17 +107,14 @@ class AllReduceBench {
                                             .out_stride = kVocabulary},
                                            {.stream = own.stream.get()});
     }
-    if (c.nccl) {
-      return nccl_->all_reduce(rank, DType::kBFloat16, own.x.data(), int64_t{c.rows} * kDim,
-                               own.stream.get());
-    }
     kc::AllReduceArgs args{.x = own.x.data(), .rows = c.rows, .dim = kDim};
     if (c.fused) {
       args.residual = own.residual.data(), args.residual_stride = kDim;
       args.norm_weight = own.weight.data();
       args.y = own.y.data(), args.y_stride = kDim;
     }
-    return group_->rank(rank).all_reduce(args, {.stream = own.stream.get()});
+    kc::DeviceGroup& group = c.nccl ? *nccl_ : *group_;
+    return group.rank(rank).all_reduce(args, {.stream = own.stream.get()});
   }
 
   Result<double> median_of_rank(int32_t rank, const Case& c) {
@@ -161,8 +157,7 @@ class AllReduceBench {
     return own.stream.synchronize();
   }
 
-  std::unique_ptr<kc::DeviceGroup> group_;
-  std::unique_ptr<NcclGroup> nccl_;
+  std::unique_ptr<kc::DeviceGroup> group_, nccl_;  // the latter null where NCCL is not there
   std::vector<RankMemory> ranks_;
   RankThreads threads_;
 };

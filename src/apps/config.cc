@@ -411,6 +411,9 @@ void add_system_rows(SettingTable& table, EngineConfig& engine) {
           "ranks that divide the model among themselves: GPUs from --base-gpu-id on, or on the "
           "CPU parts of the threads; each has a part of the heads and of the features")
       .aliases = {"tensor-parallel-size", "tp"};
+  table.toggle("disable-custom-all-reduce", engine.compute.disable_custom_all_reduce,
+               "let the GPUs of --tp-size exchange by NCCL, which must be installed, though they "
+               "have peer access");
   add_stage_rows(table, engine);
   add_expert_rows(table, engine.compute);
   table

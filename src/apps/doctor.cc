@@ -250,7 +250,7 @@ Finding check_nccl(std::optional<int> version, int32_t num_devices) {
   if (num_devices < 2)
     return {"NCCL", Health::kGood, "not installed, and not needed without several GPUs", ""};
   return {"NCCL", Health::kNote, "libnccl.so.2 is not installed",
-          "only a model over several GPUs needs it: install libnccl2"};
+          "only GPUs without peer access, and --disable-custom-all-reduce, need it: install libnccl2"};
 }
 
 std::vector<Finding> examine(const DoctorOptions& options) {

@@ -115,7 +115,7 @@ constexpr Group kGroups[] = {
     // What matters only with several devices.
     {Rule::kNoEffect, kSwitch, "",
      "devices of one process communicate in one way, which has no settings",
-     "enable-p2p-check disable-custom-all-reduce enable-nccl-nvls enable-mscclpp enable-symm-mem "
+     "enable-p2p-check enable-nccl-nvls enable-mscclpp enable-symm-mem "
      "enable-torch-symm-mem pre-warm-nccl enable-flashinfer-allreduce-fusion "
      "enforce-disable-flashinfer-allreduce-fusion enable-aiter-allreduce-fusion "
      "disable-aiter-allreduce-fusion-in-decode disable-aiter-allreduce-fusion-in-prefill "

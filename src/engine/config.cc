@@ -472,6 +472,7 @@ ModelLoadOptions model_load_options(const EngineConfig& config) {
           .context_length = config.model.context_length,
           .is_embedding = config.model.is_embedding,
           .config_overrides = config.model.json_model_override_args,
+          .nccl = config.compute.disable_custom_all_reduce,
           .ep_size = config.compute.ep_size,
           .experts = expert_locations(config.compute),
           .draft_path = draft_path(config),

@@ -40,6 +40,7 @@ struct ComputeSettings {
   // Ranks that divide the model among themselves (tensor parallelism), on the CPU: each has a part
   // of the heads, of the features and of the threads.
   int32_t tp_size = 1;
+  bool disable_custom_all_reduce = false;  // ranks on GPUs exchange by NCCL
   // Stages of a pipeline: each has some of the layers, and tp_size ranks of its own. And the tokens
   // of their micro-batches, as far as a step has so many; 0: chosen.
   int32_t pp_size = 1;

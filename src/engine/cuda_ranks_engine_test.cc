@@ -1,5 +1,6 @@
 // The whole engine on several GPUs: the tokens of the CPU's engine, however requests come together,
 // and errors instead of silence when one of the GPUs fails.
+#include <dlfcn.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -71,6 +72,11 @@ TEST_P(EngineRanksCuda, GiveTheTokensOfTheCpu) {
         {.cache = {.page_size = 5}, .schedule = {.chunked_prefill_size = 7}});
   if (GetParam() == "mixtral" || GetParam() == "deepseek_v2")
     check("whole experts", {.compute = {.ep_size = 2}});
+  if (dlopen("libnccl.so.2", RTLD_NOW | RTLD_LOCAL) != nullptr) {
+    check("by NCCL", {.compute = {.disable_custom_all_reduce = true}});
+    check("by NCCL, no graphs",
+          {.compute = {.disable_custom_all_reduce = true, .disable_cuda_graph = true}});
+  }
   const SpeculationSettings speculation{.speculative_algorithm = "COMBINED",
                                         .measures_cost = false};
   EXPECT_GT(check("draft tokens", {.speculation = speculation}).speculation.accepted_tokens, 20);

@@ -138,6 +138,7 @@ struct ModelLoadOptions {
   // tokens of their micro-batches (0: chosen).
   int32_t pp_size = 1;
   int32_t pp_micro_batch_tokens = 0;
+  bool nccl = false;  // ranks on GPUs exchange by NCCL though they have peer access
   // Groups of these ranks that have whole experts; divides tp_size.
   int32_t ep_size = 1;
   ExpertLocations experts;  // among these groups. Where they move, expert_counts is not null

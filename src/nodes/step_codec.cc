@@ -84,7 +84,8 @@ Status StepDecoder::decode(std::string_view payload) {
   const auto num_pages = static_cast<size_t>(limits_.num_pages);
   reader.append_ints(copies_.from, num_pages, 0, limits_.num_pages - 1);
   reader.append_ints(copies_.to, num_pages, 0, limits_.num_pages - 1);
-  reader.append_ints(batch_.token_ids, max_tokens, 0, limits_.vocab_size - 1);
+  reader.append_ints(batch_.token_ids, max_tokens, limits_.tokens_from_slots ? kTokenFromSlot : 0,
+                     limits_.vocab_size - 1);
   reader.append_ints(batch_.positions, max_tokens, 0, limits_.context_length - 1);
   const bool has_window = reader.flag();
   if (has_window != (limits_.num_window_pages > 0)) reader.refuse();
@@ -153,6 +154,8 @@ void StepDecoder::read_tables(ByteReader& reader, BatchEntry& entry) {
   table.pages.resize(static_cast<size_t>(kept));
   reader.append_ints(table.pages, pages_max, 0, limits_.num_pages - 1);
   if (table.pages.size() != pages_max) reader.refuse();
+  if (kept == 0) ++table.version;
+  entry.table_version = table.version;
   entry.num_pages = wanted;
   entry.page_begin = static_cast<int32_t>(batch_.page_tables.size());
   batch_.page_tables.insert(batch_.page_tables.end(), table.pages.begin(), table.pages.end());

@@ -1,6 +1,6 @@
 // A step's batch as bytes, for the nodes that run it beside the leader. They compute what the
 // leader computes and sample nothing, so a batch goes without slot_inits, masks and sampling; its
-// tokens and lengths are resolved.
+// lengths are resolved, and on CPUs its tokens.
 //
 // A page table is sent once: a slot whose table has the version of its last step sends the pages
 // behind those that the other side has. Encoder and decoder therefore see the same steps in the
@@ -28,8 +28,7 @@ struct PageCopies {
 
 class StepEncoder {
  public:
-  // Valid until the next call. REQUIRES: token_ids and the entries' prefix_len are resolved, and no
-  // entry has an adapter, embedding spans or hidden states.
+  // Valid until the next call. REQUIRES: the entries' prefix_len are resolved, and no entry has an adapter, embedding spans or hidden states.
   std::string_view encode(const ForwardBatch& batch, std::span<const TokenId> token_ids,
                           const PageCopies& copies);
 
@@ -53,6 +52,7 @@ struct StepLimits {
   int32_t page_size = 1;
   int32_t num_pages = 0;
   int32_t num_window_pages = 0;  // 0: the window's layers have no pages of their own
+  bool tokens_from_slots = false;  // tokens may be kTokenFromSlot
   int32_t pages_of(int64_t tokens) const {
     return static_cast<int32_t>((tokens + page_size - 1) / page_size);
   }
@@ -73,6 +73,7 @@ class StepDecoder {
  private:
   struct Table {
     std::vector<PageId> pages, window_pages;
+    uint64_t version = 0;
   };
   void read_entry(ByteReader& reader);
   void read_counts(ByteReader& reader, BatchEntry& entry) const;

@@ -112,7 +112,8 @@ void write_grammar_settings(JsonWriter& w, const GrammarSettings& grammar) {
 }
 
 void write_stage_settings(JsonWriter& w, const EngineConfig& e) {
-  w.member("pp_size", e.compute.pp_size)
+  w.member("disable_custom_all_reduce", e.compute.disable_custom_all_reduce)
+      .member("pp_size", e.compute.pp_size)
       .member("pp_micro_batch_tokens", e.compute.pp_micro_batch_tokens);
 }
 

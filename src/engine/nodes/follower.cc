@@ -25,12 +25,13 @@ Result<NodePlan> receive_plan(nodes::Link& link) {
 }
 
 // The leader's configuration, once it knows how many tokens this node can have.
-Result<EngineConfig> agree_on_plan(const NodePart& part) {
+Result<EngineConfig> agree_on_plan(NodePart& part) {
   nodes::Link& link = part.group->link(0);
-  const ModelInfo& info = part.model->info();
+  const ModelInfo& info = part.part_info();
   ESP_ASSIGN_OR_RETURN(const NodePlan wish, receive_plan(link));
-  ESP_ASSIGN_OR_RETURN(const EngineConfig own,
-                       resolve(with_plan(part.config, wish), info, part.system));
+  const EngineConfig wished = with_plan(part.config, wish);
+  if (part.gpu) ESP_ASSIGN_OR_RETURN(part.system, part.gpu->reserve(wished));
+  ESP_ASSIGN_OR_RETURN(const EngineConfig own, resolve(wished, info, part.system));
   std::string answer;
   nodes::append_int(answer, own.cache.max_total_tokens);
   ESP_RETURN_IF_ERROR(link.send(nodes::MessageType::kPlan, answer, kNodeLoadingWait));
@@ -40,10 +41,10 @@ Result<EngineConfig> agree_on_plan(const NodePart& part) {
 
 }  // namespace
 
-Follower::Follower(NodePart part, const EngineConfig& effective, KvPool kv)
+Follower::Follower(NodePart part, const EngineConfig& effective, std::optional<KvPool> kv)
     : part_(std::move(part)),
       kv_(std::move(kv)),
-      limits_(step_limits(effective, part_.model->info())),
+      limits_(step_limits(effective, part_.part_info(), part_.gpu != nullptr)),
       decoder_(limits_) {}
 
 Result<std::unique_ptr<Follower>> Follower::start(const EngineConfig& config,
@@ -52,6 +53,10 @@ Result<std::unique_ptr<Follower>> Follower::start(const EngineConfig& config,
   nodes::NodeGroup& group = *part.group;
   const auto ready = [&]() -> Result<std::unique_ptr<Follower>> {
     ESP_ASSIGN_OR_RETURN(const EngineConfig effective, agree_on_plan(part));
+    if (part.gpu) {
+      ESP_RETURN_IF_ERROR(part.gpu->fill(effective));
+      return std::unique_ptr<Follower>(new Follower(std::move(part), effective, std::nullopt));
+    }
     const ModelInfo info = part.model->info();
     ESP_ASSIGN_OR_RETURN(const KvType type, resolve_kv_type(effective, info));
     ESP_ASSIGN_OR_RETURN(KvPool kv, KvPool::create(kv_pool_config(effective, info, type)));
@@ -95,11 +100,30 @@ void Follower::copy_pages() {
     if (from != to)
       std::memcpy(pages + to * bytes, pages + from * bytes, static_cast<size_t>(bytes));
   };
-  for (const KvView::Layer& layer : kv_.view().layers)
+  for (const KvView::Layer& layer : kv_->view().layers)
     for (size_t i = 0; i < copies.from.size(); ++i) {
       copy(layer.k, layer.page_bytes(), copies.from[i], copies.to[i]);
       if (layer.v != layer.k) copy(layer.v, layer.page_bytes(), copies.from[i], copies.to[i]);
     }
+}
+
+void Follower::compute_on_cpu() {
+  copy_pages();
+  const ForwardBatch& batch = decoder_.batch();
+  part_.model->forward(batch, batch.token_ids, kv_->view(),
+                       [](int32_t, int32_t, std::span<const float>) {});
+}
+
+Status Follower::launch_on_gpu() {
+  Executor& executor = part_.gpu->executor();
+  if (!decoder_.copies().empty())
+    ESP_RETURN_IF_ERROR(executor.copy_pages(decoder_.copies().from, decoder_.copies().to));
+  if (in_flight_.size() == Executor::kMaxInFlight) {
+    executor.wait(in_flight_.front().step);
+    in_flight_.pop_front();
+  }
+  executor.launch(in_flight_.emplace_back(decoder_.batch()));
+  return {};
 }
 
 Status Follower::run() {
@@ -109,13 +133,14 @@ Status Follower::run() {
       if (!part_.group->set_broken(status)) return {};
       return part_.group->status();
     }
-    copy_pages();
-    const ForwardBatch& batch = decoder_.batch();
-    part_.model->forward(batch, batch.token_ids, kv_.view(),
-                         [](int32_t, int32_t, std::span<const float>) {});
+    if (part_.gpu) {
+      if (const Status launched = launch_on_gpu(); !launched.ok()) part_.group->set_failure(launched);
+    } else {
+      compute_on_cpu();
+    }
     if (!part_.group->ok()) return part_.group->status();
     ++num_steps_;
-    num_tokens_ += batch.num_tokens();
+    num_tokens_ += decoder_.batch().num_tokens();
   }
 }
 

@@ -1,7 +1,9 @@
 // A node that computes its part of what the leader schedules. It serves no requests.
 #pragma once
 
+#include <deque>
 #include <memory>
+#include <optional>
 
 #include "base/status.h"
 #include "cache/kv_pool.h"
@@ -22,13 +24,17 @@ class Follower {
   void stop() { part_.group->leave(); }
 
  private:
-  Follower(NodePart part, const EngineConfig& effective, KvPool kv);
+  Follower(NodePart part, const EngineConfig& effective, std::optional<KvPool> kv);
   // Waits for the leader's next message.
   Status await_step();
   void copy_pages();
+  void compute_on_cpu();
+  // Launches the step, and waits for those beyond what may be in flight.
+  Status launch_on_gpu();
 
   NodePart part_;
-  KvPool kv_;
+  std::optional<KvPool> kv_;  // on CPUs
+  std::deque<ForwardBatch> in_flight_;  // on GPUs
   const nodes::StepLimits limits_;
   nodes::StepDecoder decoder_;
   int64_t num_steps_ = 0, num_tokens_ = 0;

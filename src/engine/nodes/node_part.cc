@@ -70,6 +70,10 @@ Result<nodes::Agreement> agreement_of(const EngineConfig& c, const NodeSettings&
       {"--max-total-tokens", text_of(c.cache.max_total_tokens)},
       {"--context-length", text_of(c.model.context_length)},
       {"--is-embedding", text_of(c.model.is_embedding)},
+      {"--speculative-algorithm", c.speculation.speculative_algorithm},
+      {"--speculative-num-draft-tokens", text_of(c.speculation.speculative_num_draft_tokens)},
+      {"--enable-deterministic-inference", text_of(c.compute.enable_deterministic_inference)},
+      {"the device", c.compute.device},
       {"--swa-full-tokens-ratio", text_of(c.cache.swa_full_tokens_ratio)},
       {"--disable-hybrid-swa-memory", text_of(c.cache.disable_hybrid_swa_memory)},
       {"--expert-distribution-recorder-mode", c.compute.expert_distribution_recorder_mode}};
@@ -91,7 +95,34 @@ Result<std::unique_ptr<nodes::NodeGroup>> join_nodes(
                                  .on_failure = std::move(on_failure)});
 }
 
+// What nodes with GPUs do not have besides.
+Status check_gpu_features(const EngineConfig& c) {
+  if (c.compute.expert_distribution_recorder_mode != "none")
+    return error(StatusCode::kUnimplemented,
+                 "nodes with GPUs do not count experts' tokens: leave "
+                 "--expert-distribution-recorder-mode or --nnodes out");
+  return {};
+}
+
+Status start_gpu_part(NodePart& part) {
+  auto gpu = GpuNodePart::start(part.config, part.system, *part.group);
+  if (!gpu) {
+    part.group->set_failure(gpu.error());
+    return part.group->status();
+  }
+  part.gpu = *std::move(gpu);
+  const std::lock_guard lock(part.on_lost->mutex);
+  part.on_lost->stop = [ranks = part.gpu.get()] { ranks->stop(); };
+  return {};
+}
+
 }  // namespace
+
+NodePart::~NodePart() {
+  if (on_lost == nullptr) return;  // moved from
+  const std::lock_guard lock(on_lost->mutex);
+  on_lost->stop = nullptr;
+}
 
 Status check_node_settings(const EngineConfig& config, const NodeSettings& settings) {
   if (settings.nnodes < 1 || settings.nnodes > nodes::kNodesMax)
@@ -115,15 +146,12 @@ Status check_node_settings(const EngineConfig& config, const NodeSettings& setti
 Result<NodePart> start_node_part(const EngineConfig& config, const NodeSettings& settings,
                                  std::function<void(const Status&)> on_failure) {
   ESP_RETURN_IF_ERROR(check_node_settings(config, settings));
-  NodePart part{.config = config};
+  NodePart part;
+  part.config = config;
   ESP_ASSIGN_OR_RETURN(const EngineDevice device,
                        choose_device(config.compute.device, config.compute.base_gpu_id));
-  if (device.cuda)
-    return fail(error(StatusCode::kUnimplemented,
-                      "nodes compute on CPUs, and the device is {}: start with --device cpu, or "
-                      "leave --nnodes out",
-                      device.name));
-  part.config.compute.device = "cpu";
+  if (device.cuda) ESP_RETURN_IF_ERROR(check_gpu_features(config));
+  part.config.compute.device = device.cuda ? "cuda" : "cpu";
   part.system = device.system;
   ModelLoadOptions options = model_load_options(part.config);
   options.tp_size = config.compute.tp_size;
@@ -134,7 +162,19 @@ Result<NodePart> start_node_part(const EngineConfig& config, const NodeSettings&
                       stated.architecture));
   // Before a node waits for the others.
   ESP_ASSIGN_OR_RETURN(const EngineConfig effective, resolve(part.config, stated, part.system));
-  ESP_ASSIGN_OR_RETURN(part.group, join_nodes(part.config, settings, std::move(on_failure)));
+  ESP_ASSIGN_OR_RETURN(part.group, join_nodes(part.config, settings,
+                                              [hook = part.on_lost,
+                                               on_failure = std::move(on_failure)](const Status& why) {
+                                                {
+                                                  const std::lock_guard lock(hook->mutex);
+                                                  if (hook->stop) hook->stop();
+                                                }
+                                                on_failure(why);
+                                              }));
+  if (device.cuda) {
+    ESP_RETURN_IF_ERROR(start_gpu_part(part));
+    return part;
+  }
   part.collectives = std::make_unique<nodes::NodeCollectives>(
       *part.group, config.compute.tp_size / settings.nnodes);
   part.pool = std::make_unique<WorkPool>(effective.compute.num_threads, config.compute.first_cpu);
@@ -191,14 +231,16 @@ int32_t step_tokens_max(const EngineConfig& config) {
   return std::min(s.chunked_prefill_size, s.max_prefill_tokens) + s.max_running_requests;
 }
 
-nodes::StepLimits step_limits(const EngineConfig& config, const ModelInfo& info) {
+nodes::StepLimits step_limits(const EngineConfig& config, const ModelInfo& info,
+                              bool tokens_from_slots) {
   return {.max_slots = config.schedule.max_running_requests,
           .max_tokens = step_tokens_max(config),
           .vocab_size = info.vocab_size,
           .context_length = config.model.context_length,
           .page_size = config.cache.page_size,
           .num_pages = config.cache.max_total_tokens / config.cache.page_size,
-          .num_window_pages = config.cache.max_window_tokens / config.cache.page_size};
+          .num_window_pages = config.cache.max_window_tokens / config.cache.page_size,
+          .tokens_from_slots = tokens_from_slots};
 }
 
 }  // namespace espalier

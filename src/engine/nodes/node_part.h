@@ -4,9 +4,11 @@
 
 #include <functional>
 #include <memory>
+#include <mutex>
 
 #include "base/status.h"
 #include "engine/config.h"
+#include "engine/nodes/gpu_part.h"
 #include "engine/nodes/settings.h"
 #include "models/expert_counts.h"
 #include "models/model.h"
@@ -19,13 +21,29 @@ namespace espalier {
 
 // Declared in the order in which they need each other; a node destroys them backwards.
 struct NodePart {
+  // Called when a node is lost, before the process ends: ends what waits on devices.
+  struct StopHook {
+    std::mutex mutex;
+    std::function<void()> stop;
+  };
+  std::shared_ptr<StopHook> on_lost = std::make_shared<StopHook>();
   EngineConfig config;  // of this node's ranks
   SystemInfo system;
   std::unique_ptr<nodes::NodeGroup> group;
   std::unique_ptr<nodes::NodeCollectives> collectives;
   std::unique_ptr<ExpertCounts> expert_counts;  // null: none are requested
   std::unique_ptr<WorkPool> pool;
-  std::unique_ptr<Model> model;
+  std::unique_ptr<Model> model;      // null: the ranks are on GPUs
+  std::unique_ptr<GpuNodePart> gpu;  // null: they are on CPUs
+
+  NodePart() = default;
+  NodePart(NodePart&&) = default;
+  NodePart& operator=(NodePart&&) = delete;
+  ~NodePart();
+
+  // Of this node's ranks on CPUs, of a rank on GPUs; and of all of these ranks.
+  const ModelInfo& part_info() const { return gpu ? gpu->rank_info() : model->info(); }
+  const ModelInfo& info() const { return gpu ? gpu->info() : model->info(); }
 };
 
 // kUnimplemented names a setting that is not divided among nodes; kInvalidArgument what is wrong.
@@ -54,7 +72,8 @@ Result<NodePlan> decode_node_plan(std::string_view payload);
 EngineConfig with_plan(EngineConfig config, const NodePlan& plan);
 
 // Of steps of an effective configuration.
-nodes::StepLimits step_limits(const EngineConfig& config, const ModelInfo& info);
+nodes::StepLimits step_limits(const EngineConfig& config, const ModelInfo& info,
+                              bool tokens_from_slots);
 // The most tokens of a step, entries' and all.
 int32_t step_tokens_max(const EngineConfig& config);
 

@@ -28,11 +28,17 @@ void StepSender::send(const ForwardBatch& batch, std::span<const TokenId> token_
   }
 }
 
+void NodesExecutor::launch(const ForwardBatch& batch) {
+  if (parts_.node->gpu) parts_.sender->send(batch, batch.token_ids);
+  inner().launch(batch);
+}
+
 const StepResult& NodesExecutor::wait(uint64_t step) {
-  const StepResult& result = parts_.inner->wait(step);
-  if (parts_.group->ok()) return result;
+  const StepResult& result = inner().wait(step);
+  const nodes::NodeGroup& group = *parts_.node->group;
+  if (group.ok()) return result;
   failed_ = result;
-  const Status why = parts_.group->status();
+  const Status why = group.status();
   for (EntryResult& entry : failed_.entries) entry.status = why;
   return failed_;
 }
@@ -40,7 +46,7 @@ const StepResult& NodesExecutor::wait(uint64_t step) {
 // The next step may be one that was launched before this call: it touches none of these pages.
 Status NodesExecutor::copy_pages(std::span<const PageId> from, std::span<const PageId> to) {
   parts_.sender->add_copies(from, to);
-  return parts_.inner->copy_pages(from, to);
+  return inner().copy_pages(from, to);
 }
 
 }  // namespace espalier

@@ -1,5 +1,6 @@
-// The leader's executor: an executor on its own device, whose model sends each step to the
-// followers before it computes its part. Nothing above it knows of nodes.
+// The leader's executor: an executor on its own devices. Each step goes to the followers before the
+// leader computes its part: on CPUs with its tokens, from the model; on GPUs when it is launched,
+// and its tokens are what the ranks' devices have. Nothing above it knows of nodes.
 //
 // When a node is lost every step in flight, and every later one, fails all of its entries with the
 // group's reason. Thread safety as Executor's.
@@ -9,7 +10,7 @@
 #include <mutex>
 
 #include "engine/executor/executor.h"
-#include "nodes/node_collectives.h"
+#include "engine/nodes/node_part.h"
 #include "nodes/node_group.h"
 #include "nodes/step_codec.h"
 
@@ -56,30 +57,31 @@ class LeaderModel final : public Model {
 
 // What the executor owns beside the one that it wraps.
 struct NodesExecutorParts {
-  std::unique_ptr<nodes::NodeGroup> group;
-  std::unique_ptr<nodes::NodeCollectives> collectives;
+  std::unique_ptr<NodePart> node;
   std::unique_ptr<StepSender> sender;
-  std::unique_ptr<Executor> inner;  // last, for it uses all of the above
+  std::unique_ptr<Executor> inner;  // on CPUs; last, for it uses all of the above
 };
 
 class NodesExecutor final : public Executor {
  public:
   explicit NodesExecutor(NodesExecutorParts parts) : parts_(std::move(parts)) {}
 
-  void launch(const ForwardBatch& batch) override { parts_.inner->launch(batch); }
+  void launch(const ForwardBatch& batch) override;
   void provide_masks(uint64_t step, const MaskView& masks) override {
-    parts_.inner->provide_masks(step, masks);
+    inner().provide_masks(step, masks);
   }
   const StepResult& wait(uint64_t step) override;
   Status copy_pages(std::span<const PageId> from, std::span<const PageId> to) override;
-  MemoryPlan memory_plan() const override { return parts_.inner->memory_plan(); }
-  int32_t draft_samples_max() const override { return parts_.inner->draft_samples_max(); }
-  int32_t chain_max() const override { return parts_.inner->chain_max(); }
+  MemoryPlan memory_plan() const override { return inner().memory_plan(); }
+  int32_t draft_samples_max() const override { return inner().draft_samples_max(); }
+  int32_t chain_max() const override { return inner().chain_max(); }
   bool takes_lengths_from_slots() const override {
-    return parts_.inner->takes_lengths_from_slots();
+    return inner().takes_lengths_from_slots();
   }
 
  private:
+  Executor& inner() const { return parts_.inner ? *parts_.inner : parts_.node->gpu->executor(); }
+
   NodesExecutorParts parts_;
   StepResult failed_;
 };

@@ -18,16 +18,16 @@ namespace espalier {
 namespace {
 
 // The leader's choices, with as many tokens of cache as the smallest node can have.
-Result<EngineConfig> plan_nodes(const NodePart& part) {
+Result<EngineConfig> plan_nodes(NodePart& part) {
   // The weights of all nodes together decide the type of the cache, as those of one process do.
-  ModelInfo whole = part.model->info();
+  ModelInfo whole = part.info();
   whole.weight_bytes *= part.group->num_nodes();
   ESP_ASSIGN_OR_RETURN(const KvType type, resolve_kv_type(part.config, whole));
   EngineConfig config = part.config;
   config.cache.kv_cache_dtype = type == KvType::kFloat32    ? "float32"
                                 : type == KvType::kBFloat16 ? "bfloat16"
                                                             : "fp8_e4m3";
-  ESP_ASSIGN_OR_RETURN(const EngineConfig own, resolve(config, part.model->info(), part.system));
+  ESP_ASSIGN_OR_RETURN(EngineConfig own, resolve(config, part.part_info(), part.system));
   NodePlan plan{.kv_cache_dtype = config.cache.kv_cache_dtype,
                 .max_running_requests = own.schedule.max_running_requests,
                 .chunked_prefill_size = own.schedule.chunked_prefill_size,
@@ -40,6 +40,11 @@ Result<EngineConfig> plan_nodes(const NodePart& part) {
     return {};
   };
   ESP_RETURN_IF_ERROR(send_plan());
+  if (part.gpu) {
+    const EngineConfig planned = with_plan(part.config, plan);
+    ESP_ASSIGN_OR_RETURN(part.system, part.gpu->reserve(planned));
+    ESP_ASSIGN_OR_RETURN(own, resolve(planned, part.part_info(), part.system));
+  }
   plan.max_total_tokens = own.cache.max_total_tokens;
   for (int32_t i = 0; i < part.group->num_links(); ++i) {
     ESP_ASSIGN_OR_RETURN(const std::string_view answer,
@@ -51,15 +56,20 @@ Result<EngineConfig> plan_nodes(const NodePart& part) {
     plan.max_total_tokens = std::min(plan.max_total_tokens, tokens);
   }
   ESP_RETURN_IF_ERROR(send_plan());
-  return resolve(with_plan(part.config, plan), part.model->info(), part.system);
+  return resolve(with_plan(part.config, plan), part.part_info(), part.system);
 }
 
 Result<std::unique_ptr<Executor>> make_executor(const EngineConfig& config, NodePart& part) {
+  NodesExecutorParts parts;
+  parts.sender = std::make_unique<StepSender>(*part.group);
+  if (part.gpu) {
+    ESP_RETURN_IF_ERROR(part.gpu->fill(config));
+    parts.node = std::make_unique<NodePart>(std::move(part));
+    return std::make_unique<NodesExecutor>(std::move(parts));
+  }
   const ModelInfo info = part.model->info();
   ESP_ASSIGN_OR_RETURN(const KvType type, resolve_kv_type(config, info));
   ESP_ASSIGN_OR_RETURN(KvPool kv, KvPool::create(kv_pool_config(config, info, type)));
-  NodesExecutorParts parts;
-  parts.sender = std::make_unique<StepSender>(*part.group);
   auto model = std::make_unique<LeaderModel>(std::move(part.model), *parts.sender);
   ESP_ASSIGN_OR_RETURN(
       parts.inner,
@@ -68,8 +78,7 @@ Result<std::unique_ptr<Executor>> make_executor(const EngineConfig& config, Node
           {.max_slots = config.schedule.max_running_requests,
            .max_tokens = step_tokens_max(config),
            .first_chain_page = config.cache.max_total_tokens / config.cache.page_size}));
-  parts.group = std::move(part.group);
-  parts.collectives = std::move(part.collectives);
+  parts.node = std::make_unique<NodePart>(std::move(part));
   return std::make_unique<NodesExecutor>(std::move(parts));
 }
 
@@ -88,7 +97,7 @@ Result<std::unique_ptr<Engine>> create_leader(const EngineConfig& config,
   }
   ESP_ASSIGN_OR_RETURN(parts.defaults, read_generation_defaults(config.model.model_path));
   ESP_ASSIGN_OR_RETURN(NodePart part, start_node_part(config, settings, end_process_soon));
-  parts.info = part.model->info();
+  parts.info = part.info();
   nodes::NodeGroup& group = *part.group;
   auto effective = plan_nodes(part);
   if (effective) {

@@ -9,11 +9,11 @@
 #include <utility>
 #include <vector>
 
-#include "base/fatal_exit.h"
 #include "base/log.h"
 #include "engine/executor/cuda/cuda_executor.h"
 #include "engine/executor/cuda/cuda_ranks.h"
 #include "engine/executor/cuda/cuda_stages.h"
+#include "engine/startup/cuda_settings.h"
 #include "models/cuda/cuda_model_weights.h"
 #include "models/cuda/encoder.h"
 #include "models/load_draft_head.h"
@@ -38,41 +38,6 @@ void log_memory(const MemoryPlan& plan, const EngineConfig& config) {
       "graphs_gib={:.2f} kv_gib={:.2f} max_total_tokens={}",
       gib(plan.weights), gib(plan.encoder), gib(plan.adapters), gib(plan.scratch), gib(plan.steps),
       gib(plan.graphs), gib(plan.kv), config.cache.max_total_tokens);
-}
-
-// Each has a row of logits and a row of the sampler's scratch: 512 take half a gigabyte with a
-// vocabulary of 128,256. Where they do not suffice for all requests the first of a step have them.
-constexpr int32_t kDraftSamplesMax = 512;
-
-// Of a large host the threads that draw where a GPU does not; they are parked until then.
-constexpr int32_t kHostThreadsMax = 8;
-
-int32_t max_draft_samples(const EngineConfig& c) {
-  if (c.speculation.speculative_algorithm == "none") return 0;
-  return static_cast<int32_t>(std::min<int64_t>(
-      kDraftSamplesMax,
-      int64_t{c.schedule.max_running_requests} * c.speculation.speculative_num_draft_tokens));
-}
-
-CudaExecutorConfig executor_config(const EngineConfig& sizes, const SystemInfo& system,
-                                   int64_t encoder_bytes) {
-  const int32_t chunk =
-      std::min(sizes.schedule.chunked_prefill_size, sizes.schedule.max_prefill_tokens);
-  return {.max_slots = sizes.schedule.max_running_requests,
-          .max_draft_samples = max_draft_samples(sizes),
-          .chain_max = sizes.speculation.speculative_num_steps,
-          .max_tokens = chunk + sizes.schedule.max_running_requests,
-          .context_length = sizes.model.context_length,
-          .page_size = sizes.cache.page_size,
-          .graphs = !sizes.compute.disable_cuda_graph,
-          .cascade = !sizes.compute.disable_cascade_attention,
-          .deterministic = sizes.compute.enable_deterministic_inference,
-          .adapter_bytes = sizes.lora.enable_lora ? sizes.lora.max_lora_bytes : 0,
-          .num_host_threads = std::clamp(system.mask_threads, 1, kHostThreadsMax),
-          .first_cpu = sizes.compute.first_cpu,
-          .encoder_bytes = encoder_bytes,
-          // Requests in flight get their errors first.
-          .on_device_lost = end_process_soon};
 }
 
 // The encoder of a model that reads pictures, on the open device, and the bytes it takes there; 0:
@@ -183,7 +148,7 @@ Result<StartedExecutor> start_one(const EngineConfig& user, const SystemInfo& sy
   ESP_ASSIGN_OR_RETURN(const int64_t encoder_bytes, load_encoder(options, config, out));
   ESP_ASSIGN_OR_RETURN(
       auto executor,
-      CudaExecutor::create(std::move(model), executor_config(sizes, system, encoder_bytes),
+      CudaExecutor::create(std::move(model), cuda_executor_config(sizes, system, encoder_bytes),
                            std::move(head)));
   ESP_RETURN_IF_ERROR(fill_memory(*executor, config, sizes, system, out.info, type, out));
   ESP_RETURN_IF_ERROR(make_weights({&decoder}, options, config, out));
@@ -206,7 +171,7 @@ Result<StartedExecutor> start_ranks(const EngineConfig& config, const SystemInfo
   ESP_ASSIGN_OR_RETURN(const EngineConfig sizes, resolve(config, ranks->rank_info(), system));
   ESP_RETURN_IF_ERROR(make_weights(ranks->decoders(), options, config, out));
   ESP_ASSIGN_OR_RETURN(const int64_t encoder_bytes, load_encoder(options, config, out));
-  ESP_RETURN_IF_ERROR(ranks->reserve(executor_config(sizes, system, encoder_bytes)));
+  ESP_RETURN_IF_ERROR(ranks->reserve(cuda_executor_config(sizes, system, encoder_bytes)));
   ESP_RETURN_IF_ERROR(fill_memory(*ranks, config, sizes, system, ranks->rank_info(), type, out));
   out.executor = std::move(ranks);
   return out;
@@ -263,7 +228,7 @@ Result<StartedExecutor> start_stages(const EngineConfig& config, const SystemInf
   ESP_ASSIGN_OR_RETURN(const EngineConfig sizes, resolve(config, stages->stage_info(0), system));
   ESP_ASSIGN_OR_RETURN(out.weights, make_cuda_model_weights(stages->decoders(), options));
   ESP_ASSIGN_OR_RETURN(const int64_t encoder_bytes, load_encoder(options, config, out));
-  ESP_RETURN_IF_ERROR(stages->reserve(executor_config(sizes, system, encoder_bytes)));
+  ESP_RETURN_IF_ERROR(stages->reserve(cuda_executor_config(sizes, system, encoder_bytes)));
   ESP_RETURN_IF_ERROR(fill_stages(*stages, config, sizes, system, type, out));
   out.executor = std::move(stages);
   return out;

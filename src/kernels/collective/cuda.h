@@ -9,6 +9,8 @@
 
 #include <cstdint>
 #include <memory>
+#include <string>
+#include <string_view>
 #include <vector>
 
 #include "kernels/cuda/stream.h"
@@ -78,14 +80,35 @@ struct DeviceGroupOptions {
   double stall_seconds = 60;
 };
 
-// The ranks of one process over peer access (NVLink, or PCIe where the system allows it). Thread-
-// safe but for connect(). Owns the memory through which ranks exchange; outlives their use.
+// The ranks of this process among those of several, which NCCL joins.
+struct NcclRanks {
+  int32_t first_rank = 0;
+  int32_t num_ranks = 0;  // 0: those of this process are all
+  std::string id;         // new_nccl_id() of one of the processes; where these are all it is empty
+};
+Result<std::string> new_nccl_id();
+
+// The ranks of one process. Thread-safe but for connect(). Owns the memory through which ranks
+// exchange; outlives their use, and the graphs that it is captured in.
 class DeviceGroup {
  public:
-  // kUnavailable names two devices that cannot read each other's memory.
+  // Over peer access (NVLink, or PCIe where the system allows it). kUnavailable names two devices
+  // that cannot read each other's memory.
   static Result<std::unique_ptr<DeviceGroup>> create(const DeviceGroupOptions& options);
+  // By NVIDIA's NCCL, which needs no peer access. Sums of more than two ranks are rounded at each
+  // addition, in an order that their size may change; message_bytes and stall_seconds have no
+  // effect. Each rank's operations come from a thread of its own. kUnavailable where NCCL is not
+  // installed or does not join the devices, no two of which may be alike.
+  // Returns when the ranks of all processes are there.
+  static Result<std::unique_ptr<DeviceGroup>> create_nccl(const DeviceGroupOptions& options,
+                                                          const NcclRanks& ranks = {});
   virtual ~DeviceGroup() = default;
 
+  virtual std::string_view name() const = 0;  // "peer access" or "NCCL"
+  // Whether sums are added in one order whatever their size, so that a row's sum does not depend on
+  // the rows beside it.
+  virtual bool keeps_order() const = 0;
+  // rank: of this process, from 0 on.
   virtual DeviceCollective& rank(int32_t rank) = 0;
   // After all ranks' set_buffers(), while nothing runs. kInvalidArgument where they differ in
   // number.

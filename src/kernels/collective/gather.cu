@@ -65,6 +65,44 @@ __global__ void __launch_bounds__(kGatherThreads)
 }
 
 template <typename Word>
+__global__ void __launch_bounds__(kGatherThreads) copy_rows_kernel(RowCopies c) {
+  release_next();
+  wait_for_previous();
+  const int64_t part = int64_t{c.rows} * c.columns, all = part * c.parts;
+  for (int64_t i = int64_t{blockIdx.x} * blockDim.x + threadIdx.x; i < all;
+       i += int64_t{gridDim.x} * blockDim.x) {
+    const int64_t p = i / part, row = i % part / c.columns, column = i % c.columns;
+    static_cast<Word*>(c.to)[row * c.to_stride + p * c.columns + column] =
+        static_cast<const Word*>(c.from)[p * c.from_part + row * c.from_stride + column];
+  }
+}
+
+// PACKS: tokens of slots into a row of tokens; else the other way.
+template <bool PACKS>
+__global__ void __launch_bounds__(kGatherThreads)
+    move_tokens_kernel(ShareTokensArgs args, int32_t* tokens) {
+  wait_for_previous();
+  for (int row = static_cast<int>(threadIdx.x); row < args.rows; row += kGatherThreads) {
+    const int slot = args.row_slots[row];
+    if (PACKS)
+      tokens[row] = slot < 0 ? 0 : args.slot_tokens[slot];
+    else if (slot >= 0)
+      args.slot_tokens[slot] = tokens[row];
+  }
+}
+
+template <typename Word>
+Status launch_copy(RowCopies c, const LaunchOptions& launch) {
+  const int64_t elements = static_cast<int64_t>(sizeof(Word) / dtype_size(c.type));
+  c.columns /= static_cast<int32_t>(elements);
+  for (int64_t* stride : {&c.from_stride, &c.from_part, &c.to_stride}) *stride /= elements;
+  const int64_t all = int64_t{c.rows} * c.columns * c.parts;
+  const auto blocks = std::min<int64_t>(all / kGatherThreads + 1, 1024);
+  return launch_kernel("copy_rows", copy_rows_kernel<Word>, dim3(static_cast<unsigned>(blocks)),
+                       kGatherThreads, 0, launch, c);
+}
+
+template <typename Word>
 Status launch_gather(const PeerView& peers, const PeerBuffers& parts, const AllGatherArgs& args,
                      int64_t element_bytes, const LaunchOptions& launch) {
   const auto words = [&](int64_t elements) {
@@ -98,6 +136,27 @@ Status share_slot_tokens(const PeerView& peers, const ShareTokensArgs& args,
                          const LaunchOptions& launch) {
   return launch_kernel("share_tokens", share_tokens_kernel, dim3(1), kGatherThreads, 0, launch,
                        peers, args);
+}
+
+Status copy_rows(const RowCopies& c, const LaunchOptions& launch) {
+  const auto size = static_cast<int64_t>(dtype_size(c.type));
+  const auto fits = [&](int64_t bytes) {
+    return c.columns * size % bytes == 0 && c.from_stride * size % bytes == 0 &&
+           c.from_part * size % bytes == 0 && c.to_stride * size % bytes == 0;
+  };
+  if (fits(16)) return launch_copy<uint4>(c, launch);
+  if (fits(4)) return launch_copy<uint32_t>(c, launch);
+  return launch_copy<uint16_t>(c, launch);
+}
+
+Status pack_slot_tokens(const ShareTokensArgs& args, int32_t* tokens, const LaunchOptions& launch) {
+  return launch_kernel("share_tokens", move_tokens_kernel<true>, dim3(1), kGatherThreads, 0, launch,
+                       args, tokens);
+}
+Status unpack_slot_tokens(const ShareTokensArgs& args, int32_t* tokens,
+                          const LaunchOptions& launch) {
+  return launch_kernel("share_tokens", move_tokens_kernel<false>, dim3(1), kGatherThreads, 0,
+                       launch, args, tokens);
 }
 
 }  // namespace espalier::kernels::cuda

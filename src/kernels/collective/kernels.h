@@ -18,6 +18,21 @@ Status gather_parts(const PeerView& peers, const PeerBuffers& parts, const AllGa
                     const LaunchOptions& launch);
 Status share_slot_tokens(const PeerView& peers, const ShareTokensArgs& args,
                          const LaunchOptions& launch);
+// to[row, p * columns + c] = from[p * from_part + row * from_stride + c]: parts that lie behind each
+// other, side by side. 16-byte aligned; strides in elements.
+struct RowCopies {
+  DType type = DType::kFloat32;
+  const void* from = nullptr;
+  int64_t from_stride = 0, from_part = 0;
+  void* to = nullptr;
+  int64_t to_stride = 0;
+  int32_t rows = 0, columns = 0, parts = 1;  // above 0
+};
+Status copy_rows(const RowCopies& copies, const LaunchOptions& launch);
+// Tokens of slots into tokens[rows], and back.
+Status pack_slot_tokens(const ShareTokensArgs& args, int32_t* tokens, const LaunchOptions& launch);
+Status unpack_slot_tokens(const ShareTokensArgs& args, int32_t* tokens,
+                          const LaunchOptions& launch);
 // Makes all words of messages missing.
 Status clear_messages(std::byte* messages, int64_t bytes, const LaunchOptions& launch);
 

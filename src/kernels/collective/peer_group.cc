@@ -3,9 +3,8 @@
 #include <atomic>
 #include <utility>
 
+#include "kernels/collective/collective_args.h"
 #include "kernels/collective/kernels.h"
-#include "kernels/cuda/launch.h"
-#include "kernels/norm/cuda.h"
 #include "tensor/cuda/device.h"
 #include "tensor/cuda/memory.h"
 
@@ -13,37 +12,6 @@ namespace espalier::kernels::cuda {
 namespace {
 
 namespace ec = espalier::cuda;
-
-constexpr int32_t kReducedDimMax = 32768;  // of rms_norm()
-
-// The current device's, while this lives.
-class OnDevice {
- public:
-  OnDevice() : device_(ec::current_device()) {}
-  OnDevice(const OnDevice&) = delete;
-  OnDevice& operator=(const OnDevice&) = delete;
-  ~OnDevice() { static_cast<void>(ec::use_device(device_)); }
-
- private:
-  const int32_t device_;
-};
-
-Status check_all_reduce(const AllReduceArgs& args) {
-  if (args.type != DType::kBFloat16 && args.type != DType::kFloat32)
-    return error(StatusCode::kUnimplemented, "all_reduce: {} is not supported",
-                 dtype_name(args.type));
-  if (args.rows < 0 || args.dim < 8 || args.dim % 8 != 0 || args.dim > kReducedDimMax)
-    return invalid_argument("all_reduce: {} rows of {}, which must be a multiple of 8 up to {}",
-                            args.rows, args.dim, kReducedDimMax);
-  const bool aligned_rows = aligned(args.x, 16) && aligned(args.residual, 16) &&
-                            args.residual_stride % 8 == 0 && aligned(args.y, 16) &&
-                            args.y_stride % 8 == 0 && aligned(args.norm_weight, 16);
-  if (!aligned_rows) return invalid_argument("all_reduce: rows are not aligned to 16 bytes");
-  if ((args.y != nullptr) != (args.norm_weight != nullptr) ||
-      (args.y != nullptr && args.residual == nullptr))
-    return invalid_argument("all_reduce: a norm takes a weight, a residual and a result");
-  return {};
-}
 
 class PeerGroup;
 
@@ -78,6 +46,8 @@ class PeerGroup final : public DeviceGroup {
   }
   Status allocate();
 
+  std::string_view name() const override { return "peer access"; }
+  bool keeps_order() const override { return true; }
   DeviceCollective& rank(int32_t rank) override { return *ranks_[static_cast<size_t>(rank)]; }
   Status connect() override;
   void set_message_bytes(int64_t bytes) override {
@@ -127,7 +97,7 @@ Status PeerGroup::allow_access() const {
 }
 
 Status PeerGroup::allocate() {
-  const OnDevice restored;
+  const ec::RestoredDevice restored;
   ESP_RETURN_IF_ERROR(allow_access());
   ESP_ASSIGN_OR_RETURN(control_,
                        ec::PinnedBuffer::allocate(sizeof(GroupControl), "the ranks' state"));
@@ -205,38 +175,18 @@ Status PeerRank::all_reduce(const AllReduceArgs& args, const LaunchOptions& laun
   if (bytes <= group_.message_bytes_) return all_reduce_messages(view_, args, launch);
   ESP_ASSIGN_OR_RETURN(const PeerBuffers buffers, peers_of(args.x));
   ESP_RETURN_IF_ERROR(all_reduce_in_place(view_, buffers, args.type, elements, launch));
-  if (args.residual == nullptr) return {};
-  return rms_norm({.type = args.type,
-                   .x = args.x,
-                   .x_stride = args.dim,
-                   .residual = args.residual,
-                   .residual_stride = args.residual_stride,
-                   .weight = args.norm_weight,
-                   .weight_offset = args.norm_offset,
-                   .y = args.y,
-                   .y_stride = args.y_stride,
-                   .rows = args.rows,
-                   .dim = args.dim,
-                   .epsilon = args.norm_epsilon},
-                  launch);
+  return finish_all_reduce(args, launch);
 }
 
 Status PeerRank::all_gather(const AllGatherArgs& args, const LaunchOptions& launch) {
-  if (args.rows < 0 || args.columns < 1 || args.part_stride < args.columns ||
-      args.out_stride < int64_t{args.columns} * ranks_.num_ranks)
-    return invalid_argument("all_gather: {} rows of {} columns, {} apart, into rows {} apart",
-                            args.rows, args.columns, args.part_stride, args.out_stride);
-  if (!aligned(args.part, 16) || !aligned(args.out, 16))
-    return invalid_argument("all_gather: rows are not aligned to 16 bytes");
+  ESP_RETURN_IF_ERROR(check_all_gather(args, ranks_.num_ranks));
   if (args.rows == 0) return {};
   ESP_ASSIGN_OR_RETURN(const PeerBuffers parts, peers_of(args.part));
   return gather_parts(view_, parts, args, launch);
 }
 
 Status PeerRank::share_tokens(const ShareTokensArgs& args, const LaunchOptions& launch) {
-  if (args.rows < 0 || args.rows > group_.options_.tokens_max)
-    return invalid_argument("share_tokens: {} rows, at most {}", args.rows,
-                            group_.options_.tokens_max);
+  ESP_RETURN_IF_ERROR(check_share_tokens(args, group_.options_.tokens_max));
   if (args.rows == 0) return {};
   return share_slot_tokens(view_, args, launch);
 }

@@ -34,6 +34,17 @@ int32_t count_devices();
 // Makes an open device the thread's current one; costs nothing where it is.
 Status use_device(int32_t index);
 int32_t current_device();
+// Makes the thread's current device the same at its end as at its begin.
+class RestoredDevice {
+ public:
+  RestoredDevice() : device_(current_device()) {}
+  RestoredDevice(const RestoredDevice&) = delete;
+  RestoredDevice& operator=(const RestoredDevice&) = delete;
+  ~RestoredDevice() { static_cast<void>(use_device(device_)); }
+
+ private:
+  const int32_t device_;
+};
 Result<std::string> device_name(int32_t index);  // of a device that CUDA finds: "NVIDIA H200"
 
 // Lets kernels and copies on the thread's current device read and write the other device's memory,

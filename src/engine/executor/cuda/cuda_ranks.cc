@@ -26,6 +26,22 @@ Status check_devices(const std::vector<int32_t>& devices) {
       devices.size(), devices.front(), devices.back(), count);
 }
 
+// Over peer access where the devices have it and NCCL is not wanted; else by NCCL.
+Result<std::unique_ptr<kc::DeviceGroup>> make_group(const std::vector<int32_t>& devices, bool nccl,
+                                                    const kc::NcclRanks* all) {
+  const kc::DeviceGroupOptions options{.devices = devices, .tokens_max = kSlotsMax};
+  if (all != nullptr) return kc::DeviceGroup::create_nccl(options, *all);
+  if (nccl && devices.size() > 1) return kc::DeviceGroup::create_nccl(options);
+  auto group = kc::DeviceGroup::create(options);
+  if (group || group.error().code() != StatusCode::kUnavailable) return group;
+  auto by_nccl = kc::DeviceGroup::create_nccl(options);
+  if (!by_nccl)
+    return fail(error(StatusCode::kUnavailable, "{}; and without peer access: {}",
+                      group.error().message(), by_nccl.error().message()));
+  log_warning("ranks exchange by NCCL reason=\"{}\"", group.error().message());
+  return by_nccl;
+}
+
 }  // namespace
 
 CudaRanks::CudaRanks(const std::vector<int32_t>& devices)
@@ -54,15 +70,15 @@ Status CudaRanks::each(std::string_view what, const std::function<Status(int32_t
 
 Result<std::unique_ptr<CudaRanks>> CudaRanks::begin_load(const ModelPlan& plan,
                                                          const ModelLoadOptions& options,
-                                                         const std::vector<int32_t>& devices) {
+                                                         const std::vector<int32_t>& devices,
+                                                         const kc::NcclRanks* all) {
   ESP_RETURN_IF_ERROR(check_devices(devices));
   std::unique_ptr<CudaRanks> out(new CudaRanks(devices));
   ESP_RETURN_IF_ERROR(out->each("open the GPU", [&](int32_t rank) -> Status {
     const auto info = cuda::open_device(devices[static_cast<size_t>(rank)]);
     return info ? Status() : info.error();
   }));
-  ESP_ASSIGN_OR_RETURN(out->group_,
-                       kc::DeviceGroup::create({.devices = devices, .tokens_max = kSlotsMax}));
+  ESP_ASSIGN_OR_RETURN(out->group_, make_group(devices, options.nccl, all));
   ESP_RETURN_IF_ERROR(out->each("load the model", [&](int32_t rank) -> Status {
     auto model = CudaDecoder::begin_load(plan, options, {}, {&out->group_->rank(rank)});
     if (!model) return model.error();
@@ -77,8 +93,8 @@ Result<std::unique_ptr<CudaRanks>> CudaRanks::begin_load(const ModelPlan& plan,
     out->info_.weight_bytes += bytes;
     out->rank_info_.weight_bytes = std::max(out->rank_info_.weight_bytes, bytes);
   }
-  log_info("ranks={} devices={}-{} collectives=\"peer access\" messages_mib={:.1f}", devices.size(),
-           devices.front(), devices.back(),
+  log_info("ranks={} devices={}-{} collectives=\"{}\" messages_mib={:.1f}", devices.size(),
+           devices.front(), devices.back(), out->group_->name(),
            static_cast<double>(out->group_->device_bytes()) / (1 << 20));
   return out;
 }
@@ -144,6 +160,13 @@ Status CudaRanks::reserve(const CudaExecutorConfig& config, std::span<StageLink*
   if (const int32_t most = kSlotsMax - config.max_draft_samples; config.max_slots > most) {
     return invalid_argument("max_running_requests is {}, but several GPUs take at most {}",
                             config.max_slots, most);
+  }
+  if (config.deterministic && !group_->keeps_order()) {
+    return error(StatusCode::kUnimplemented,
+                 "NCCL adds up {} ranks in an order that changes with a step's size: leave "
+                 "--enable-deterministic-inference or --disable-custom-all-reduce out, or use two "
+                 "ranks",
+                 devices_.size());
   }
   on_device_lost_ = config.on_device_lost;
   in_flight_.assign(static_cast<size_t>(config.max_in_flight), nullptr);

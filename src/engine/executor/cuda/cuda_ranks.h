@@ -31,10 +31,13 @@ class CudaRanks final : public Executor, public ReleasableMemory {
  public:
   // Begins to load each rank's part of the model to its device. devices: of each rank, by index;
   // they need not be open. kInvalidArgument for devices that are not there or a model that so many
-  // ranks do not divide, kUnavailable for devices that cannot read each other's memory.
+  // ranks do not divide, kUnavailable for devices that cannot read each other's memory where NCCL
+  // is not there. all: where other processes have ranks too; each launches the same batches, and
+  // rank 0's process alone has results.
   static Result<std::unique_ptr<CudaRanks>> begin_load(const ModelPlan& plan,
                                                        const ModelLoadOptions& options,
-                                                       const std::vector<int32_t>& devices);
+                                                       const std::vector<int32_t>& devices,
+                                                       const kernels::cuda::NcclRanks* all = nullptr);
   ~CudaRanks() override;
 
   // Of the whole model; and of what the rank with the largest part has of keys, values and weights.
@@ -55,6 +58,8 @@ class CudaRanks final : public Executor, public ReleasableMemory {
   Status warm_up();
   Status finish_loading();
   MemoryPlan memory_plan() const override { return executors_.front()->memory_plan(); }
+  // Ends what waits for ranks that will not come: all steps fail from then on. Thread-safe.
+  void stop() { group_->stop(); }
   CudaExecutor& executor(int32_t rank) { return *executors_[static_cast<size_t>(rank)]; }
   // Calls fn(rank) for all ranks at the same time, each with its device the current one, and
   // returns the first failure.
