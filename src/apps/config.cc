@@ -195,6 +195,10 @@ void add_scheduling_rows(SettingTable& table, EngineConfig& engine) {
       table.number("max-inter-token-latency-ms", engine.schedule.max_inter_token_latency_ms, 0, 1e6,
                    "cut prompts so that steps with running requests take about so long at most"),
       "no bound");
+  shown_default(table.number("mixed-step-ratio", engine.schedule.mixed_step_ratio, 0, 1e6,
+                             "cut prompts so that steps with running requests take at most about "
+                             "so many times as long as without prompts; 0: no bound"),
+                "2 to 8 on CPUs, else no bound");
   table.number("schedule-conservativeness", engine.schedule.schedule_conservativeness, 0, 100,
                "above 1 admits fewer requests and retracts fewer");
 }

@@ -120,6 +120,11 @@ Status check_fields(const EngineConfig& c) {
   if (!(c.schedule.max_inter_token_latency_ms >= 0))
     return invalid_argument("max_inter_token_latency_ms is {}, but must not be negative",
                             c.schedule.max_inter_token_latency_ms);
+  if (c.schedule.mixed_step_ratio > 0 && !(c.schedule.mixed_step_ratio > 1))
+    return invalid_argument(
+        "mixed_step_ratio is {}, but must be above 1, or 0 for no bound: at 1 a step has no time "
+        "for prompts",
+        c.schedule.mixed_step_ratio);
   if (const auto share = parse_fair_share(c.schedule.fair_share); !share) return share.error();
   if (const auto policy = parse_eviction_policy(c.cache.radix_eviction_policy); !policy)
     return policy.error();
@@ -420,6 +425,11 @@ Result<EngineConfig> resolve(const EngineConfig& user, const ModelInfo& info,
   c.schedule.max_running_requests =
       std::min(c.schedule.max_running_requests, c.cache.max_total_tokens);
   resolve_prefill(user, system, c);
+  c.schedule.mixed_step_ratio_most = c.schedule.mixed_step_ratio;
+  if (c.schedule.mixed_step_ratio < 0) {
+    c.schedule.mixed_step_ratio = system.mixed_step_ratio;
+    c.schedule.mixed_step_ratio_most = system.mixed_step_ratio_most;
+  }
   ESP_RETURN_IF_ERROR(check_pictures_fit(c, info));
   const int32_t cpus = std::max(1, system.num_cpus);
   c.compute.num_threads = c.compute.num_threads == 0 ? cpus : std::min(c.compute.num_threads, cpus);

@@ -148,6 +148,10 @@ struct ScheduleSettings {
   bool disable_priority_preemption = false;
   // Prompts are cut so that steps with running requests take about so long at most; 0: no bound.
   double max_inter_token_latency_ms = 0;
+  // The same, so that they take so many times as long as without prompts at most; 0: no bound;
+  // below 0: no bound on GPUs, and on CPUs from 2 to 8 by how many wait for their prompts.
+  double mixed_step_ratio = -1;
+  double mixed_step_ratio_most = 0;  // chosen
 };
 
 struct SamplingSettings {

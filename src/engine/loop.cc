@@ -18,7 +18,9 @@ SchedulerConfig scheduler_config(const EngineConfig& c, const Executor& executor
       .chunked_prefill_size =
           std::min(c.schedule.chunked_prefill_size, c.schedule.max_prefill_tokens),
       .context_length = c.model.context_length,
-      .inter_token_seconds_max = c.schedule.max_inter_token_latency_ms * 1e-3,
+      .step_bound = {.seconds = c.schedule.max_inter_token_latency_ms * 1e-3,
+                     .ratio = c.schedule.mixed_step_ratio,
+                     .ratio_most = c.schedule.mixed_step_ratio_most},
       .policy = *parse_schedule_policy(c.schedule.schedule_policy),
       .fair_share = *parse_fair_share(c.schedule.fair_share),
       .bypass_bound = c.schedule.schedule_bypass_bound,

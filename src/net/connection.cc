@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <boost/asio/post.hpp>
 #include <exception>
+#include <limits>
 #include <new>
 
 #include "base/log.h"
@@ -382,7 +383,7 @@ void Connection::write(uint64_t exchange, std::string&& bytes) {
     return;
   // A stream's client has not been able to read what comes now, of whatever size.
   const size_t bound = shared_->config.max_pending_output_bytes;
-  if (output_.exceeds(bound, transport_.num_unsent())) flush();
+  if (output_.exceeds(bound, transport_.num_unsent())) flush(std::numeric_limits<size_t>::max());
   if (state_ == State::kClosed) return;
   if (output_.exceeds(bound, transport_.num_unsent())) {
     ++shared_->dropped_slow_total;
@@ -430,12 +431,16 @@ void Connection::flush_soon() {
   io_->flush_later(shared_from_this());
 }
 
-void Connection::flush() {
+void Connection::flush(size_t num_bytes_max) {
   flush_wanted_ = false;
   if (waiting_writable_ || state_ == State::kClosed) return;
+  size_t num_written = 0;
   while (pending_output() > 0) {
+    if (num_written > num_bytes_max) return flush_soon();
     error_code ec;
-    output_.consume(transport_.write(output_.pending(), ec));
+    const size_t num_bytes = transport_.write(output_.pending(), ec);
+    num_written += num_bytes;
+    output_.consume(num_bytes);
     ++shared_->socket_writes_total;
     if (ec == asio::error::would_block || ec == asio::error::try_again) return wait_writable();
     if (ec) return close();

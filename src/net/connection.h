@@ -51,7 +51,9 @@ class Connection : public std::enable_shared_from_this<Connection> {
   void start();
   void begin_shutdown();  // closes when idle, else after the answer in progress
   void close();           // at once
-  void flush();
+  // Writes what the socket takes; beyond so many bytes others have a turn first.
+  static constexpr size_t kTurnBytesMax = 4 << 20;
+  void flush(size_t num_bytes_max = kTurnBytesMax);
 
   // The handle's side. Calls for an exchange that is over do nothing.
   void send(uint64_t exchange, HttpResponse&& response);

@@ -400,6 +400,49 @@ TEST_F(HttpServerTest, AClientThatDoesNotReadIsDroppedAndBlocksNoOne) {
   expect_serves();
 }
 
+// The tasks of one answer take 3 s in all, and a request that comes meanwhile waits for a few.
+TEST_F(HttpServerTest, TasksThatTakeLongLeaveRoomForRequests) {
+  std::atomic<int> num_run = 0;
+  add("GET", "/busy", [&](HttpRequest&&, ResponsePtr r) {
+    r->start_stream(200, {});
+    for (int i = 0; i < 600; ++i)
+      r->post([&, r, i] {
+        EXPECT_EQ(num_run++, i);
+        const TimePoint ends = std::chrono::steady_clock::now() + 5ms;
+        while (std::chrono::steady_clock::now() < ends) {
+        }
+        if (i == 599) r->finish();
+      });
+  });
+  start();
+  TestSocket busy(port());
+  busy.write("GET /busy HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n");
+  while (num_run == 0) std::this_thread::yield();
+  expect_serves();
+  EXPECT_LT(num_run.load(), 300);
+  EXPECT_TRUE(busy.read_to_end().starts_with("HTTP/1.1 200"));
+  EXPECT_EQ(num_run.load(), 600);
+}
+
+// 256 MB that its client takes as fast as they come.
+TEST_F(HttpServerTest, ALargeAnswerLeavesRoomForRequests) {
+  constexpr size_t kBytes = 256 << 20;
+  add("GET", "/large", [&](HttpRequest&&, ResponsePtr r) {
+    r->send(HttpResponse::text(200, std::string(kBytes, 'z')));
+  });
+  start();
+  std::atomic<bool> is_read = false;
+  std::thread reader([&] {
+    EXPECT_EQ(client().get("/large")->body.size(), kBytes);
+    is_read = true;
+  });
+  while (server_->stats().requests_total == 0) std::this_thread::yield();
+  int num_served = 0;
+  for (; !is_read; ++num_served) expect_serves();
+  reader.join();
+  EXPECT_GT(num_served, 3);
+}
+
 TEST_F(HttpServerTest, AnEventMayBeLargerThanWhatMayBePending) {
   config_.max_pending_output_bytes = 1 << 20;
   constexpr size_t kEvent = 32 << 20;  // more than sockets hold

@@ -69,6 +69,10 @@ void IoThread::post(Task task) {
     if (drain_posted_) return;
     drain_posted_ = true;
   }
+  wake();
+}
+
+void IoThread::wake() {
   try {
     asio::post(context_, [this] { drain(); });
   } catch (const std::bad_alloc&) {  // the tasks stay, and the next post wakes the thread
@@ -78,17 +82,34 @@ void IoThread::post(Task task) {
 }
 
 void IoThread::drain() {
-  {
+  if (running_.empty()) {
     std::lock_guard lock(mutex_);
     running_.swap(mailbox_);
-    drain_posted_ = false;
   }
+  run_slice();
+  {
+    std::lock_guard lock(mutex_);
+    drain_posted_ = !running_.empty() || !mailbox_.empty();
+    if (!drain_posted_) return;
+  }
+  const MemoryReserveScope reserve;
+  wake();
+}
+
+// The events of many answers may take long to write, and /health is not to wait for all of them.
+void IoThread::run_slice() {
+  constexpr Duration kSlice = std::chrono::milliseconds(5);
+  constexpr size_t kTasksBetweenLooks = 4;  // at the clock
   const Step step(*this);
-  for (Task& task : running_) {
-    run_task(task);
-    task = nullptr;  // what it holds goes now, not when the whole batch is done
+  const TimePoint ends = std::chrono::steady_clock::now() + kSlice;
+  while (next_ < running_.size()) {
+    run_task(running_[next_]);
+    running_[next_] = nullptr;  // what it holds goes now, not when the whole batch is done
+    if (++next_ % kTasksBetweenLooks == 0 && std::chrono::steady_clock::now() >= ends) break;
   }
+  if (next_ < running_.size()) return;
   running_.clear();
+  next_ = 0;
 }
 
 void IoThread::flush() {

@@ -37,7 +37,8 @@ class IoThread : public std::enable_shared_from_this<IoThread> {
   boost::asio::io_context& context() { return context_; }
   bool in_thread() const { return std::this_thread::get_id() == thread_id_.load(); }
 
-  // Tasks run in the order of their posts. A mailbox that has any is drained by one wake-up.
+  // Tasks run in the order of their posts. A mailbox that has any is drained by one wake-up; where
+  // that takes long, sockets that are ready have a turn in between.
   void post(Task task);
   void run(Task task) { in_thread() ? task() : post(std::move(task)); }
   void post_after(Duration delay, Task task);
@@ -77,7 +78,9 @@ class IoThread : public std::enable_shared_from_this<IoThread> {
   std::string_view http_date();                   // "Sun, 06 Nov 1994 08:49:37 GMT", of this second
 
  private:
+  void wake();  // REQUIRES drain_posted_
   void drain();
+  void run_slice();
   void flush();
 
   boost::asio::io_context context_;
@@ -90,7 +93,8 @@ class IoThread : public std::enable_shared_from_this<IoThread> {
   bool drain_posted_ = false;
   bool closed_ = false;
 
-  std::vector<Task> running_;
+  std::vector<Task> running_;  // taken from the mailbox; those before next_ have run
+  size_t next_ = 0;
   std::vector<std::shared_ptr<Connection>> to_flush_;
   bool in_step_ = false;
   bool finished_ = false;

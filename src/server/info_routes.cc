@@ -158,8 +158,10 @@ void write_engine_settings(JsonWriter& w, const EngineConfig& e) {
   w.member("schedule_max_overtakes", e.schedule.schedule_bypass_bound);  // its former name
   w.member("priority_scheduling_preemption_threshold",
            e.schedule.priority_scheduling_preemption_threshold);
-  w.member("disable_priority_preemption", e.schedule.disable_priority_preemption);
-  w.member("max_inter_token_latency_ms", e.schedule.max_inter_token_latency_ms);
+  w.member("disable_priority_preemption", e.schedule.disable_priority_preemption)
+      .member("max_inter_token_latency_ms", e.schedule.max_inter_token_latency_ms)
+      .member("mixed_step_ratio", e.schedule.mixed_step_ratio)
+      .member("mixed_step_ratio_most", e.schedule.mixed_step_ratio_most);
   w.member("schedule_conservativeness", e.schedule.schedule_conservativeness);
   w.member("disable_radix_cache", e.cache.disable_radix_cache);
   w.member("enable_hierarchical_cache", e.tiers.enable_hierarchical_cache);

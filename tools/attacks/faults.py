@@ -1,11 +1,5 @@
-"""What the system does to a server: signals, a full disk, too few descriptors, too little address space;
-and all attacks at once beside one good stream, whose tokens must keep coming."""
-import collections
-import functools
-import json
-import multiprocessing
+"""What the system does to a server: signals, a full disk, too few descriptors, too little address space."""
 import os
-import random
 import resource
 import signal
 import socket
@@ -13,17 +7,10 @@ import tempfile
 import threading
 import time
 
-from common import Outcome, Target, percentile, request_bytes, run_threads
-import clients
-import fields
-import grammars
+from common import Outcome, Target
 
-ADDRESS_SPACE = 3200 << 20
-SLOWDOWN_MAX = 3.0
-MEMORY_SLACK = 1.1
-OTHER_BYTES = 200 << 20  # code, stacks, buffers of a step, kept parts of the heap
 GOOD = {"text": "Once upon a time", "sampling_params": {"max_new_tokens": 4}}
-STREAM = {"text": "Once upon", "stream": True, "extra_key": "good", "sampling_params": {"max_new_tokens": 150, "ignore_eos": True}}
+STREAM = {"text": "Once upon", "stream": True, "sampling_params": {"max_new_tokens": 150, "ignore_eos": True}}
 
 
 def expect_good(outcome, target, after):
@@ -158,117 +145,10 @@ def too_little_memory(outcome):
                 outcome.fail("a start without memory is not explained", f"{mib} MiB: {str(error)[:300]}")
 
 
-def hostile_work(target, budget_ends, kind, seed):
-    """One client that attacks until the end."""
-    rng = random.Random(seed)
-    document = json.loads(target.get("/openapi.json")[2])
-    pairs, makers = fields.pairs(document, rng), grammars.bodies(rng)
-    logprobs = {"text": "a", "return_logprob": True, "top_logprobs_num": 4096,
-                "sampling_params": {"n": 200, "max_new_tokens": 20, "ignore_eos": True}}
-    while time.monotonic() < budget_ends and target.is_alive():
-        left = max(0.1, min(20.0, budget_ends - time.monotonic()))
-        if kind == "fields":
-            case = next(pairs)
-            if case.path not in fields.ALONE:
-                target.send(case.method, case.path, case.body.encode("utf-8", "surrogatepass"), timeout=left)
-        elif kind == "grammars":
-            path, body, _ = next(makers)
-            target.send("POST", path, body, timeout=left)
-        elif kind == "clients":
-            try:
-                clients.leave(target, rng)
-            except OSError:
-                pass
-        elif kind == "bodies":
-            target.send("POST", "/generate", b'{"text":"' + b"a" * (60 << 20) + b'"}', timeout=left)
-        elif kind == "logprobs":
-            target.send("POST", "/generate", logprobs, timeout=left)
-        elif kind == "samples":
-            target.send("POST", "/generate", {"text": "a b " * 300, "sampling_params": {
-                "n": 64, "max_new_tokens": 60, "ignore_eos": True, "stop_regex": ["(a|b)*c{1,9}zz"] * 20}}, timeout=left)
-
-
-def stream_gaps(target, ends):
-    """Seconds between the pieces of good streams, one after the other until the end; and how many were refused."""
-    gaps, refused = [], collections.Counter()
-    request = request_bytes("POST", "/generate", json.dumps(STREAM).encode())
-    while time.monotonic() < ends and target.is_alive():
-        try:
-            with socket.create_connection(("127.0.0.1", target.port), timeout=30) as connection:
-                connection.sendall(request)
-                first = connection.recv(1 << 16)
-                if not first.startswith(b"HTTP/1.1 200"):
-                    refused[first[9:12].decode() or "closed"] += 1
-                    time.sleep(0.05)
-                    continue
-                at = time.monotonic()
-                while time.monotonic() < ends and connection.recv(1 << 16):
-                    gaps.append(time.monotonic() - at)
-                    at = time.monotonic()
-        except OSError as error:
-            refused[type(error).__name__] += 1
-    return gaps, refused
-
-
-def attack_in_a_process(target, kinds, ends, seed):
-    """All kinds at once in a process of its own, at a low priority: the attackers are other machines, and the
-    good stream's times are not to be those of this interpreter."""
-    def work():
-        os.nice(15)
-        target.is_alive = lambda: True  # a process can ask this of its own children alone
-        run_threads([functools.partial(hostile_work, target, ends, kind, f"{seed} {i}") for i, kind in enumerate(kinds)])
-    process = multiprocessing.get_context("fork").Process(target=work, daemon=True)
-    process.start()
-    return process
-
-
-def sum_of_limits(target):
-    total = OTHER_BYTES
-    for account in ("bodies", "outputs", "responses"):
-        total += target.metric(f"espalier:memory_{account}_bytes_limit")
-    return total
-
-
-def all_at_once(outcome, budget):
-    """Every attack at once under a limited address space, beside a good stream."""
-    seconds = max(10.0, budget.left())
-    # As many at once as a small machine decodes in little more time than one.
-    limits = ["--max-running-requests", "8", "--max-bodies-bytes", str(300 << 20), "--max-outputs-bytes", str(300 << 20), "--grammar-cache-bytes", str(200 << 20)]
-    with Target("--fair-share", "tenant", "--max-total-tokens", "200000", *limits,
-                limits={resource.RLIMIT_AS: ADDRESS_SPACE}) as target:
-        quiet, _ = stream_gaps(target, time.monotonic() + min(8.0, seconds / 5))
-        ends = time.monotonic() + seconds
-        kinds = ["fields", "fields", "grammars", "grammars", "clients", "clients", "bodies", "bodies", "logprobs", "logprobs", "samples"]
-        attackers = attack_in_a_process(target, kinds, ends, budget.seed)
-        gaps, refused = stream_gaps(target, ends)
-        attackers.join(60)
-        attackers.kill()
-        outcome.case(len(kinds))
-        if not target.is_alive():
-            return outcome.fail("ended when all attacks came at once", f"{target.process.returncode}: {target.output()[-300:]}")
-        bound = (sum_of_limits(target) + (200 << 20) + kv_bytes(target)) * MEMORY_SLACK / (1 << 20)
-        before, after = percentile(quiet, 0.99) * 1000, percentile(gaps, 0.99) * 1000
-        outcome.fact(f"all at once for {seconds:.0f} s: inter-token p99 {before:.1f} ms quiet, {after:.1f} ms beside ({len(gaps)} tokens, "
-                     f"refused {dict(refused)}), peak {target.memory_mib('VmHWM'):.0f} of {bound:.0f} MiB")
-        if after > SLOWDOWN_MAX * before:
-            outcome.fail("the good stream is slowed down", f"p99 {before:.1f} -> {after:.1f} ms")
-        if target.memory_mib("VmHWM") > bound:
-            outcome.fail("more memory than the limits", f"{target.memory_mib('VmHWM'):.0f} > {bound:.0f} MiB")
-        time.sleep(1)
-        expect_good(outcome, target, "all attacks")
-
-
-def kv_bytes(target):
-    """Of the KV cache and the weights, as the server reports them."""
-    usage = json.loads(target.get("/server_info")[2])["internal_states"][0]["memory_usage"]
-    return (usage["kvcache"] + usage["weight"]) * (1 << 30)
-
-
 def run(budget):
     outcome = Outcome("faults")
     signals(outcome)
     full_disk(outcome)
     few_descriptors(outcome)
     too_little_memory(outcome)
-    all_at_once(outcome, budget)
     return outcome

@@ -19,6 +19,7 @@ BatchBuilder::BatchBuilder(const SchedulerConfig& config, const PrefixCache& cac
       steps_(steps),
       budget_(budget),
       proposer_(proposer),
+      step_time_(config.step_bound),
       page_tables_(config.max_running) {}
 
 void BatchBuilder::begin(ForwardBatch& batch, uint64_t step) {
@@ -42,7 +43,7 @@ void BatchBuilder::end(ForwardBatch& batch) {
 class BatchBuilder::PartLimit {
  public:
   PartLimit(BatchBuilder& builder, const Sequence& sequence, const CountPromptShares& count_shares)
-      : builder_(builder), is_one_of_several_(shares_of(builder, count_shares).count > 1) {
+      : builder_(builder), is_one_of_several_(builder.shares(count_shares).count > 1) {
     if (!is_one_of_several_) return;
     const WaitingShare& share = *sequence.queue.share;
     used_ = &builder.part_used_[&share];
@@ -63,24 +64,38 @@ class BatchBuilder::PartLimit {
   PartLimit& operator=(const PartLimit&) = delete;
 
  private:
-  static const PromptShares& shares_of(BatchBuilder& builder,
-                                       const CountPromptShares& count_shares) {
-    std::optional<PromptShares>& shares = builder.prompt_shares_;
-    if (!shares) shares = count_shares ? count_shares() : PromptShares();
-    return *shares;
-  }
-
   BatchBuilder& builder_;
   const bool is_one_of_several_;
   int32_t* used_ = nullptr;
   int32_t step_left_ = 0, limit_ = 0;
 };
 
+const PromptShares& BatchBuilder::shares(const CountPromptShares& count_shares) {
+  if (!prompt_shares_) prompt_shares_ = count_shares ? count_shares() : PromptShares();
+  return *prompt_shares_;
+}
+
 // What the step has used of its prompt tokens stays used.
 void BatchBuilder::limit_prompt_tokens(int32_t most) {
   const int32_t less = std::max(0, prompt_tokens_left_ - most);
   prompt_tokens_left_ -= less;
   prompt_tokens_most_ -= less;
+}
+
+// Where sequences wait for their next token. The prompt that has come furthest stands for all that
+// run, for its tokens cost the most: steps come out shorter rather than longer.
+void BatchBuilder::limit_step_time(const ForwardBatch& batch,
+                                   const CountPromptShares& count_shares) {
+  if (!step_time_.is_bounded()) return;
+  int32_t prefix = 0;
+  for (const Sequence* s : running_.running()) {
+    if (s->prefilling())
+      prefix = std::max(prefix, s->num_launched);
+    else if (s->num_samples_launched < s->spec.max_new_tokens)
+      is_time_limited_ = true;
+  }
+  if (!is_time_limited_) return;
+  limit_prompt_tokens(step_time_.prompt_tokens(batch, prefix, shares(count_shares).per_decode));
 }
 
 void BatchBuilder::add_running(ForwardBatch& batch, const CountPromptShares& count_shares) {
@@ -93,12 +108,12 @@ void BatchBuilder::add_running(ForwardBatch& batch, const CountPromptShares& cou
   // and forced ones take what is left beside it.
   const int32_t kept = std::min(std::exchange(picture_tokens_due_, 0), prompt_tokens_left_);
   draft_samples_left_ = kept > 0 ? 0 : config_.draft_samples_max;
+  is_time_limited_ = false;
   if (waits_for_commit()) return limit_prompt_tokens(0);
   prompt_tokens_left_ -= kept;
   add_decode_entries(batch, count_shares);
   prompt_tokens_left_ += kept;
-  if (config_.inter_token_seconds_max > 0 && !batch.entries.empty())
-    limit_prompt_tokens(step_time_.tokens_within(config_.inter_token_seconds_max));
+  limit_step_time(batch, count_shares);
   for (Sequence* sequence : running_.running()) {
     if (!sequence->prefilling()) continue;
     const PartLimit limit(*this, *sequence, count_shares);
@@ -170,6 +185,7 @@ void BatchBuilder::add_chunk(ForwardBatch& batch, Sequence& sequence) {
   auto count = static_cast<int32_t>(std::min<int64_t>(
       budget_.room_for(sequence),
       std::min(prompt_tokens_left_, sequence.prefill_end - sequence.num_launched)));
+  if (is_time_limited_) count = std::min(count, step_time_.chunk_tokens(sequence.num_launched));
   if (count > 0) count = keep_pictures_whole(batch, sequence, count);
   if (count <= 0) return;
   ESP_CHECK(budget_.grow(sequence, sequence.num_launched + count));
@@ -428,11 +444,7 @@ void BatchBuilder::observe_step_time(const ForwardBatch& batch, const StepResult
                           .is_first = result.graph_use == GraphUse::kRecorded};
   proposer_.observe_step(batch, times);
   if (config_.chain_max > 0) proposer_.observe_chains(batch, times, result.draft_seconds);
-  if (config_.inter_token_seconds_max <= 0) return;
-  int32_t num_prompt_tokens = 0;
-  for (const BatchEntry& entry : batch.entries)
-    if (entry.num_query_tokens > 1) num_prompt_tokens += entry.num_query_tokens;
-  step_time_.observe(num_prompt_tokens, seconds);
+  step_time_.observe(batch, seconds);
 }
 
 void BatchBuilder::check_sequence(const Sequence& s) const {

@@ -6,7 +6,7 @@
 //  - A token that a step in flight samples is kTokenFromSlot. A sequence whose end by length is
 //    certain gets no entry; one that ends otherwise has one entry that is thrown away.
 //  - Prompt tokens, forced tokens beyond the first, and draft tokens share one limit per step
-//    (chunked_prefill_size, or less to keep inter_token_seconds_max). Decode comes first.
+//    (chunked_prefill_size, or less to keep step_bound). Decode comes first.
 //  - Where the proposer plans draft tokens, decode entries stay in one step: while draft tokens are
 //    verified, or where it pays to know the last sample first, nothing is built before the commit.
 //  - Draft tokens use only pages left over after one page for each running sequence, so speculation
@@ -37,6 +37,9 @@ namespace espalier {
 struct PromptShares {
   int32_t count = 1;
   double weight = 1;  // of all
+  // The weight of those who wait for their prompts over that of those who wait for their next
+  // token; without shares their numbers.
+  double per_decode = 1;
 };
 using CountPromptShares = std::function<PromptShares()>;
 
@@ -52,7 +55,7 @@ class BatchBuilder {
   // With several shares that have prompts to compute, each one's take at most its part of the
   // step's prompt tokens, forced tokens among them, so that long prompts of one leave room for
   // those that wait. `count_shares` is called at the first prompt token or draft token, if there is
-  // one, because it reads all running sequences; without it there is one share.
+  // one, and for step_bound, because it reads all running sequences; without it there is one share.
   void add_running(ForwardBatch& batch, const CountPromptShares& count_shares = {});
   // As much of the sequence's prompt as the step and the memory allow; maybe nothing.
   void add_chunk(ForwardBatch& batch, Sequence& sequence);
@@ -61,8 +64,7 @@ class BatchBuilder {
   // Prompt tokens that the step may still take; below 0 behind a picture that went in whole.
   int32_t prompt_tokens_left() const { return prompt_tokens_left_; }
 
-  // Learns the durations of a step that has been committed now, for inter_token_seconds_max and the
-  // proposer.
+  // Learns the durations of a step that has been committed now, for step_bound and the proposer.
   void observe_step_time(const ForwardBatch& batch, const StepResult& result, TimePoint now);
 
   // Aborts unless the sequence's launched tokens and samples are consistent.
@@ -72,6 +74,8 @@ class BatchBuilder {
   void add_decode_entries(ForwardBatch& batch, const CountPromptShares& count_shares);
   class PartLimit;
   void limit_prompt_tokens(int32_t most);
+  void limit_step_time(const ForwardBatch& batch, const CountPromptShares& count_shares);
+  const PromptShares& shares(const CountPromptShares& count_shares);
   int32_t keep_pictures_whole(const ForwardBatch& batch, const Sequence& sequence, int32_t count);
   void add_entry(ForwardBatch& batch, Sequence& sequence, int32_t num_query_tokens);
   static void add_slot_init(ForwardBatch& batch, Sequence& sequence);
@@ -105,6 +109,7 @@ class BatchBuilder {
   SharedPrefixes shared_prefixes_;
   int32_t prompt_tokens_left_ = 0;  // of the step being built
   int32_t draft_samples_left_ = 0;  // the same
+  bool is_time_limited_ = false;    // the same
   int32_t picture_tokens_due_ = 0;  // of a whole picture that had no room in the step before
   std::optional<PromptShares> prompt_shares_;         // the same: as soon as they are counted
   int32_t prompt_tokens_most_ = 0;                    // the same: used and left

@@ -174,15 +174,29 @@ void Scheduler::fill(ForwardBatch& batch) {
   admit(batch);
 }
 
-// Forced tokens count as prompts do.
+// Forced tokens count as prompts do. Without shares each sequence counts, of those that wait as
+// many as there are slots for.
 PromptShares Scheduler::shares_with_prompts() const {
-  if (config_.fair_share == FairShare::kNone) return {};
-  std::set<const WaitingShare*> shares;
+  const auto of = [](double prompts, double decode) { return decode > 0 ? prompts / decode : 1; };
+  if (config_.fair_share == FairShare::kNone) {
+    const auto num_prompts = std::ranges::count_if(running_->running(), &Sequence::prefilling);
+    const auto num_decode = std::ssize(running_->running()) - num_prompts;
+    const int32_t num_free = config_.max_running - running_->num_running();
+    const auto num_next = std::min(queue_->size(), std::max(0, num_free));
+    return {.per_decode =
+                of(static_cast<double>(num_prompts + num_next), static_cast<double>(num_decode))};
+  }
+  std::set<const WaitingShare*> shares, decode_shares;
   queue_->add_waiting_shares(shares);
-  for (const Sequence* s : running_->running())
+  for (const Sequence* s : running_->running()) {
     if (s->prefilling() || s->num_due() > 1) shares.insert(s->queue.share);
+    if (!s->prefilling()) decode_shares.insert(s->queue.share);
+  }
   PromptShares parts{.count = static_cast<int32_t>(shares.size()), .weight = 0};
   for (const WaitingShare* share : shares) parts.weight += share->weight;
+  double decode_weight = 0;
+  for (const WaitingShare* share : decode_shares) decode_weight += share->weight;
+  parts.per_decode = of(parts.weight, decode_weight);
   return parts;
 }
 

@@ -26,6 +26,7 @@
 #include "base/clock.h"
 #include "base/status.h"
 #include "engine/scheduler/step_counter.h"
+#include "engine/scheduler/step_time.h"
 #include "engine/scheduler/token_proposer.h"
 #include "seams/forward_batch.h"
 #include "seams/step_result.h"
@@ -200,9 +201,9 @@ struct SchedulerConfig {
   int32_t max_waiting = 0;           // retracted ones come on top
   int32_t chunked_prefill_size = 0;  // prompt tokens in one step, over all entries; 0: no limit
   int32_t context_length = 0;        // prompt and output together
-  // Steps that hold decode entries take no more prompt tokens than keep them within this, as learnt
-  // from StepResult::forward_seconds; 0: no bound. Prompts advance in any case.
-  double inter_token_seconds_max = 0;
+  // Steps take no more prompt tokens than keep them within this while sequences wait for their next
+  // token, as learnt from StepResult::forward_seconds. Prompts advance in any case.
+  StepTime::Bound step_bound;
   SchedulePolicy policy = SchedulePolicy::kLpm;
 
   FairShare fair_share = FairShare::kNone;

@@ -343,7 +343,7 @@ TEST_F(SchedulerTest, PromptsKeepWithinTheInterTokenBound) {
       if (entry.num_query_tokens > 1) seconds += 0.001 * entry.num_query_tokens;
     return seconds;
   };
-  start(3000, {.chunked_prefill_size = 500, .inter_token_seconds_max = 0.060});
+  start(3000, {.chunked_prefill_size = 500, .step_bound = {.seconds = 0.060}});
   ASSERT_TRUE(add(1, counting(0, 300), 60).ok());
   EXPECT_THAT(step(), ElementsAre("1:0+300s"));  // nobody waits for a token
   step();
@@ -363,15 +363,33 @@ TEST_F(SchedulerTest, PromptsKeepWithinTheInterTokenBound) {
   EXPECT_EQ(ends_.size(), 5u);
 }
 
-TEST(StepTime, KnowsWhatItHasSeen) {
-  StepTime time;
-  EXPECT_EQ(time.tokens_within(1), StepTime::kUnknown);
-  time.observe(100, 0.5);  // without a base it says nothing
-  EXPECT_EQ(time.tokens_within(1), StepTime::kUnknown);
-  time.observe(0, 0.1);
-  time.observe(100, 0.3);
-  EXPECT_EQ(time.tokens_within(0.5), 200);
-  EXPECT_EQ(time.tokens_within(0.05), StepTime::kLeast);
+// A token costs more the more tokens are before it, as on a CPU: behind 800 as much as a decode
+// entry.
+TEST_F(SchedulerTest, PromptsTakeNoMoreOfAStepThanDecode) {
+  seconds_of_ = [](const ForwardBatch& batch) {
+    double seconds = 0.010;
+    for (const BatchEntry& entry : batch.entries)
+      for (int32_t i = 0; entry.num_query_tokens > 1 && i < entry.num_query_tokens; ++i)
+        seconds += 0.0002 * (1 + (entry.prefix_len + i) / 64.0);
+    return seconds;
+  };
+  start(8000, {.chunked_prefill_size = 500, .context_length = 2000, .step_bound = {.ratio = 2}});
+  ASSERT_TRUE(add(1, counting(0, 4), 900).ok());
+  for (int i = 0; i < 20; ++i) step();
+  for (SequenceId id = 2; id <= 6; ++id)
+    ASSERT_TRUE(add(id, counting(static_cast<TokenId>(id * 5), 800), 1).ok());
+  std::vector<double> seconds;
+  while (ends_.size() < 5 && !ends_.contains(1)) {
+    ForwardBatch& batch = batches_[num_launched_ % 2];
+    ASSERT_FALSE(next().empty());
+    seconds.push_back(seconds_of_(batch));
+    commit();
+  }
+  EXPECT_EQ(ends_.size(), 5u) << "prompts have half of the time";
+  std::ranges::sort(seconds);
+  EXPECT_LE(seconds[seconds.size() * 98 / 100], 0.025);
+  EXPECT_LE(seconds.back(), 0.100) << "while nothing is known, too";
+  EXPECT_GE(seconds[seconds.size() / 2], 0.016);
 }
 
 // The entry in flight of a sequence that has ended is not committed yet.

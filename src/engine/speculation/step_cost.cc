@@ -15,37 +15,7 @@ constexpr double kLeastSlope = 0.01;
 constexpr double kOptimism = 0.5;
 // What was measured once is not believed, for the system may have interrupted the step.
 constexpr int32_t kMeasuredLeast = 2;
-// The weight of a new value in a cell's mean number of entries or draft tokens.
-constexpr double kMeanWeight = 0.25;
-
-void move_mean(double& mean, double value, bool is_first) {
-  mean = is_first ? value : mean + kMeanWeight * (value - mean);
-}
-
-double on_line(double x, double x0, double y0, double x1, double y1) {
-  return x1 > x0 ? y0 + (y1 - y0) * (x - x0) / (x1 - x0) : y1;
-}
 }  // namespace
-
-void RecentMedian::add(double value) { kept_[num_added_++ % kNumKept] = value; }
-
-double RecentMedian::value() const {
-  if (num_added_ == 0) return 0;
-  std::array<double, kNumKept> sorted = kept_;
-  const int32_t rank = size() < kTrusted ? 0 : size() / 2;
-  const auto at = sorted.begin() + rank;
-  std::nth_element(sorted.begin(), at, sorted.begin() + size());
-  return *at;
-}
-
-size_t StepCost::range_of(int32_t number) {
-  const auto n = static_cast<uint32_t>(std::max(number, 1));
-  if (n <= 2) return n - 1;
-  // Above 2^k the ranges end at 1.5 * 2^k and 2^(k+1).
-  const auto k = static_cast<uint32_t>(std::bit_width(n - 1)) - 1;
-  const uint32_t middle = 3u << (k - 1);
-  return 2 * k + (n <= middle ? 0 : 1);
-}
 
 int32_t StepCost::next_edge(int32_t rows) {
   const auto n = static_cast<uint32_t>(std::max(rows, 1));
@@ -59,11 +29,7 @@ void StepCost::observe(int32_t num_entries, int32_t num_draft_tokens, double sec
   ++num_steps_;
   const size_t range = entry_range(num_entries);
   if (num_draft_tokens == 0) {
-    Plain& plain = plain_[range];
-    if (num_steps_ - plain.last_step > kStalePlainSteps) plain.seconds.clear();
-    move_mean(plain.entries, num_entries, plain.seconds.size() == 0);
-    plain.seconds.add(seconds);
-    plain.last_step = num_steps_;
+    plain_.observe(num_entries, seconds, num_steps_);
     return;
   }
   const double plain = plain_seconds(num_entries);
@@ -73,27 +39,6 @@ void StepCost::observe(int32_t num_entries, int32_t num_draft_tokens, double sec
   move_mean(cell.draft_tokens, num_draft_tokens, cell.ratio.size() == 0);
   cell.ratio.add(seconds / plain);
   cell.last_step = num_steps_;
-}
-
-// Between the nearest measured numbers of entries; beyond them that of the nearest.
-double StepCost::plain_seconds(int32_t num_entries) const {
-  const Plain *below = nullptr, *above = nullptr;
-  for (size_t i = 0; i < kEntryRanges && above == nullptr; ++i) {
-    if (plain_[i].seconds.size() == 0) continue;
-    (plain_[i].entries <= num_entries ? below : above) = &plain_[i];
-  }
-  if (below == nullptr || above == nullptr) {
-    const Plain* const only = below != nullptr ? below : above;
-    return only != nullptr ? only->seconds.value() : 0;
-  }
-  return on_line(num_entries, below->entries, below->seconds.value(), above->entries,
-                 above->seconds.value());
-}
-
-bool StepCost::needs_plain_step(int32_t num_entries) const {
-  const Plain& plain = plain_[entry_range(num_entries)];
-  return num_steps_ > 0 && (plain.seconds.size() < RecentMedian::kTrusted ||
-                            num_steps_ - plain.last_step > kStalePlainSteps);
 }
 
 double StepCost::aged_ratio(const Cell& cell) const {

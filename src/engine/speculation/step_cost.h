@@ -16,30 +16,14 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "engine/scheduler/plain_steps.h"
+
 namespace espalier {
-
-// The median of the latest values. A step that the system interrupted moves a mean by so much that
-// drafting would stay off for thousands of steps; it does not move the median.
-class RecentMedian {
- public:
-  void add(double value);
-  void clear() { num_added_ = 0; }
-  int32_t size() const { return static_cast<int32_t>(std::min(num_added_, kNumKept)); }
-  // 0 while there is none. Of fewer than kTrusted values it is the least: the first step of a size
-  // may load kernels or record a graph.
-  double value() const;
-  static constexpr int32_t kTrusted = 3;
-
- private:
-  static constexpr size_t kNumKept = 9;
-  std::array<double, kNumKept> kept_{};
-  size_t num_added_ = 0;
-};
 
 class StepCost {
  public:
   // Ranges of numbers, two an octave: 1, 2, 3, 4, 5-6, 7-8, 9-12, 13-16, ...
-  static size_t range_of(int32_t number);
+  static size_t range_of(int32_t number) { return PlainSteps::range_of(number); }
   // Rows at which a plan may end, four an octave: 1 to 8, 10, 12, 14, 16, 20, ... The least of them
   // that is not below `rows`.
   static int32_t next_edge(int32_t rows);
@@ -49,14 +33,16 @@ class StepCost {
   void observe(int32_t num_entries, int32_t num_draft_tokens, double seconds);
 
   // Of a step without draft tokens; 0 while none has been measured.
-  double plain_seconds(int32_t num_entries) const;
+  double plain_seconds(int32_t num_entries) const { return plain_.seconds(num_entries); }
   // Of the range of so many draft tokens, as it was measured of late.
   const RecentMedian& measured(int32_t num_entries, int32_t num_draft_tokens) const {
     return cells_[entry_range(num_entries)][row_range(num_entries, num_draft_tokens)].ratio;
   }
   // Whether a step of so many entries should run without draft tokens, because its time is not
   // known or old. False while no step has been measured: a device may not measure any.
-  bool needs_plain_step(int32_t num_entries) const;
+  bool needs_plain_step(int32_t num_entries) const {
+    return num_steps_ > 0 && plain_.need_step(num_entries, num_steps_);
+  }
 
   // A step's time over that of one without draft tokens, by its draft tokens.
   class Curve {
@@ -80,18 +66,13 @@ class StepCost {
   Curve curve(int32_t num_entries) const;
 
  private:
-  static constexpr size_t kEntryRanges = 26, kRowRanges = Curve::kNodesMax - 1;
+  static constexpr size_t kEntryRanges = PlainSteps::kRanges, kRowRanges = Curve::kNodesMax - 1;
   // What was measured so many steps ago is measured anew.
-  static constexpr uint64_t kStaleSteps = 4096, kStalePlainSteps = 512;
+  static constexpr uint64_t kStaleSteps = 4096;
 
-  struct Plain {
-    RecentMedian seconds;
-    double entries = 0;  // of the steps measured, a running mean
-    uint64_t last_step = 0;
-  };
   struct Cell {
     RecentMedian ratio;
-    double draft_tokens = 0;  // the same
+    double draft_tokens = 0;  // of the steps measured, a running mean
     uint64_t last_step = 0;
   };
   static size_t entry_range(int32_t num_entries) {
@@ -103,7 +84,7 @@ class StepCost {
   }
   double aged_ratio(const Cell& cell) const;
 
-  std::array<Plain, kEntryRanges> plain_;
+  PlainSteps plain_;  // by entries
   // By the range of entries and by how many ranges the rows are above it.
   std::array<std::array<Cell, kRowRanges>, kEntryRanges> cells_;
   uint64_t num_steps_ = 0;

@@ -15,6 +15,9 @@ constexpr double kCudaMemFraction = 1.0;
 constexpr int32_t kMaskThreadsMax = 8, kImageThreadsMax = 16;
 // Prompt tokens of one step: about 0.2 seconds of an 8 B model.
 constexpr int32_t kCudaChunk = 8192;
+// A decode step of few requests takes a hundredth of a chunk's time there, and prompts cut to twice
+// that would leave most of the device idle.
+constexpr double kCudaMixedStepRatio = 0;
 
 }  // namespace
 
@@ -58,6 +61,7 @@ Result<EngineDevice> choose_device(
   out.system.available_bytes = memory.free_bytes;
   out.system.mem_fraction = kCudaMemFraction;
   out.system.prefill_chunk = kCudaChunk;
+  out.system.mixed_step_ratio = out.system.mixed_step_ratio_most = kCudaMixedStepRatio;
   out.system.image_threads = std::clamp(out.system.num_cpus, 4, kImageThreadsMax);
   out.system.mask_threads = std::clamp(out.system.num_cpus / 2, 1, kMaskThreadsMax);
   return out;

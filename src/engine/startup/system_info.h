@@ -14,6 +14,9 @@ struct SystemInfo {
   // running requests do not stall behind a long prompt).
   double mem_fraction = 0.6;
   int32_t prefill_chunk = 512;
+  // A step with prompts and running requests to the same step without prompts, at most, by how many
+  // wait for their prompts; 0: no bound.
+  double mixed_step_ratio = 2, mixed_step_ratio_most = 8;
   // Threads that fill the masks of a step: where processors compute the step there are none to
   // spare for it.
   int32_t mask_threads = 1;
