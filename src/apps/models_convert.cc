@@ -9,6 +9,7 @@
 #include <memory>
 #include <optional>
 
+#include "apps/calibration.h"
 #include "apps/command_line.h"
 #include "apps/commands.h"
 #include "apps/config.h"
@@ -38,6 +39,7 @@ struct ConvertOptions {
   fs::path source, destination;
   std::string type;
   bool force = false;
+  CalibrationOptions calibration;
 };
 
 // The parts of a source that is a GGUF; nothing where it is a folder.
@@ -241,33 +243,62 @@ Status copy_other_files(const fs::path& from, const fs::path& to) {
                from.string(), problem.message());
 }
 
+Result<boost::json::object> read_config_fields(const fs::path& path) {
+  ESP_ASSIGN_OR_RETURN(const std::string text, read_text_file(path));
+  boost::system::error_code problem;
+  boost::json::value config = boost::json::parse(text, problem);
+  if (problem || !config.is_object())
+    return fail(error(StatusCode::kDataLoss, "{}: it is no JSON object", path.string()));
+  return std::move(config.as_object());
+}
+
+// Rounds matrices beside the output, before it is written.
+Result<std::optional<RoundedMatrices>> calibrate_first(const fs::path& source,
+                                                       const Checkpoint& checkpoint,
+                                                       const CompressedFormat& format,
+                                                       const CalibrationOptions& calibration,
+                                                       const StagedOutput& output) {
+  if (calibration.file.empty()) return std::nullopt;
+  ESP_ASSIGN_OR_RETURN(RoundedMatrices rounded,
+                       RoundedMatrices::create(output.path() / ".rounded"));
+  ESP_ASSIGN_OR_RETURN(const auto layers,
+                       calibrate_folder(source, checkpoint, format, calibration, rounded));
+  ESP_RETURN_IF_ERROR(rounded.finish());
+  fmt::print("{}", calibration_text(layers));
+  return std::optional(std::move(rounded));
+}
+
 // A folder whose matrices are rounded, in compressed-tensors' format.
 Status write_compressed(const fs::path& source, const CompressedFormat& format,
-                        StagedOutput& output) {
+                        const CalibrationOptions& calibration, StagedOutput& output) {
   if (find_gguf(source))
     return error(StatusCode::kInvalidArgument,
                  "{} is a GGUF: make a folder of it first (espalier models convert), whose "
                  "matrices {} takes",
                  source.string(), format.name);
   ESP_ASSIGN_OR_RETURN(const Checkpoint checkpoint, Checkpoint::open(source));
-  ESP_ASSIGN_OR_RETURN(const CompressedPlan plan, plan_compressed(checkpoint, format));
-  ESP_ASSIGN_OR_RETURN(const std::string text, read_text_file(source / "config.json"));
-  boost::system::error_code problem;
-  boost::json::value config = boost::json::parse(text, problem);
-  if (problem || !config.is_object())
-    return error(StatusCode::kDataLoss, "{}: it is no JSON object",
-                 (source / "config.json").string());
-  config.as_object()["quantization_config"] = boost::json::parse(plan.quantization_config);
+  ESP_ASSIGN_OR_RETURN(boost::json::object config, read_config_fields(source / "config.json"));
+  // What cannot be written is refused before it is calibrated, which may take hours.
+  const CompressedFormat& first =
+      format.kind == CompressedFormat::Kind::kFp8Static ? *find_compressed_format("FP8") : format;
+  ESP_ASSIGN_OR_RETURN(CompressedPlan plan, plan_compressed(checkpoint, first));
   const int64_t bytes = total_bytes(plan.tensors);
-  ESP_RETURN_IF_ERROR(output.require_space(bytes));
+  ESP_RETURN_IF_ERROR(output.require_space(calibration.file.empty() ? bytes : 2 * bytes));
   std::error_code refused;
   if (!fs::create_directory(output.path(), refused))
     return error(StatusCode::kInternal, "the folder {} cannot be made: {}", output.path().string(),
                  refused.message());
+  ESP_ASSIGN_OR_RETURN(const std::optional<RoundedMatrices> rounded,
+                       calibrate_first(source, checkpoint, format, calibration, output));
+  if (rounded) {
+    ESP_ASSIGN_OR_RETURN(plan, plan_compressed(checkpoint, format, &*rounded));
+  }
+  config["quantization_config"] = boost::json::parse(plan.quantization_config);
   ESP_RETURN_IF_ERROR(copy_other_files(source, output.path()));
   ESP_RETURN_IF_ERROR(
       write_file(output.path() / "config.json", boost::json::serialize(config) + "\n"));
-  return write_safetensors(output.path(), plan.tensors, kShardBytes, bar_of_writing(bytes));
+  return write_safetensors(output.path(), plan.tensors, kShardBytes,
+                           bar_of_writing(total_bytes(plan.tensors)));
 }
 
 int64_t size_of(const fs::path& path) {
@@ -292,7 +323,7 @@ Status convert(const ConvertOptions& options, const Wanted& wanted) {
                        StagedOutput::create(options.destination, options.force));
   const bool to_gguf = options.destination.extension() == ".gguf";
   if (wanted.compressed != nullptr)
-    ESP_RETURN_IF_ERROR(write_compressed(source, *wanted.compressed, output));
+    ESP_RETURN_IF_ERROR(write_compressed(source, *wanted.compressed, options.calibration, output));
   else
     ESP_RETURN_IF_ERROR(to_gguf ? write_to_gguf(source, wanted.types, output)
                                 : write_folder(source, *wanted.types.matrices, output));
@@ -317,6 +348,19 @@ std::vector<std::string> type_names(bool quantised) {
   return out;
 }
 
+// Only folders are calibrated, and scales of activations come from nothing else.
+Status check_calibration(const ConvertOptions& options) {
+  const bool calibrates = !options.calibration.file.empty();
+  if (calibrates && find_compressed_format(options.type) == nullptr)
+    return invalid_argument("--calibration: blocks of {} are rounded without it; leave it out",
+                            options.type);
+  if (!calibrates && options.type == "FP8_STATIC")
+    return invalid_argument(
+        "--type FP8_STATIC has scales of activations, which calibration finds: give a file of "
+        "texts with --calibration");
+  return {};
+}
+
 // GGUFs have blocks, folders compressed-tensors' formats.
 Status check_name(const ConvertOptions& options) {
   const bool gguf = options.destination.extension() == ".gguf";
@@ -328,6 +372,18 @@ Status check_name(const ConvertOptions& options) {
               : invalid_argument(
                     "{}: blocks of {} are those of GGUF files, so the name ends in .gguf",
                     options.destination.string(), options.type);
+}
+
+void add_calibration(CalibrationOptions& options, SettingTable& table) {
+  table.group("Calibration");
+  table.path("calibration", options.file,
+             "texts that the model is to be good at, a text file or .jsonl of strings or objects "
+             "with a \"text\": matrices of a folder are rounded for the inputs that they have in "
+             "them");
+  table.integer("calibration-samples", options.samples, 1, 1 << 20, "of the texts");
+  table.integer("calibration-length", options.length, 2, 1 << 20, "tokens of a sample, at most");
+  table.integer("num-threads", options.num_threads, 0, 4096,
+                "that calibrate; 0: one for each core");
 }
 
 int run(std::string name, std::string description, std::string footer, bool quantise,
@@ -342,6 +398,7 @@ int run(std::string name, std::string description, std::string footer, bool quan
                      "matrix keep 8 bits, or formats of a folder, whose embedding and head stay"
                    : "the type of the elements");
   table.toggle("force", options.force, "replace what is there under the result's name");
+  if (quantise) add_calibration(options.calibration, table);
   CommandLine command{
       std::move(name), std::move(description), std::move(footer), "SOURCE RESULT", {}};
   if (const auto exit_code = parse_command_line(command, table, SettingTable(), args))
@@ -353,7 +410,8 @@ int run(std::string name, std::string description, std::string footer, bool quan
   options.source = command.words[0];
   options.destination = command.words[1];
   if (quantise) {
-    if (const Status named = check_name(options); !named.ok()) return report(named, kExitUsage);
+    for (const Status& checked : {check_name(options), check_calibration(options)})
+      if (!checked.ok()) return report(checked, kExitUsage);
   }
   Wanted wanted{.types = {.matrices = find_block_encoder(options.type)},
                 .compressed = find_compressed_format(options.type),
@@ -385,7 +443,7 @@ int run_models_quantize(const std::vector<std::string>& args) {
       "how far each layer's matrices are from those before.",
       "Examples:\n"
       "  espalier models quantize Qwen/Qwen3-0.6B qwen3-q4.gguf --type Q4_0\n"
-      "  espalier models quantize Qwen/Qwen3-0.6B qwen3-int4 --type INT4",
+      "  espalier models quantize Qwen/Qwen3-0.6B qwen3-int4 --type INT4 --calibration texts.jsonl",
       true, args);
 }
 

@@ -8,14 +8,16 @@
 
 #include "base/status.h"
 #include "models/decoder_weights.h"
+#include "models/input_observer.h"
 #include "models/model.h"
 
 namespace espalier {
 
 // Rows of hidden states, [num_tokens of the batch, hidden_size]. Null at the ends of the pipeline.
 struct StageRows {
-  const float* received = nullptr;  // REQUIRED unless the stage embeds
-  float* handed_on = nullptr;       // of the first rank of a stage that does not sample
+  const float* received = nullptr;    // REQUIRED unless the stage embeds
+  float* handed_on = nullptr;         // of the first rank of a stage that does not sample
+  InputObserver* observer = nullptr;  // of the step on the CPU; null: none
 };
 
 class StageModel : public Model {

@@ -128,6 +128,53 @@ class Convert(unittest.TestCase):
         self.assertIn("does not end in .gguf", self.refused("quantize", MODEL, self.path("x.gguf"), "--type", "FP8", code=2))
         self.assertIn("from a folder of F32, F16 or BF16", self.refused("quantize", self.path("FP8"), self.path("again"), "--type", "INT8"))
 
+    def calibration(self, name, lines):
+        with open(self.path(name), "w", encoding="utf-8") as file:
+            file.write("\n".join(lines))
+        return self.path(name)
+
+    def test_calibration_keeps_more(self):
+        texts = self.calibration("texts.jsonl", [json.dumps({"text": text} if i % 2 else text) for i, text in enumerate(TEXTS)])
+        flags = ("--calibration", texts, "--calibration-length", "200")
+        changes = {}
+        for name, more in (("plain", ()), ("one", (*flags, "--num-threads", "1")), ("three", (*flags, "--num-threads", "3"))):
+            said = run("models", "quantize", MODEL, self.path(name), "--type", "INT4", *more)
+            self.assertEqual(said.returncode, 0, said)
+            changes[name] = Model(self.path(name), self.source.story).perplexity / self.source.perplexity
+        rows = re.findall(r"^ +\d+ +7 +([\d.]+) +([\d.]+) +0$", said.stdout, re.MULTILINE)
+        self.assertEqual(len(rows), 8, said.stdout)
+        for plain, calibrated in rows:
+            self.assertLess(float(calibrated), 0.8 * float(plain), said.stdout)
+        print(f"\nINT4: perplexity {changes}")
+        self.assertLess(changes["three"] - 1, 0.7 * (changes["plain"] - 1))
+        self.assertEqual(tensors(self.path("one")), tensors(self.path("three")), "whatever the number of threads")
+        self.assertNotEqual(tensors(self.path("one")), tensors(self.path("plain")))
+        self.assertFalse([name for name in os.listdir(self.path("one")) if name.startswith(".")])
+
+    def test_calibration_finds_scales_of_activations(self):
+        texts = self.calibration("texts.txt", TEXTS)
+        said = run("models", "quantize", MODEL, self.path("static"), "--type", "FP8_STATIC", "--calibration", texts, "--calibration-samples", "3")
+        self.assertEqual(said.returncode, 0, said)
+        with open(os.path.join(self.path("static"), "config.json"), encoding="utf-8") as file:
+            group = json.load(file)["quantization_config"]["config_groups"]["group_0"]
+        self.assertEqual((group["input_activations"]["dynamic"], group["input_activations"]["strategy"]), (False, "tensor"))
+        scales = [name for name in tensors(self.path("static")) if name.endswith("_proj.input_scale")]
+        self.assertEqual(len(scales), 8 * 7)
+        self.assertLess(Model(self.path("static"), self.source.story).perplexity / self.source.perplexity, 1.05)
+
+    def test_what_cannot_be_calibrated_is_told(self):
+        def refused(*flags, code=1, kind="INT4"):
+            return self.refused("quantize", MODEL, self.path("x"), "--type", kind, *flags, code=code)
+        self.assertIn("no such", refused("--calibration", self.path("none.txt")).replace("not found", "no such"))
+        self.assertIn("have 0 tokens", refused("--calibration", self.calibration("empty.txt", [])))
+        self.assertIn("but 512 are the least", refused("--calibration", self.calibration("short.txt", ["A few words."])))
+        self.assertIn("line 2 of", refused("--calibration", self.calibration("bad.jsonl", ['"one"', '{"texts": 3}'])))
+        texts = self.calibration("texts.txt", TEXTS)
+        self.assertIn("--calibration-length is 4096", refused("--calibration", texts, "--calibration-length", "4096"))
+        self.assertIn("give a file of texts", refused(kind="FP8_STATIC", code=2))
+        self.assertIn("leave it out", self.refused("quantize", MODEL, self.path("x.gguf"), "--type", "Q4_0", "--calibration", texts, code=2))
+        self.assertFalse(os.path.exists(self.path("x")))
+
     def test_a_gguf_is_quantised_as_its_folder_is(self):
         wide = self.made("convert", MODEL, self.path("wide.gguf"), "--type", "BF16")
         for source, name in ((MODEL, "a.gguf"), (wide, "b.gguf")):

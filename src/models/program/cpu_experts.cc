@@ -162,6 +162,18 @@ std::span<const kernels::LinearGroup> CpuExperts::groups(const ExpertsWeights& w
   return groups_;
 }
 
+void CpuExperts::show(InputObserver* observer, size_t first, size_t last,
+                      MatrixInputs inputs) const {
+  if (observer == nullptr) return;
+  const int32_t first_expert = inputs.expert;
+  for (size_t i = first; i < last; ++i) {
+    inputs.rows = begins_[i + 1] - begins_[i];
+    inputs.expert = first_expert + static_cast<int32_t>(i);
+    if (inputs.rows > 0) observer->see(inputs);
+    inputs.x += inputs.rows * inputs.stride;
+  }
+}
+
 // y_ = each expert's MLP of its rows of x_.
 void CpuExperts::run_gemms(kernels::CpuBackend& backend, const ExpertsArgs& args, size_t first,
                            size_t last) {
@@ -173,6 +185,12 @@ void CpuExperts::run_gemms(kernels::CpuBackend& backend, const ExpertsArgs& args
                                     .y = inner_.as<float>(),
                                     .y_stride = stride,
                                     .rows = rows};
+  show(args.observer, first, last,
+       {.weight = op.gate_up.weight,
+        .expert = op.gate_up.first_expert,
+        .x = into.x,
+        .stride = into.x_stride,
+        .columns = op.gate_up.in_features});
   const auto gate_up =
       groups(*args.weights, first, last, &MlpWeights::gate_up, &MlpWeights::gate_up_bias);
   if (op.activation) {
@@ -191,6 +209,12 @@ void CpuExperts::run_gemms(kernels::CpuBackend& backend, const ExpertsArgs& args
   } else {
     kernels::linear_silu_mul_grouped(backend, gate_up, into);
   }
+  show(args.observer, first, last,
+       {.weight = op.down.weight,
+        .expert = op.down.first_expert,
+        .x = into.y,
+        .stride = stride,
+        .columns = op.down.in_features});
   kernels::linear_grouped(backend,
                           groups(*args.weights, first, last, &MlpWeights::down,
                                  op.down.bias ? &MlpWeights::down_bias : nullptr),

@@ -12,6 +12,7 @@
 #include "kernels/linear/op.h"
 #include "models/decoder_weights.h"
 #include "models/expert_counts.h"
+#include "models/input_observer.h"
 #include "models/program/program.h"
 #include "models/program/wanted_rows.h"
 #include "seams/forward_batch.h"
@@ -32,6 +33,7 @@ struct ExpertsArgs {
   const float* pair_weights = nullptr;  // [rows, top_k]
   float* y = nullptr;                   // [rows, hidden], dense
   int64_t rows = 0;
+  InputObserver* observer = nullptr;  // null: none
 };
 
 // Used from one thread (the back end's threads work inside). Sized by reserve(); run() allocates
@@ -66,6 +68,8 @@ class CpuExperts {
   size_t end_of_pass(size_t first, size_t count) const;
   void run_pass(kernels::CpuBackend& backend, const ExpertsArgs& args, size_t first, size_t last);
   void run_gemms(kernels::CpuBackend& backend, const ExpertsArgs& args, size_t first, size_t last);
+  // Shows the observer the rows of experts [first, last) in `x`, one expert's behind another's.
+  void show(InputObserver* observer, size_t first, size_t last, MatrixInputs inputs) const;
   std::span<const kernels::LinearGroup> groups(const ExpertsWeights& weights, size_t first,
                                                size_t last,
                                                kernels::PackedMatrix MlpWeights::*matrix,

@@ -249,6 +249,12 @@ void run_matmul(CpuContext& context, const Op& op) {
                                     .rows = context.num_rows(op.outputs[0]),
                                     .bias = context.weights().vector(a.bias),
                                     .accumulate = a.residual};
+  if (InputObserver* const observer = context.given().stage.observer)
+    observer->see({.weight = a.weight,
+                   .x = x.data,
+                   .stride = x.stride,
+                   .rows = args.rows,
+                   .columns = op.inputs[0].columns});
   if (a.activation) {
     kernels::linear_silu_mul(context.backend(), matrix, args);
   } else {
@@ -382,7 +388,8 @@ void run_moe_experts(CpuContext& context, const Op& op) {
                          .experts = context.ints(op.inputs[1]),
                          .pair_weights = context.view(op.inputs[2]).data,
                          .y = context.view(op.outputs[0]).data,
-                         .rows = context.num_rows(op.outputs[0])});
+                         .rows = context.num_rows(op.outputs[0]),
+                         .observer = context.given().stage.observer});
 }
 
 // Branches and hidden states are whole buffers, whose rows are adjacent.
