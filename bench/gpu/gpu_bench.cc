@@ -43,6 +43,7 @@ struct Options {
   int32_t tp = 1, ep = 1, pp = 1, micro_batch = 0;
   int32_t redundant = 0, rebalance_steps = 0;  // of experts in groups
   int32_t distinct_tokens = 0;
+  bool dp_attention = false;
   std::vector<int32_t> entries, contexts, lengths, draft_tokens;  // empty: those of the part
   std::vector<double> acceptances = {0.6, 0.7, 0.8};
   bool no_cascade = false;
@@ -62,7 +63,8 @@ StepBench::Limits limits(const Options& options) {
           .tp = options.tp,
           .pp = options.pp,
           .micro_batch = options.micro_batch,
-          .distinct_tokens = options.distinct_tokens};
+          .distinct_tokens = options.distinct_tokens,
+          .dp_attention = options.dp_attention};
 }
 ModelLoadOptions dummy_model(const Options& options) {
   return {.path = options.config,
@@ -70,6 +72,7 @@ ModelLoadOptions dummy_model(const Options& options) {
           .seed = kSeed,
           .dtype = options.dtype,
           .ep_size = options.ep,
+          .enable_dp_attention = options.dp_attention,
           .experts = {.num_redundant = options.redundant}};
 }
 
@@ -339,6 +342,8 @@ Status images_part(const Options& options, json::array& out) {
 }
 
 Status run(const Options& options) {
+  if (options.dp_attention && (options.part != "decode" || options.tp == 1 || options.pp > 1))
+    return invalid_argument("--dp-attention is of --part decode on several GPUs (--tp)");
   ESP_ASSIGN_OR_RETURN(const cuda::DeviceInfo device, cuda::open_device());
   json::array rows;
   if (options.part == "decode") {
@@ -394,6 +399,9 @@ int main(int argc, char** argv) {
                  "tokens of a stage's micro-batch (0: chosen)");
   app.add_option("--ep", options.ep, "groups of these GPUs with whole experts; divides --tp")
       ->check(CLI::Range(1, 8));
+  app.add_flag("--dp-attention", options.dp_attention,
+               "each of --tp GPUs has requests of its own, with keys and values of these alone; of "
+               "decode");
   app.add_option("--redundant", options.redundant, "slots of a layer beyond its experts");
   app.add_option("--eplb", options.rebalance_steps,
                  "steps after which experts move between groups, of prefill; 0: they stay");

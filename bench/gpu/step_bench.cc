@@ -202,7 +202,7 @@ Status StepBench::allocate_kv(AnyExecutor& executor, KvType type) {
     pool.layer_shapes.assign(static_cast<size_t>(pool.num_layers++), pool.shape_of(0));
     pool.layer_shapes.push_back({info_.draft_kv->num_kv_heads, info_.draft_kv->head_dim, type});
   }
-  pool.num_pages = static_cast<int32_t>(num_pages_);
+  pool.num_pages = static_cast<int32_t>(num_pages_ * (limits_.dp_attention ? limits_.tp : 1));
   return executor.allocate_kv(pool);
 }
 
@@ -228,6 +228,54 @@ void StepBench::take_pages(int64_t first, int64_t count, std::vector<PageId>& ou
   out.insert(out.end(), begin, begin + count);
 }
 
+namespace {
+
+// Entries [first, last) of a batch as a batch of their own.
+void take_entries(const ForwardBatch& batch, size_t first, size_t last, ForwardBatch& part) {
+  const bool is_new = part.entries.empty();
+  part.entries.clear();
+  part.token_ids.clear();
+  part.positions.clear();
+  part.slot_inits.clear();
+  int32_t page_begin = 0;
+  for (size_t i = first; i < last; ++i) {
+    const auto slot = static_cast<SlotId>(i - first);
+    BatchEntry& entry = part.entries.emplace_back(batch.entries[i]);
+    if (is_new) {
+      const auto begin = batch.page_tables.begin() + entry.page_begin;
+      const auto end = i + 1 < batch.entries.size()
+                           ? batch.page_tables.begin() + batch.entries[i + 1].page_begin
+                           : batch.page_tables.end();
+      part.page_tables.insert(part.page_tables.end(), begin, end);
+    }
+    if (i > first) page_begin += batch.entries[i].page_begin - batch.entries[i - 1].page_begin;
+    entry.slot = entry.query_begin = slot;
+    entry.page_begin = page_begin;
+    part.token_ids.push_back(batch.token_ids[i]);
+    part.positions.push_back(batch.positions[i]);
+    if (!batch.slot_inits.empty()) part.slot_inits.emplace_back(batch.slot_inits[i]).slot = slot;
+  }
+}
+
+}  // namespace
+
+// Neighbours go together, so that results come in the order of the entries.
+void StepBench::divide_among_ranks(ForwardBatch& batch) const {
+  const auto num_ranks = static_cast<size_t>(limits_.tp);
+  batch.ranks.resize(num_ranks);
+  const size_t count = batch.entries.size();
+  for (size_t rank = 0; rank < num_ranks; ++rank)
+    take_entries(batch, count * rank / num_ranks, count * (rank + 1) / num_ranks,
+                 batch.ranks[rank]);
+}
+
+bool StepBench::begins_part(size_t entry, size_t count) const {
+  const auto num_ranks = static_cast<size_t>(limits_.dp_attention ? limits_.tp : 1);
+  for (size_t rank = 1; rank < num_ranks; ++rank)
+    if (entry == count * rank / num_ranks) return true;
+  return false;
+}
+
 Status StepBench::check(const StepResult& result) const {
   for (const EntryResult& entry : result.entries) {
     if (!entry.status.ok()) return entry.status;
@@ -249,6 +297,7 @@ Result<StepTimes> StepBench::decode(const std::vector<int32_t>& contexts, int st
     int64_t first_page = 0;
     for (size_t i = 0; i < contexts.size(); ++i) {
       const int32_t pages = pages_for(contexts[i] + all_steps);
+      if (begins_part(i, contexts.size())) first_page = 0;
       BatchEntry entry{.slot = static_cast<SlotId>(i),
                        .num_query_tokens = 1,
                        .prefix_len = contexts[i],
@@ -288,6 +337,7 @@ Result<StepTimes> StepBench::decode(const std::vector<int32_t>& contexts, int st
       entry.output_index = index;
       batch.positions[i] = entry.prefix_len;
     }
+    if (limits_.dp_attention) divide_among_ranks(batch);
     const Clock::time_point start = Clock::now();
     executor_->launch(batch);
     return seconds(Clock::now() - start);

@@ -55,6 +55,8 @@ class StepBench {
     int32_t pp = 1;               // stages of a pipeline, of tp GPUs each
     int32_t micro_batch = 0;      // tokens of a stage's micro-batch; 0: chosen
     int32_t distinct_tokens = 0;  // that prompts are made of; 0: any of the vocabulary
+    // Each of the tp GPUs has an equal part of the entries, with pages of its own. Of decode().
+    bool dp_attention = false;
   };
   static Result<std::unique_ptr<StepBench>> create(const ModelLoadOptions& model,
                                                    const Limits& limits);
@@ -77,7 +79,9 @@ class StepBench {
     return executor_->load_adapter(id, folder, 0);
   }
 
-  int64_t kv_tokens() const { return num_pages_ * limits_.page_size; }
+  int64_t kv_tokens() const {
+    return num_pages_ * limits_.page_size * (limits_.dp_attention ? limits_.tp : 1);
+  }
   const ModelInfo& info() const { return info_; }
   MemoryPlan memory() const { return executor_->memory_plan(); }
 
@@ -93,6 +97,8 @@ class StepBench {
   Status allocate_kv(CudaStages& stages, KvType type);
   Status fill_kv(const KvView& kv);
   void take_pages(int64_t first, int64_t count, std::vector<PageId>& out) const;
+  void divide_among_ranks(ForwardBatch& batch) const;
+  bool begins_part(size_t entry, size_t count) const;  // of a rank's, of so many entries
   Status check(const StepResult& result) const;
   Result<ForwardBatch> speculative_batch(const std::vector<int32_t>& contexts,
                                          int32_t num_draft_tokens, int steps);
@@ -105,7 +111,7 @@ class StepBench {
   ModelInfo info_;  // what one GPU has
   std::map<std::string, AdaptedModule, std::less<>> modules_;
   std::unique_ptr<Executor> executor_;
-  int64_t num_pages_ = 0;
+  int64_t num_pages_ = 0;  // of each rank, where they have pages of their own
   std::vector<PageId> shuffled_;
   uint64_t step_ = 0, table_version_ = 0;
 };

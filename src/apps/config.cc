@@ -426,6 +426,10 @@ void add_system_rows(SettingTable& table, EngineConfig& engine) {
                "--tp-size * --pp-size GPUs, or on the CPU with a part of the threads and of the "
                "memory")
       .aliases = {"data-parallel-size", "dp"};
+  table.toggle("enable-dp-attention", engine.compute.enable_dp_attention,
+               "data-parallel attention: each rank of --tp-size computes the attention of requests "
+               "of its own and keeps their keys and values alone; MLPs and experts stay divided "
+               "(--dp-size then is --tp-size or left out)");
   table.custom("load-balance-method", "auto|round_robin|shortest_queue|cache_aware",
                "which replica of --dp-size gets a request: the next one, the one with the fewest "
                "requests (also total_requests), or, which is auto, the one that has the prompt's "

@@ -144,7 +144,7 @@ constexpr Group kGroups[] = {
      "elastic-ep-backend"},
     {Rule::kRefused, kSwitch, "",
      "--tp-size, --pp-size, --ep-size and --dp-size divide work among devices; leave it out",
-     "enable-dp-attention enable-prefill-cp enable-elastic-expert-backup "
+     "enable-prefill-cp enable-elastic-expert-backup "
      "enable-kv-cache-sharding"},
     {Rule::kRefused, kValue, "",
      "--tp-size, --pp-size, --ep-size and --dp-size divide work among devices; leave it out",

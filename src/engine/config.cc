@@ -47,6 +47,38 @@ Status check_stages(const EngineConfig& c) {
   return {};
 }
 
+// What does not go with data-parallel attention.
+Status check_attention_ranks(const EngineConfig& c) {
+  if (!c.compute.enable_dp_attention) return {};
+  if (c.compute.tp_size == 1)
+    return invalid_argument(
+        "enable_dp_attention is set, but tp_size is 1, and there are no ranks to have requests of "
+        "their own: set --tp-size above 1, or leave --enable-dp-attention out");
+  if (c.compute.dp_size != 1)
+    return invalid_argument(
+        "dp_size is {} with enable_dp_attention, which makes a part of each of the {} ranks of "
+        "tp_size: set --dp-size to {}, or leave it out",
+        c.compute.dp_size, c.compute.tp_size, c.compute.tp_size);
+  const auto refuse = [](std::string_view what, std::string_view flag) {
+    return error(StatusCode::kUnimplemented,
+                 "{} where ranks have requests of their own: leave {} or --enable-dp-attention out",
+                 what, flag);
+  };
+  if (c.compute.pp_size > 1) return refuse("there are no stages", "--pp-size");
+  if (c.speculation.has_draft_head() || c.speculation.speculative_algorithm == "RADIX")
+    return refuse("draft tokens come from NGRAM alone",
+                  "--speculative-algorithm " + c.speculation.speculative_algorithm);
+  if (c.lora.enable_lora) return refuse("adapters are not divided", "--enable-lora");
+  if (!c.control.control_vectors.empty())
+    return refuse("there are no control vectors", "--control-vector");
+  if (c.tiers.enable_hierarchical_cache)
+    return refuse("pages have no tiers below the device", "--enable-hierarchical-cache");
+  if (c.disaggregation.disaggregation_mode != "null")
+    return refuse("pages are not sent to other servers", "--disaggregation-mode");
+  if (c.cache.num_cache_events > 0) return refuse("a cache has no events", "--kv-events-config");
+  return {};
+}
+
 // Redundant experts, and experts that move.
 Status check_experts(const ComputeSettings& c) {
   if (c.ep_num_redundant_experts < 0)
@@ -92,6 +124,7 @@ Status check_fields(const EngineConfig& c) {
   ESP_RETURN_IF_ERROR(check_stages(c));
   if (c.compute.dp_size < 1)
     return invalid_argument("dp_size is {}, but must be at least 1", c.compute.dp_size);
+  ESP_RETURN_IF_ERROR(check_attention_ranks(c));
   if (const auto method = parse_load_balance(c.compute.load_balance_method); !method)
     return method.error();
   ESP_RETURN_IF_ERROR(check_not_negative("tokenizer_threads", c.model.tokenizer_threads));
@@ -166,12 +199,13 @@ void resolve_window(EngineConfig& c, const ModelInfo& info) {
   const int32_t read = info.sliding_window + kernels::kAttentionBlock - 1;
   if (read >= c.model.context_length) return;
   const WindowPages asked(1, 0, read, c.cache.page_size);
-  const int32_t num_pages = c.cache.max_total_tokens / c.cache.page_size;
+  const int32_t num_ranks = c.compute.attention_ranks();
+  const int32_t num_pages = c.cache.max_total_tokens / c.cache.page_size / num_ranks;  // of a rank
   const int32_t num_window =
       std::max(static_cast<int32_t>(std::ceil(c.cache.swa_full_tokens_ratio * num_pages)),
                asked.max_resident(num_pages));
   if (num_window >= num_pages) return;
-  c.cache.max_window_tokens = num_window * c.cache.page_size;
+  c.cache.max_window_tokens = num_window * c.cache.page_size * num_ranks;
   c.cache.window_tokens_read = read;
 }
 
@@ -193,8 +227,11 @@ Result<int32_t> resolve_total_tokens(const EngineConfig& user, const EngineConfi
   ESP_ASSIGN_OR_RETURN(const KvType type, resolve_kv_type(user, info));
   const int64_t bytes_per_token = bytes_per_token_of(effective, info, type);
   ESP_ASSIGN_OR_RETURN(const int64_t budget, kv_budget(user, info, system));
+  // The budget is one GPU's: each has pages of its own where ranks have requests of their own.
+  const int64_t num_pools =
+      effective.compute.device == "cuda" ? effective.compute.attention_ranks() : 1;
   const int64_t fits =
-      std::min<int64_t>(budget / bytes_per_token, std::numeric_limits<int32_t>::max());
+      std::min<int64_t>(budget / bytes_per_token * num_pools, std::numeric_limits<int32_t>::max());
   if (user.cache.max_total_tokens > fits)
     return fail(
         error(StatusCode::kResourceExhausted,
@@ -219,6 +256,21 @@ Result<int32_t> resolve_total_tokens(const EngineConfig& user, const EngineConfi
         "max_total_tokens",
         user.cache.page_size, tokens));
   return static_cast<int32_t>(whole_pages);
+}
+
+// Each rank has as many pages and slots as the others.
+Status divide_among_ranks(EngineConfig& c) {
+  const int32_t num_ranks = c.compute.attention_ranks();
+  const int32_t pages = c.cache.max_total_tokens / c.cache.page_size / num_ranks * num_ranks;
+  if (pages == 0)
+    return invalid_argument(
+        "max_total_tokens is {}, but each of {} ranks with enable_dp_attention needs a page of {} "
+        "tokens of its own: raise it",
+        c.cache.max_total_tokens, num_ranks, c.cache.page_size);
+  c.cache.max_total_tokens = pages * c.cache.page_size;
+  c.schedule.max_running_requests =
+      std::max(1, c.schedule.max_running_requests / num_ranks) * num_ranks;
+  return {};
 }
 
 Status check_draft_head(const EngineConfig& c) {
@@ -272,17 +324,23 @@ void resolve_prefill(const EngineConfig& user, const SystemInfo& system, EngineC
                                         : user.schedule.chunked_prefill_size;
   if (user.schedule.max_prefill_tokens == 0)
     c.schedule.max_prefill_tokens = c.schedule.chunked_prefill_size;
+  // A rank with requests of its own computes at least a token of a prompt in each step.
+  const int32_t least = c.compute.attention_ranks();
+  c.schedule.chunked_prefill_size = std::max(c.schedule.chunked_prefill_size, least);
+  c.schedule.max_prefill_tokens = std::max(c.schedule.max_prefill_tokens, least);
 }
 
 // Where a picture's rows see each other they are computed in one step.
 Status check_pictures_fit(const EngineConfig& c, const ModelInfo& info) {
+  const int32_t num_ranks = c.compute.attention_ranks();
   if (!info.images || !info.images->bidirectional ||
-      c.schedule.chunked_prefill_size >= info.images->num_rows)
+      c.schedule.chunked_prefill_size / num_ranks >= info.images->num_rows)
     return {};
   return invalid_argument(
       "chunked_prefill_size is {}, but a picture of {} takes {} tokens of one step: set it to at "
-      "least that",
-      c.schedule.chunked_prefill_size, info.architecture, info.images->num_rows);
+      "least {}",
+      c.schedule.chunked_prefill_size, info.architecture, info.images->num_rows,
+      num_ranks * info.images->num_rows);
 }
 
 Status check_images(const EngineConfig& c) {
@@ -359,7 +417,9 @@ Result<KvType> resolve_kv_type(const EngineConfig& config, const ModelInfo& info
     return fail(
         invalid_argument("kv_cache_dtype is '{}', but must be auto, float32, bfloat16 or fp8_e4m3",
                          config.cache.kv_cache_dtype));
-  const bool float32 = info.num_parameters > 0 && info.weight_bytes >= 4 * info.num_parameters;
+  const int64_t parameters =
+      info.num_held_parameters > 0 ? info.num_held_parameters : info.num_parameters;
+  const bool float32 = parameters > 0 && info.weight_bytes >= 4 * parameters;
   return float32 ? KvType::kFloat32 : KvType::kBFloat16;
 }
 
@@ -421,6 +481,7 @@ Result<EngineConfig> resolve(const EngineConfig& user, const ModelInfo& info,
   if (c.schedule.max_queued_requests == 0) c.schedule.max_queued_requests = kDefaultMaxQueued;
   if (c.cache.mem_fraction_static == 0) c.cache.mem_fraction_static = system.mem_fraction;
   ESP_ASSIGN_OR_RETURN(c.cache.max_total_tokens, resolve_total_tokens(user, c, info, system));
+  ESP_RETURN_IF_ERROR(divide_among_ranks(c));
   resolve_window(c, info);
   c.schedule.max_running_requests =
       std::min(c.schedule.max_running_requests, c.cache.max_total_tokens);
@@ -484,6 +545,7 @@ ModelLoadOptions model_load_options(const EngineConfig& config) {
           .config_overrides = config.model.json_model_override_args,
           .nccl = config.compute.disable_custom_all_reduce,
           .ep_size = config.compute.ep_size,
+          .enable_dp_attention = config.compute.enable_dp_attention,
           .experts = expert_locations(config.compute),
           .draft_path = draft_path(config),
           .enable_lora = config.lora.enable_lora,

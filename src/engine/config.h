@@ -47,6 +47,10 @@ struct ComputeSettings {
   int32_t pp_micro_batch_tokens = 0;
   // Groups of these ranks: each has whole experts, which the ranks of a group divide.
   int32_t ep_size = 1;
+  // Data-parallel attention: each of these ranks has all of attention, for requests of its own, and
+  // keys and values of these alone; MLPs and experts stay divided.
+  bool enable_dp_attention = false;
+  int32_t attention_ranks() const { return enable_dp_attention ? tp_size : 1; }
   // Slots of experts in each layer beyond one for each: busy experts lie in several groups.
   int32_t ep_num_redundant_experts = 0;
   // "trivial", or a JSON file with 'physical_to_logical_map' or 'logical_count'.

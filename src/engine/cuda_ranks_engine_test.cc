@@ -95,6 +95,25 @@ TEST_P(EngineRanksCuda, LetExpertsChangePlaces) {
   }
 }
 
+// Data-parallel attention: ranks without requests, with prompts beside others' decode steps, and
+// with pools that are too small.
+TEST_P(EngineRanksCuda, HaveRequestsOfTheirOwn) {
+  const auto own = [](EngineConfig config) {
+    config.compute.enable_dp_attention = true;
+    return config;
+  };
+  EXPECT_GT(check("as it is", own({})).tokens.cached, 0);
+  check("no graphs", own({.compute = {.disable_cuda_graph = true}}));
+  check("chunks of 3 a rank on pages of 5",
+        own({.cache = {.page_size = 5}, .schedule = {.chunked_prefill_size = 7}}));
+  EXPECT_GT(check("a small pool", own({.cache = {.max_total_tokens = 330},
+                                       .schedule = {.schedule_conservativeness = 0.01}}))
+                .requests.num_retractions,
+            0);
+  if (GetParam() == "mixtral" || GetParam() == "deepseek_v2")
+    check("whole experts", own({.compute = {.ep_size = 2}}));
+}
+
 INSTANTIATE_TEST_SUITE_P(Models, EngineRanksCuda,
                          testing::Values("llama_untied_bias", "qwen2_f32", "gemma2", "mixtral",
                                          "deepseek_v2", "gpt2"),
@@ -166,6 +185,23 @@ TEST(EngineRanksCudaStart, TooManyRanksAreRefused) {
     return engine ? std::string() : engine.error().message();
   };
   EXPECT_THAT(refused("llama_tied_llama3", 64), HasSubstr("choose a smaller --tp-size"));
+}
+
+TEST(EngineRanksCudaStart, OwnRequestsAreRefusedByNameWhereTheyDoNotGo) {
+  ESPALIER_REQUIRE_RANKS();
+  const auto refused = [](EngineConfig config) {
+    config.model = {.model_path = kModels / "mixtral", .skip_tokenizer_init = true};
+    config.compute.device = "cuda";
+    config.compute.tp_size = config.compute.ep_size = 2;
+    config.compute.enable_dp_attention = true;
+    const auto engine = Engine::create(config);
+    return engine ? std::string() : engine.error().message();
+  };
+  EXPECT_THAT(refused({.speculation = {.speculative_algorithm = "NGRAM"}}),
+              HasSubstr("--speculative-algorithm NGRAM"));
+  EXPECT_THAT(refused({.compute = {.enable_eplb = true}}), HasSubstr("--enable-eplb"));
+  EXPECT_THAT(refused({.compute = {.expert_distribution_recorder_mode = "stat"}}),
+              HasSubstr("--expert-distribution-recorder-mode"));
 }
 
 // A kernel that writes where nothing is takes one GPU from the process, on which the other waits.

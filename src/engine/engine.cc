@@ -219,6 +219,12 @@ Result<std::unique_ptr<Engine>> create_one(const EngineConfig& user, MakePrefixC
 Result<std::unique_ptr<Engine>> Engine::create(const EngineConfig& config,
                                                MakePrefixCache make_cache) {
   if (is_transcriber(config.model.model_path)) return start_speech_engine(config);
+  // As SGLang counts: attention then is done in --dp-size parts, not by replicas.
+  if (config.compute.enable_dp_attention && config.compute.dp_size == config.compute.tp_size) {
+    EngineConfig one = config;
+    one.compute.dp_size = 1;
+    return create_one(one, std::move(make_cache), {});
+  }
   if (config.compute.dp_size <= 1) return create_one(config, std::move(make_cache), {});
   return start_replicas(config, [&](const EngineConfig& of_one, const ReplicaPart& part) {
     return create_one(of_one, make_cache, part);

@@ -532,8 +532,9 @@ Result<GrammarReport> EngineImpl::compile_grammar(const SamplingParams& params,
 }
 
 bool EngineImpl::can_join_branches() const {
-  const PrefixCache& cache = *cache_parts_.cache;
-  return cache.radix_tree() != nullptr && cache.page_size() == 1 && !cache.has_window();
+  const PrefixCache& cache = cache_parts_.caches.first();
+  return cache_parts_.caches.size() == 1 && cache.radix_tree() != nullptr &&
+         cache.page_size() == 1 && !cache.has_window();
 }
 
 void EngineImpl::join_branches(JoinRequest request, JoinDone done) {

@@ -54,7 +54,7 @@ EngineLoop::EngineLoop(const EngineConfig& config, const ModelInfo& info, Execut
       cache_(cache),
       watch_(clock_, requests_),
       masks_(tokenizer, requests_.samples(), info.vocab_size, config.grammar.grammar_mask_threads),
-      proposer_(config, requests_, masks_, *cache.cache, executor.draft_samples_max()),
+      proposer_(config, requests_, masks_, cache.caches, executor.draft_samples_max()),
       events_({.requests = requests_,
                .registry = registry,
                .sessions = sessions,
@@ -64,15 +64,15 @@ EngineLoop::EngineLoop(const EngineConfig& config, const ModelInfo& info, Execut
                .clock = clock_,
                .pooled = info.pooled,
                .disaggregation = cache.disaggregation.get()}),
-      scheduler_(scheduler_config(config, executor), *cache.cache, clock_, events_, &proposer_,
+      scheduler_(scheduler_config(config, executor), cache.caches, clock_, events_, &proposer_,
                  loader_of(cache)),
       beams_({.requests = requests_, .scheduler = scheduler_, .events = events_}),
       max_sequence_tokens_(std::min(config.model.context_length, scheduler_.max_sequence_tokens())),
-      stats_(scheduler_, *cache.cache, events_, registry, clock_),
+      stats_(scheduler_, cache.caches, events_, registry, clock_),
       handler_({.requests = requests_,
                 .sessions = sessions,
                 .scheduler = scheduler_,
-                .cache = *cache.cache,
+                .caches = cache.caches,
                 .executor = executor,
                 .proposer = proposer_.grammars(),
                 .proposals = proposer_,
@@ -158,7 +158,7 @@ Inbox::Park EngineLoop::how_to_park() const {
 // With nothing running, every page is free, or cached and evictable. Any other page is a leak: it
 // is logged once, and the engine goes on with the rest.
 void EngineLoop::report_leak() {
-  const PrefixCacheSizes pages = cache_.cache->sizes();
+  const PrefixCacheSizes pages = cache_.caches.sizes();
   if (pages.in_use() == 0 || std::exchange(leak_reported_, true)) return;
   log_error("kv memory leaked pages={} protected={} total={}", pages.in_use(), pages.protected_,
             pages.total);
@@ -189,6 +189,7 @@ void EngineLoop::wait_and_commit(ForwardBatch& batch) {
   events_.begin_step();
   scheduler_.commit(batch, result, [this] { beams_.advance(); });
   batch.embedding_spans.clear();  // an idle engine keeps no pictures of its last step
+  for (ForwardBatch& of_rank : batch.ranks) of_rank.embedding_spans.clear();
 }
 
 // The masks of a step whose tokens before are known by now, while its forward runs.

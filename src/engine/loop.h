@@ -7,7 +7,6 @@
 #include <vector>
 
 #include "base/clock.h"
-#include "cache/prefix_cache.h"
 #include "engine/beams/beam_runner.h"
 #include "engine/constrained/grammar_proposer.h"
 #include "engine/constrained/step_masks.h"
@@ -20,7 +19,7 @@
 #include "engine/requests/request_proposer.h"
 #include "engine/requests/request_table.h"
 #include "engine/requests/sessions.h"
-#include "engine/scheduler/scheduler.h"
+#include "engine/scheduler/rank_schedulers.h"
 #include "engine/startup/cache_parts.h"
 #include "engine/stats_publisher.h"
 #include "engine/tiers/kv_tiers.h"
@@ -78,7 +77,7 @@ class EngineLoop {
   StepMasks masks_;
   RequestProposer proposer_;
   EventEmitter events_;
-  Scheduler scheduler_;
+  RankSchedulers scheduler_;
   BeamRunner beams_;
   const int32_t max_sequence_tokens_;
   StatsPublisher stats_;

@@ -95,6 +95,28 @@ TEST(Resolve, KeysOfOneByteLeaveRoomForTwiceTheTokens) {
   EXPECT_NEAR(narrow->cache.max_total_tokens, 2 * wide->cache.max_total_tokens, 2);
 }
 
+// What a GPU holds of keys and values is its own requests'; on the CPU all ranks share the memory.
+TEST(Resolve, RanksWithRequestsOfTheirOwnHoldAsManyTokensEach) {
+  const auto tokens = [](const std::string& device, bool own, int32_t page_size) {
+    const EngineConfig config{
+        .compute = {.device = device, .tp_size = 4, .enable_dp_attention = own},
+        .cache = {.page_size = page_size}};
+    const auto c = resolve(config, info(), kSystem);
+    EXPECT_TRUE(c) << c.error().to_string();
+    return c ? c->cache.max_total_tokens : 0;
+  };
+  EXPECT_EQ(tokens("cuda", false, 1), 5 * 16384);
+  EXPECT_EQ(tokens("cuda", true, 1), 4 * 5 * 16384);
+  EXPECT_EQ(tokens("cpu", true, 1), 5 * 16384);
+  EXPECT_EQ(tokens("cpu", true, 1000), 80 * 1000);
+  const auto small = resolve({.compute = {.tp_size = 4, .enable_dp_attention = true},
+                              .schedule = {.max_running_requests = 3, .chunked_prefill_size = 2}},
+                             info(), kSystem);
+  ASSERT_TRUE(small);
+  EXPECT_EQ(small->schedule.max_running_requests, 4);
+  EXPECT_EQ(small->schedule.chunked_prefill_size, 4);
+}
+
 TEST(Resolve, ContradictionsSayWhatToDo) {
   const auto message = [](const EngineConfig& c) {
     const auto r = resolve(c, info(), kSystem);

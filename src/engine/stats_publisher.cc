@@ -6,9 +6,9 @@ namespace espalier {
 
 void StatsPublisher::publish() {
   const SchedulerStats s = scheduler_.stats();
-  const PrefixCacheSizes pages = cache_.sizes();
+  const PrefixCacheSizes pages = caches_.sizes();
   const FinishCounts& ends = events_.counts();
-  const int32_t page_size = cache_.page_size();
+  const int32_t page_size = caches_.page_size();
   const bool has_verified = s.verify_steps != totals_.speculation.num_verified;
   totals_.requests.num_running = s.num_running;
   totals_.requests.num_waiting = s.num_waiting;

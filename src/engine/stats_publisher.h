@@ -4,11 +4,11 @@
 #include <mutex>
 
 #include "base/clock.h"
-#include "cache/prefix_cache.h"
+#include "cache/rank_caches.h"
 #include "engine/engine.h"
 #include "engine/requests/event_emitter.h"
 #include "engine/requests/registry.h"
-#include "engine/scheduler/scheduler.h"
+#include "engine/scheduler/rank_schedulers.h"
 #include "engine/throughput.h"
 
 namespace espalier {
@@ -16,9 +16,13 @@ namespace espalier {
 // snapshot() is thread-safe; all else is the loop's thread's. Borrows what it counts.
 class StatsPublisher {
  public:
-  StatsPublisher(const Scheduler& scheduler, const PrefixCache& cache, EventEmitter& events,
+  StatsPublisher(const RankSchedulers& scheduler, const RankCaches& caches, EventEmitter& events,
                  const RequestRegistry& registry, const Clock& clock)
-      : scheduler_(scheduler), cache_(cache), events_(events), registry_(registry), clock_(clock) {}
+      : scheduler_(scheduler),
+        caches_(caches),
+        events_(events),
+        registry_(registry),
+        clock_(clock) {}
 
   void add_forward(double seconds) { totals_.steps.forward_seconds += seconds; }
   void add_host(double seconds) { totals_.steps.host_seconds += seconds; }
@@ -34,8 +38,8 @@ class StatsPublisher {
   EngineStats snapshot() const;
 
  private:
-  const Scheduler& scheduler_;
-  const PrefixCache& cache_;
+  const RankSchedulers& scheduler_;
+  const RankCaches& caches_;
   EventEmitter& events_;
   const RequestRegistry& registry_;
   const Clock& clock_;

@@ -202,7 +202,8 @@ int64_t attention_parameters(const AttentionSpec& a, int64_t hidden) {
 
 int64_t experts_parameters(const ExpertsSpec& experts, int64_t hidden) {
   const int64_t number = experts.router.num_experts;
-  int64_t count = number * (hidden + mlp_parameters(experts.expert, hidden));
+  const int64_t here = experts.local_count > 0 ? experts.local_count : number;  // of a rank
+  int64_t count = number * hidden + here * mlp_parameters(experts.expert, hidden);
   if (experts.router_bias) count += number;
   if (experts.router.correction) count += number;
   if (experts.shared) count += mlp_parameters(*experts.shared, hidden);

@@ -423,6 +423,9 @@ struct DecoderSpec {
   // Groups of ranks, where several ranks have the model: each group has whole experts, which its
   // ranks divide among themselves (--ep-size).
   int32_t expert_groups = 1;
+  // Data-parallel attention (--enable-dp-attention): each rank has rows and pages of its own, and
+  // all of attention, embedding and head. The ranks divide MLPs and experts alone.
+  bool whole_attention = false;
   DType checkpoint_dtype = DType::kBFloat16;  // what config.json says that the weights are
   std::vector<TokenId> eos_ids;               // sorted
   std::optional<PoolingSpec> pooling;         // there is no head over the vocabulary then

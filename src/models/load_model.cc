@@ -357,6 +357,7 @@ Result<ModelPlan> plan_model(const ModelLoadOptions& options) {
   ESP_ASSIGN_OR_RETURN(DecoderSpec spec, read_spec(options));
   ESP_RETURN_IF_ERROR(set_context_length(options.context_length, spec));
   spec.expert_groups = options.ep_size;
+  spec.whole_attention = options.enable_dp_attention;
   ESP_RETURN_IF_ERROR(place_experts(options.experts, spec));
   if (!options.control_vectors.empty()) {
     ESP_ASSIGN_OR_RETURN(

@@ -73,6 +73,9 @@ struct ModelInfo {
   std::vector<bool> window_layers;
   int64_t num_parameters = 0;
   int64_t weight_bytes = 0;          // as loaded
+  // What weight_bytes are of, where ranks have some parameters each (whole attention); 0: of
+  // num_parameters.
+  int64_t num_held_parameters = 0;
   std::vector<TokenId> eos_ids;      // from generation_config.json, else config.json
   std::optional<PooledInfo> pooled;  // the model makes vectors of texts, and does not generate
   std::optional<ImagesInfo> images;  // the model reads pictures
@@ -141,6 +144,8 @@ struct ModelLoadOptions {
   bool nccl = false;  // ranks on GPUs exchange by NCCL though they have peer access
   // Groups of these ranks that have whole experts; divides tp_size.
   int32_t ep_size = 1;
+  // Each of several ranks has all of attention, for rows of its own (DecoderSpec::whole_attention).
+  bool enable_dp_attention = false;
   ExpertLocations experts;  // among these groups. Where they move, expert_counts is not null
   std::filesystem::path draft_path;        // the folder of a draft head; empty: none
   int32_t first_cpu = 0;                   // of the usable ones, where ranks' threads begin

@@ -2,6 +2,7 @@
 // of the stage before it, or ends with rows for the next one. Thread safety as Model's.
 #pragma once
 
+#include <cstdint>
 #include <span>
 #include <utility>
 #include <vector>
@@ -13,11 +14,20 @@
 
 namespace espalier {
 
+// Where each rank has rows of its own (DecoderSpec::whole_attention): those of all ranks, which
+// follow each other from rank to rank.
+struct RankRows {
+  std::span<const int64_t> num_tokens, num_wanted;       // of each rank
+  std::span<const int32_t> positions, wanted_positions;  // of all ranks' rows
+  float* sample_logits = nullptr;                        // of this rank's samples
+};
+
 // Rows of hidden states, [num_tokens of the batch, hidden_size]. Null at the ends of the pipeline.
 struct StageRows {
   const float* received = nullptr;    // REQUIRED unless the stage embeds
   float* handed_on = nullptr;         // of the first rank of a stage that does not sample
   InputObserver* observer = nullptr;  // of the step on the CPU; null: none
+  const RankRows* ranks = nullptr;  // REQUIRED of a rank of several that has whole attention
 };
 
 class StageModel : public Model {

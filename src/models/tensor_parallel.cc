@@ -93,12 +93,18 @@ Status TensorParallelModel::load(const DecoderSpec& spec, const WeightTypes& typ
     balancer_ = std::make_unique<ExpertBalancer>(experts.rebalance, *experts.counts);
   }
   info_ = describe_model(spec);
+  for (const Rank& rank : ranks_) info_.weight_bytes += rank.model->info().weight_bytes;
+  if (spec.whole_attention) {
+    info_.num_held_parameters =
+        program::num_held_parameters(spec, group_->rank(0).ranks().num_ranks);
+    steps_ = std::make_unique<RankSteps>(group_->size());
+    return Status();
+  }
   num_kv_heads_ = info_.num_kv_heads;
   const KvHeads heads{num_kv_heads_};
   const int32_t num_ranks = group_->rank(0).ranks().num_ranks, first = group_->first_rank();
   info_.num_kv_heads = heads.first_of(first + group_->size() - 1, num_ranks) -
                        heads.first_of(first, num_ranks) + heads.of_a_rank(num_ranks);
-  for (const Rank& rank : ranks_) info_.weight_bytes += rank.model->info().weight_bytes;
   return Status();
 }
 
@@ -161,7 +167,8 @@ void TensorParallelModel::move_experts(const LayerMove& move) {
 
 Status TensorParallelModel::reserve(int32_t max_tokens, int32_t max_entries) {
   for (Rank& rank : ranks_) ESP_RETURN_IF_ERROR(rank.model->reserve(max_tokens, max_entries));
-  return Status();
+  if (steps_ == nullptr) return Status();
+  return steps_->reserve(max_entries, info_.pooled ? 0 : info_.vocab_size);
 }
 
 ForwardOutput TensorParallelModel::forward_stage(const ForwardBatch& batch,
@@ -169,6 +176,7 @@ ForwardOutput TensorParallelModel::forward_stage(const ForwardBatch& batch,
                                                  const KvView& kv, const StageRows& rows,
                                                  const InputLogitsSink& input_logits) {
   if (balancer_ != nullptr) move_experts();
+  if (steps_ != nullptr) return forward_own_rows(batch, token_ids, kv, input_logits);
   ForwardOutput out;
   const auto run = [&](int32_t index) {
     Rank& rank = ranks_[static_cast<size_t>(index)];
@@ -187,6 +195,21 @@ ForwardOutput TensorParallelModel::forward_stage(const ForwardBatch& batch,
   };
   threads_->run(std::cref(run));
   return out;
+}
+
+ForwardOutput TensorParallelModel::forward_own_rows(const ForwardBatch& batch,
+                                                    std::span<const TokenId> token_ids,
+                                                    const KvView& kv,
+                                                    const InputLogitsSink& input_logits) {
+  steps_->begin(batch, token_ids, kv);
+  const auto run = [&](int32_t index) {
+    RankSteps::Part& part = steps_->part(index);
+    part.output = ranks_[static_cast<size_t>(index)].model->forward_stage(
+        *part.batch, part.token_ids, part.kv, {.ranks = &part.rows},
+        steps_->sink_of(index, input_logits));
+  };
+  threads_->run(std::cref(run));
+  return steps_->output();
 }
 
 std::vector<float> TensorParallelModel::finish_pooled(std::span<const float> row) {

@@ -1,7 +1,9 @@
 // A model that several ranks compute together on the CPU, each on threads of its own: rank r has
 // the r-th part of the heads, of the features and, where it divides evenly, of the vocabulary
 // (program/partition.h). All ranks run the same batch; keys and values lie in one pool, in which
-// each rank reads and writes its own heads.
+// each rank reads and writes its own heads. With data-parallel attention
+// (DecoderSpec::whole_attention) each rank runs its part of the batch (ForwardBatch::ranks) and has
+// an equal part of the pool's pages.
 //
 // The ranks may be some of those of several processes (tensor/rank_group.h): then each process has
 // a pool of its own ranks' heads.
@@ -19,6 +21,7 @@
 #include "base/status.h"
 #include "models/expert_balancer.h"
 #include "models/program/cpu_model.h"
+#include "models/rank_steps.h"
 #include "models/stage_model.h"
 #include "models/storage_format.h"
 #include "models/weight_source.h"
@@ -85,6 +88,8 @@ class TensorParallelModel final : public StageModel {
               const RankExperts& experts);
   // Calls fn(rank's index) on all ranks' threads and returns the first failure.
   Status each(const std::function<Status(int32_t)>& fn);
+  ForwardOutput forward_own_rows(const ForwardBatch& batch, std::span<const TokenId> token_ids,
+                                 const KvView& kv, const InputLogitsSink& input_logits);
   // Lets experts change places where the counts ask for it.
   void move_experts();
   void move_experts(const LayerMove& move);
@@ -94,6 +99,7 @@ class TensorParallelModel final : public StageModel {
   RankGroup* group_ = nullptr;
   std::unique_ptr<RankThreads> threads_;      // after what they use
   std::unique_ptr<ExpertBalancer> balancer_;  // null: experts stay
+  std::unique_ptr<RankSteps> steps_;          // of ranks with whole attention
   int32_t num_kv_heads_ = 0;                  // of the whole model
   ModelInfo info_;
 };

@@ -203,6 +203,10 @@ struct ForwardBatch {
   std::vector<RotarySpan> rotary_spans;
   // Indices among their entry's draft tokens, rising within each entry.
   std::vector<int32_t> draft_samples;
+  // With data-parallel attention: what each rank computes attention of, as a batch of its own whose
+  // slots and pages are the rank's; some may have no entries. This batch is then what join_ranks()
+  // (seams/rank_batches.h) makes of them, without pages. Else empty.
+  std::vector<ForwardBatch> ranks;
 
   int32_t num_tokens() const { return static_cast<int32_t>(token_ids.size()); }
   void clear() {

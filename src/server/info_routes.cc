@@ -114,7 +114,8 @@ void write_grammar_settings(JsonWriter& w, const GrammarSettings& grammar) {
 void write_stage_settings(JsonWriter& w, const EngineConfig& e) {
   w.member("disable_custom_all_reduce", e.compute.disable_custom_all_reduce)
       .member("pp_size", e.compute.pp_size)
-      .member("pp_micro_batch_tokens", e.compute.pp_micro_batch_tokens);
+      .member("pp_micro_batch_tokens", e.compute.pp_micro_batch_tokens)
+      .member("enable_dp_attention", e.compute.enable_dp_attention);
 }
 
 void write_expert_settings(JsonWriter& w, const ComputeSettings& c) {

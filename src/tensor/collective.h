@@ -44,6 +44,24 @@ class Collective {
     int64_t out_stride = 0;
   };
   virtual void all_gather(const Gather& gather) = 0;
+
+  // Rows that belong to ranks: counts[r] of them to rank r, which is the caller's own part `own`;
+  // in `all` they follow each other from rank to rank. Rows are `columns` floats and adjacent.
+  struct RankParts {
+    float* own = nullptr;
+    float* all = nullptr;
+    int64_t columns = 0;
+    std::span<const int64_t> counts;  // [num_ranks], some may be 0
+  };
+  // all = the ranks' own parts.
+  virtual void gather_rows(const RankParts& parts);
+  // own = the rank's part of the sum of all ranks' `all`, added in the order of ranks. Afterwards
+  // `all` is undefined.
+  virtual void scatter_sums(const RankParts& parts);
+
+ protected:
+  // Where the rank's part begins in `all`, and how long it is.
+  std::span<float> part_of_all(const RankParts& parts) const;
 };
 
 }  // namespace espalier

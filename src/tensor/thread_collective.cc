@@ -49,6 +49,36 @@ class ThreadCollectives::Rank final : public Collective {
     group_.meet();  // the parts have been read
   }
 
+  void gather_rows(const RankParts& parts) override {
+    publish(group_.parts_, parts);
+    float* to = parts.all;
+    for (size_t rank = 0; rank < group_.parts_.size(); ++rank) {
+      const auto count = static_cast<size_t>(parts.counts[rank] * parts.columns);
+      to = std::copy_n(group_.parts_[rank].own, count, to);
+    }
+    group_.meet();  // the parts have been read
+  }
+
+  // Each rank adds up its own rows.
+  void scatter_sums(const RankParts& parts) override {
+    publish(group_.parts_, parts);
+    const std::span<float> own = part_of_all(parts);
+    const int64_t offset = own.data() - parts.all;
+    const auto add = [&](int64_t first, int64_t last) {
+      std::copy_n(group_.parts_[0].all + offset + first, last - first, parts.own + first);
+      for (size_t rank = 1; rank < group_.parts_.size(); ++rank) {
+        const float* from = group_.parts_[rank].all + offset;
+        for (int64_t i = first; i < last; ++i) parts.own[i] += from[i];
+      }
+    };
+    if (threads_ != nullptr) {
+      threads_->parallel_for(std::ssize(own), kBlock, add);
+    } else {
+      add(0, std::ssize(own));
+    }
+    group_.meet();  // all have been read
+  }
+
  private:
   static constexpr int64_t kBlock = 4096;  // floats whose sums stay in the nearest cache
 
@@ -75,7 +105,7 @@ class ThreadCollectives::Rank final : public Collective {
 };
 
 ThreadCollectives::ThreadCollectives(const std::vector<WorkPool*>& threads)
-    : data_(threads.size()), gathers_(threads.size()) {
+    : data_(threads.size()), gathers_(threads.size()), parts_(threads.size()) {
   const auto num_ranks = static_cast<int32_t>(threads.size());
   for (int32_t rank = 0; rank < num_ranks; ++rank) {
     ranks_.push_back(

@@ -39,6 +39,7 @@ class ThreadCollectives final : public RankGroup {
   // What each rank has published for the call that runs.
   std::vector<float*> data_;
   std::vector<Collective::Gather> gathers_;
+  std::vector<Collective::RankParts> parts_;
   std::vector<std::unique_ptr<Rank>> ranks_;
 };
 

@@ -100,5 +100,53 @@ TEST(ThreadCollective, CallsDoNotOvertakeEachOther) {
   });
 }
 
+// Some ranks have no rows. The default ways of Collective, by sums of all rows, give the same.
+class BySums final : public Collective {
+ public:
+  explicit BySums(Collective& collective) : collective_(collective) {}
+  Ranks ranks() const override { return collective_.ranks(); }
+  void barrier() override { collective_.barrier(); }
+  void all_reduce(std::span<float> data) override { collective_.all_reduce(data); }
+  void all_gather(const Gather& gather) override { collective_.all_gather(gather); }
+
+ private:
+  Collective& collective_;
+};
+
+TEST(ThreadCollective, RowsOfRanksAreGatheredAndTheirSumsGivenBack) {
+  constexpr int64_t kColumns = 700;
+  const std::vector<std::vector<int64_t>> cases = {{3, 0, 5}, {0, 0, 1}, {20, 7, 0}, {0, 0, 0}};
+  for (const std::vector<int64_t>& counts : cases) {
+    const int64_t rows = counts[0] + counts[1] + counts[2];
+    const auto value = [](int64_t rank, int64_t i) {
+      return static_cast<float>(i % 97) + 0.1f * static_cast<float>(rank);
+    };
+    on_ranks(3, [&](Collective& threads) {
+      BySums by_sums(threads);
+      for (Collective* const collective : {&threads, static_cast<Collective*>(&by_sums)}) {
+        const auto rank = static_cast<size_t>(collective->ranks().rank);
+        int64_t before = 0;
+        for (size_t i = 0; i < rank; ++i) before += counts[i] * kColumns;
+        std::vector<float> own(static_cast<size_t>(counts[rank] * kColumns));
+        std::vector<float> all(static_cast<size_t>(rows * kColumns), -1.0f);
+        for (size_t i = 0; i < own.size(); ++i)
+          own[i] = static_cast<float>(before + static_cast<int64_t>(i));
+        const Collective::RankParts parts{
+            .own = own.data(), .all = all.data(), .columns = kColumns, .counts = counts};
+        collective->gather_rows(parts);
+        for (size_t i = 0; i < all.size(); ++i) ASSERT_EQ(all[i], static_cast<float>(i));
+
+        for (size_t i = 0; i < all.size(); ++i)
+          all[i] = value(static_cast<int64_t>(rank), static_cast<int64_t>(i));
+        collective->scatter_sums(parts);
+        for (size_t i = 0; i < own.size(); ++i) {
+          const int64_t at = before + static_cast<int64_t>(i);
+          ASSERT_EQ(own[i], value(0, at) + value(1, at) + value(2, at));
+        }
+      }
+    });
+  }
+}
+
 }  // namespace
 }  // namespace espalier

@@ -14,7 +14,7 @@
 #include "engine/constrained/grammar_proposer.h"
 #include "engine/requests/event_emitter.h"
 #include "engine/requests/request_table.h"
-#include "engine/scheduler/scheduler.h"
+#include "engine/scheduler/rank_schedulers.h"
 
 namespace espalier {
 
@@ -22,7 +22,7 @@ class BeamRunner {
  public:
   struct Parts {
     RequestTable& requests;
-    Scheduler& scheduler;
+    RankSchedulers& scheduler;
     EventEmitter& events;
   };
   explicit BeamRunner(const Parts& parts) : parts_(parts) {}

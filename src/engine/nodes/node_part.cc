@@ -42,6 +42,7 @@ Status check_features(const EngineConfig& c) {
   };
   if (c.compute.dp_size > 1) return refuse("--dp-size");
   if (c.compute.pp_size > 1) return refuse("--pp-size");
+  if (c.compute.enable_dp_attention) return refuse("--enable-dp-attention");
   if (c.lora.enable_lora || !c.lora.lora_paths.empty()) return refuse("--enable-lora");
   if (c.tiers.enable_hierarchical_cache) return refuse("--enable-hierarchical-cache");
   if (c.disaggregation.disaggregation_mode != "null") return refuse("--disaggregation-mode");

@@ -81,7 +81,7 @@ void InboxHandler::on(CacheNodesMessage& message) {
   do {
     part.num_max = std::min(num_left, kNodesAtOnce);
     num_left -= part.num_max;
-    CacheNodes more = parts_.cache.read_nodes(part);
+    CacheNodes more = parts_.caches.first().read_nodes(part);
     if (parts_.tiers != nullptr) parts_.tiers->locate(part.names, more);
     if (!part.names.empty()) read.tiers_of_names = std::move(more.tiers_of_names);
     part.names.clear();
@@ -334,7 +334,7 @@ Result<JoinedPrompt> InboxHandler::join(const JoinRequest& request) {
   ESP_RETURN_IF_ERROR(hold_.defers() ? error(StatusCode::kUnavailable,
                                              "the weights are being replaced: try again later")
                                      : hold_.refusal());
-  PrefixCache& cache = parts_.cache;
+  PrefixCache& cache = parts_.caches.first();  // of one rank: see can_join_branches()
   JoinedPrompt joined = joined_prompt(request);
   const std::string own_key = namespace_of_weights(hold_.weights(), request.extra_key);
   std::vector<PageId> from;
@@ -390,7 +390,7 @@ void InboxHandler::answer_flushes(bool step_in_flight) {
   else if (step_in_flight || (!paused() && !parts_.scheduler.idle()))
     return;
   else
-    parts_.cache.flush();
+    parts_.caches.flush();
   parts_.stats.publish();
   for (std::promise<Status>& done : flushes_) done.set_value(status);
   flushes_.clear();

@@ -9,7 +9,7 @@
 #include <optional>
 #include <vector>
 
-#include "cache/prefix_cache.h"
+#include "cache/rank_caches.h"
 #include "engine/beams/beam_runner.h"
 #include "engine/disaggregation/disaggregation.h"
 #include "engine/executor/executor.h"
@@ -29,8 +29,8 @@ class InboxHandler {
   struct Parts {
     RequestTable& requests;
     SessionTable& sessions;
-    Scheduler& scheduler;
-    PrefixCache& cache;
+    RankSchedulers& scheduler;
+    const RankCaches& caches;
     Executor& executor;
     GrammarProposer& proposer;
     RequestProposer& proposals;

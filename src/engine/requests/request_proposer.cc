@@ -7,7 +7,7 @@
 namespace espalier {
 
 RequestProposer::RequestProposer(const EngineConfig& config, const RequestTable& requests,
-                                 StepMasks& masks, const PrefixCache& cache,
+                                 StepMasks& masks, const RankCaches& caches,
                                  int32_t draft_samples_max)
     : requests_(requests), grammars_(config, requests, masks) {
   const SpeculationSettings& settings = config.speculation;
@@ -19,12 +19,14 @@ RequestProposer::RequestProposer(const EngineConfig& config, const RequestTable&
         .samples_max = draft_samples_max});
     return;
   }
-  speculator_ = std::make_unique<Speculator>(Speculator::Config{
-      .draft_tokens_max = settings.speculative_num_draft_tokens,
-      .history_tokens = settings.speculative_ngram_capacity,
-      .uses_ngrams = settings.speculative_algorithm != "RADIX",
-      .tree = settings.speculative_algorithm != "NGRAM" ? cache.radix_tree() : nullptr,
-      .measures_cost = settings.measures_cost});
+  speculator_ = std::make_unique<Speculator>(
+      Speculator::Config{.draft_tokens_max = settings.speculative_num_draft_tokens,
+                         .history_tokens = settings.speculative_ngram_capacity,
+                         .uses_ngrams = settings.speculative_algorithm != "RADIX",
+                         .tree = settings.speculative_algorithm != "NGRAM" && caches.size() == 1
+                                     ? caches.first().radix_tree()
+                                     : nullptr,
+                         .measures_cost = settings.measures_cost});
 }
 
 void RequestProposer::start(SampleState& sample, int32_t max_new_tokens) {

@@ -1,6 +1,6 @@
 // The TokenProposer of all requests: a sample with a grammar or text to heal gets what its grammar
-// proposes, any other one draft tokens from its text, recent answers and the radix tree, or from a
-// draft head, where these are on.
+// proposes, any other one draft tokens from its text, recent answers and the radix tree (of one
+// rank), or from a draft head, where these are on.
 //
 // Not thread-safe: the loop's thread alone uses it. Owns the grammars' proposer; borrows
 // the table, the masks and the cache.
@@ -9,6 +9,7 @@
 #include <memory>
 #include <vector>
 
+#include "cache/rank_caches.h"
 #include "engine/config.h"
 #include "engine/constrained/grammar_proposer.h"
 #include "engine/requests/request_table.h"
@@ -21,7 +22,7 @@ namespace espalier {
 class RequestProposer final : public TokenProposer {
  public:
   RequestProposer(const EngineConfig& config, const RequestTable& requests, StepMasks& masks,
-                  const PrefixCache& cache, int32_t draft_samples_max);
+                  const RankCaches& caches, int32_t draft_samples_max);
 
   GrammarProposer& grammars() { return grammars_; }
 

@@ -9,6 +9,7 @@
 #include <atomic>
 #include <cstdio>
 #include <cstdlib>
+#include <iterator>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -19,7 +20,7 @@
 #include "cache/prefix_cache.h"
 #include "engine/scheduler/fake_executor.h"
 #include "engine/scheduler/kv_loader.h"
-#include "engine/scheduler/scheduler.h"
+#include "engine/scheduler/rank_schedulers.h"
 
 namespace espalier {
 namespace {
@@ -72,6 +73,7 @@ Expected alone(const Client& client) {
 // What one life, or many, went through.
 struct Tally {
   int64_t seeds = 0, windows = 0;  // of them with a sliding window
+  int64_t ranks = 0;               // of them with several ranks
   int64_t sequences = 0, lost = 0;
   int64_t aborts = 0, failures = 0, refusals = 0, retractions = 0, preemptions = 0;
   int64_t cached_tokens = 0, forced_tokens = 0, forwards_saved = 0;
@@ -79,7 +81,7 @@ struct Tally {
   int64_t loaded_tokens = 0, loads_in_part = 0;
 
   Tally& operator+=(const Tally& other) {
-    seeds += other.seeds, windows += other.windows;
+    seeds += other.seeds, windows += other.windows, ranks += other.ranks;
     sequences += other.sequences, lost += other.lost;
     aborts += other.aborts, failures += other.failures, refusals += other.refusals;
     retractions += other.retractions, preemptions += other.preemptions;
@@ -168,14 +170,18 @@ class Simulation final : public SequenceObserver, public TokenProposer {
     const int32_t window = rng_.below(3) == 0 ? pick({1, 3, 8, 40}) : 0;
     has_window_ = window > 0;
     const int32_t least = std::min(num_pages, (window + page_size - 1) / page_size + 3);
-    cache_ = make_prefix_cache(
-                 {.num_pages = num_pages,
-                  .page_size = page_size,
-                  .disable_radix_cache = rng_.below(6) == 0,
-                  .eviction_policy = static_cast<EvictionPolicy>(rng_.below(6)),
-                  .sliding_window = window,
-                  .num_window_pages = static_cast<int32_t>(rng_.between(least, num_pages))})
-                 .value();
+    const PrefixCacheConfig of_rank{
+        .num_pages = num_pages,
+        .page_size = page_size,
+        .disable_radix_cache = rng_.below(6) == 0,
+        .eviction_policy = static_cast<EvictionPolicy>(rng_.below(6)),
+        .sliding_window = window,
+        .num_window_pages = static_cast<int32_t>(rng_.between(least, num_pages))};
+    const int32_t num_ranks = num_ranks_of(seed);
+    std::vector<std::unique_ptr<PrefixCache>> caches;
+    for (int32_t rank = 0; rank < num_ranks; ++rank)
+      caches.push_back(make_prefix_cache(of_rank).value());
+    caches_ = RankCaches(std::move(caches));
     config_.max_running = static_cast<int32_t>(rng_.between(1, 9));
     config_.max_waiting = 1000;
     config_.chunked_prefill_size = pick({0, 1, 5, 16, 64});
@@ -190,11 +196,13 @@ class Simulation final : public SequenceObserver, public TokenProposer {
     config_.find_shared_prefixes = true;
     config_.draft_samples_max = pick({0, 1, 3, 16});
     overlap_ = rng_.below(3) != 0;
-    executor_ = std::make_unique<FakeExecutor>(page_size, window);
+    for (int32_t rank = 0; rank < num_ranks; ++rank)
+      executors_.push_back(std::make_unique<FakeExecutor>(page_size, window));
     if (seed % 4 == 0 && window == 0)
-      loader_ = std::make_unique<FakeLoader>(seed, *executor_, page_size);
-    scheduler_ = std::make_unique<Scheduler>(config_, *cache_, clock_, *this, this, loader_.get());
-    executor_->expect_shared_prefixes();
+      loader_ = std::make_unique<FakeLoader>(seed, *executors_[0], page_size);
+    scheduler_ =
+        std::make_unique<RankSchedulers>(config_, caches_, clock_, *this, this, loader_.get());
+    for (const auto& executor : executors_) executor->expect_shared_prefixes();
     for (int i = 0; i < 3; ++i) families_.push_back(random_tokens(60));
     num_to_come_ = static_cast<int>(rng_.between(1, 30));
   }
@@ -217,15 +225,16 @@ class Simulation final : public SequenceObserver, public TokenProposer {
     check_ends();
     const SchedulerStats stats = scheduler_->stats();
     EXPECT_EQ(stats.num_running + stats.num_waiting, 0);
-    EXPECT_EQ(cache_->sizes().in_use(), 0);
-    cache_->flush();
-    EXPECT_EQ(cache_->sizes().free, cache_->num_pages());
+    EXPECT_EQ(caches_.sizes().in_use(), 0);
+    caches_.flush();
+    EXPECT_EQ(caches_.sizes().free, caches_.size() * caches_.first().num_pages());
   }
 
   Tally tally() const {
     const SchedulerStats stats = scheduler_->stats();
     Tally tally{.seeds = 1,
                 .windows = has_window_ ? 1 : 0,
+                .ranks = caches_.size() > 1 ? 1 : 0,
                 .sequences = static_cast<int64_t>(clients_.size()),
                 .retractions = stats.num_retractions,
                 .preemptions = stats.num_preemptions,
@@ -339,6 +348,8 @@ class Simulation final : public SequenceObserver, public TokenProposer {
   }
 
  private:
+  // Loads are of one rank.
+  static int32_t num_ranks_of(uint64_t seed) { return seed % 4 == 1 ? 2 : seed % 8 == 3 ? 3 : 1; }
   static uint64_t digest_of(const Client& client) {
     uint64_t digest = fake_first_digest(client.cache_namespace);
     for (const TokenId token : client.spec.prompt_ids) digest = fake_digest(digest, token);
@@ -399,7 +410,8 @@ class Simulation final : public SequenceObserver, public TokenProposer {
       client.spec.has_grammar = client.jumps && (has_logprobs || client.spec.logprob_start_len < 0);
       client.spec.sampling = std::make_shared<SamplingSpec>(sampling);
       clients_[client.spec.id] = std::make_unique<Client>(client);
-      executor_->expect(sampling.seed, client.cache_namespace, prompt, client.fail_at);
+      for (const auto& executor : executors_)
+        executor->expect(sampling.seed, client.cache_namespace, prompt, client.fail_at);
       const Status status = scheduler_->add(client.spec);
       if (status.ok()) continue;
       // Refused, with nothing more said: it could not ever fit.
@@ -421,7 +433,7 @@ class Simulation final : public SequenceObserver, public TokenProposer {
     ForwardBatch& batch = batches_[num_steps_ % 2];
     if (scheduler_->next(batch)) {
       check_batch(batch);
-      executor_->launch(batch);
+      launch(batch);
       ++num_steps_;
       if (overlap_ && num_steps_ - num_committed_ < 2) return;
     } else if (num_committed_ == num_steps_) {
@@ -434,15 +446,66 @@ class Simulation final : public SequenceObserver, public TokenProposer {
 
   void commit() {
     const ForwardBatch& batch = batches_[num_committed_++ % 2];
-    scheduler_->commit(batch, executor_->wait(batch.step));
+    scheduler_->commit(batch, wait(batch));
+  }
+
+  // Of several ranks each has a device of its own.
+  void launch(const ForwardBatch& batch) {
+    if (batch.ranks.empty()) return executors_[0]->launch(batch);
+    ASSERT_EQ(batch.ranks.size(), executors_.size());
+    for (size_t rank = 0; rank < executors_.size(); ++rank)
+      if (!batch.ranks[rank].entries.empty()) executors_[rank]->launch(batch.ranks[rank]);
+  }
+  StepResult wait(const ForwardBatch& batch) {
+    if (batch.ranks.empty()) return executors_[0]->wait(batch.step);
+    StepResult all{.step = batch.step};
+    for (size_t rank = 0; rank < executors_.size(); ++rank) {
+      if (batch.ranks[rank].entries.empty()) continue;
+      StepResult part = executors_[rank]->wait(batch.ranks[rank].step);
+      std::ranges::move(part.entries, std::back_inserter(all.entries));
+    }
+    return all;
   }
 
   // Decode entries first; prompt tokens, and forced ones beyond the first, within the limit of a
   // step.
   void check_batch(const ForwardBatch& batch) {
+    if (!batch.ranks.empty()) check_joined(batch);
+    const int32_t num_ranks = caches_.size();
+    const auto each = [&](int32_t all) { return std::max(1, all / num_ranks); };
+    if (batch.ranks.empty())
+      return check_entries(batch, config_.max_running, config_.chunked_prefill_size);
+    for (const ForwardBatch& part : batch.ranks)
+      check_entries(part, each(config_.max_running),
+                    config_.chunked_prefill_size > 0 ? each(config_.chunked_prefill_size) : 0);
+  }
+
+  // The batch is its parts, rank after rank, and no two ranks share a slot.
+  void check_joined(const ForwardBatch& batch) {
+    ASSERT_EQ(batch.ranks.size(), executors_.size());
+    size_t at = 0;
+    int32_t first_token = 0;
+    std::map<SlotId, SequenceId> slots;
+    for (const ForwardBatch& part : batch.ranks) {
+      for (const BatchEntry& of_rank : part.entries) {
+        const BatchEntry& entry = batch.entries.at(at++);
+        ASSERT_EQ(entry.sequence, of_rank.sequence);
+        ASSERT_EQ(entry.query_begin, first_token + of_rank.query_begin);
+        ASSERT_TRUE(slots.emplace(entry.slot, entry.sequence).second);
+        const auto [rank, added] =
+            rank_of_.emplace(entry.sequence, static_cast<size_t>(&part - batch.ranks.data()));
+        ASSERT_EQ(&batch.ranks[rank->second], &part) << "a sequence changes its rank";
+      }
+      first_token += part.num_tokens();
+    }
+    ASSERT_EQ(at, batch.entries.size());
+    ASSERT_EQ(first_token, batch.num_tokens());
+  }
+
+  void check_entries(const ForwardBatch& batch, int32_t max_running, int32_t chunk) {
     int32_t num_limited_tokens = 0;
     bool chunks = false;
-    ASSERT_LE(batch.entries.size(), static_cast<size_t>(config_.max_running));
+    ASSERT_LE(batch.entries.size(), static_cast<size_t>(max_running));
     for (const BatchEntry& entry : batch.entries) {
       const bool decode = batch.token_ids[static_cast<size_t>(entry.query_begin)] == kTokenFromSlot;
       const Client& client = *clients_.at(entry.sequence);
@@ -453,8 +516,8 @@ class Simulation final : public SequenceObserver, public TokenProposer {
       if (entry.num_query_tokens > 1)
         num_limited_tokens += entry.num_query_tokens - (may_be_forced ? 1 : 0);
     }
-    if (config_.chunked_prefill_size > 0) {
-      ASSERT_LE(num_limited_tokens, config_.chunked_prefill_size);
+    if (chunk > 0) {
+      ASSERT_LE(num_limited_tokens, chunk);
     }
   }
 
@@ -518,10 +581,11 @@ class Simulation final : public SequenceObserver, public TokenProposer {
   ManualClock clock_;
   SchedulerConfig config_;
   bool overlap_ = false, has_window_ = false;
-  std::unique_ptr<PrefixCache> cache_;
+  RankCaches caches_;
   std::unique_ptr<FakeLoader> loader_;  // null: nothing is loaded
-  std::unique_ptr<Scheduler> scheduler_;
-  std::unique_ptr<FakeExecutor> executor_;
+  std::unique_ptr<RankSchedulers> scheduler_;
+  std::vector<std::unique_ptr<FakeExecutor>> executors_;  // of each rank
+  std::map<SequenceId, size_t> rank_of_;
   std::vector<std::vector<TokenId>> families_;
   std::map<SequenceId, std::unique_ptr<Client>> clients_;
   int num_to_come_ = 0;
@@ -580,6 +644,7 @@ TEST(SchedulerSimulation, EverySequenceGetsItsOwnTokensAndOneEnd) {
   // The pools are small enough and the prompts alike enough for the test to mean something.
   const auto count = static_cast<int64_t>(num_seeds);
   EXPECT_EQ(tally.seeds, count);
+  EXPECT_GE(tally.ranks, count / 4);
   EXPECT_GT(tally.retractions, count / 2);
   EXPECT_GT(tally.cached_tokens, count * 20);
   EXPECT_GT(tally.forced_tokens, count * 10);

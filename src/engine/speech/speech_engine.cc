@@ -103,6 +103,7 @@ Status check_settings(const EngineConfig& c) {
   if (c.compute.pp_size > 1) return refused("--pp-size above 1");
   if (c.compute.dp_size > 1) return refused("--dp-size above 1");
   if (c.compute.ep_size > 1) return refused("--ep-size above 1");
+  if (c.compute.enable_dp_attention) return refused("--enable-dp-attention");
   if (c.disaggregation.disaggregation_mode != "null") return refused("--disaggregation-mode");
   if (c.lora.enable_lora || !c.lora.lora_paths.empty()) return refused("--enable-lora");
   if (c.model.skip_tokenizer_init) return refused("--skip-tokenizer-init");

@@ -1,6 +1,7 @@
 #include "engine/startup/cache_parts.h"
 
 #include <utility>
+#include <vector>
 
 #include "engine/executor/executor.h"
 #include "engine/startup/model_fingerprint.h"
@@ -25,18 +26,25 @@ Result<CacheParts> make_cache_parts(const EngineConfig& config, const Engine::Pa
   ESP_ASSIGN_OR_RETURN(made.disaggregation, start_disaggregation(config, parts.info, name_scope,
                                                                  parts.executor->page_copier(),
                                                                  *made.clock, made.tiers.get()));
-  ESP_ASSIGN_OR_RETURN(
-      made.cache,
-      parts.make_cache(
-          {.num_pages = config.cache.max_total_tokens / config.cache.page_size,
-           .page_size = config.cache.page_size,
-           .disable_radix_cache = config.cache.disable_radix_cache,
-           .eviction_policy = *parse_eviction_policy(config.cache.radix_eviction_policy),
-           .events = made.events.get(),
-           .observer = made.tiers.get(),
-           .name_scope = std::move(name_scope),
-           .sliding_window = config.cache.window_tokens_read,
-           .num_window_pages = config.cache.max_window_tokens / config.cache.page_size}));
+  const int32_t num_ranks = config.compute.attention_ranks();
+  const auto pages_each = [&](int32_t tokens) {
+    return tokens / config.cache.page_size / num_ranks;
+  };
+  const PrefixCacheConfig of_rank{
+      .num_pages = pages_each(config.cache.max_total_tokens),
+      .page_size = config.cache.page_size,
+      .disable_radix_cache = config.cache.disable_radix_cache,
+      .eviction_policy = *parse_eviction_policy(config.cache.radix_eviction_policy),
+      .events = made.events.get(),
+      .observer = made.tiers.get(),
+      .name_scope = std::move(name_scope),
+      .sliding_window = config.cache.window_tokens_read,
+      .num_window_pages = pages_each(config.cache.max_window_tokens)};
+  std::vector<std::unique_ptr<PrefixCache>> caches(static_cast<size_t>(num_ranks));
+  for (auto& cache : caches) {
+    ESP_ASSIGN_OR_RETURN(cache, parts.make_cache(of_rank));
+  }
+  made.caches = RankCaches(std::move(caches));
   return made;
 }
 

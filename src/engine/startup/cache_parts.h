@@ -6,7 +6,7 @@
 #include "base/clock.h"
 #include "base/status.h"
 #include "cache/cache_events.h"
-#include "cache/prefix_cache.h"
+#include "cache/rank_caches.h"
 #include "engine/disaggregation/disaggregation.h"
 #include "engine/engine.h"
 #include "engine/tiers/kv_tiers.h"
@@ -20,7 +20,7 @@ struct CacheParts {
   std::unique_ptr<CacheEventLog> events;           // null: no events are made
   std::unique_ptr<KvTiers> tiers;                  // null: none
   std::unique_ptr<Disaggregation> disaggregation;  // null: none; loads by the tiers, too
-  std::unique_ptr<PrefixCache> cache;
+  RankCaches caches;
 };
 
 // `config` is effective; `parts` has its executor. The errors are those of the fingerprint, the

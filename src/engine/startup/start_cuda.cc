@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <limits>
 #include <numeric>
+#include <string>
 #include <string_view>
 #include <utility>
 #include <vector>
@@ -247,6 +248,25 @@ Status check_stages_on_gpus(const EngineConfig& config) {
   return {};
 }
 
+// What does not go with data-parallel attention on GPUs, besides what does not go with it at all.
+Status check_own_rows(const EngineConfig& config) {
+  if (!config.compute.enable_dp_attention) return {};
+  const auto refuse = [](std::string_view what, const std::string& flag) {
+    return error(StatusCode::kUnimplemented,
+                 "{} where GPUs have requests of their own: leave {} or --enable-dp-attention out",
+                 what, flag);
+  };
+  if (config.speculation.speculative_algorithm != "none")
+    return refuse("there are no draft tokens",
+                  "--speculative-algorithm " + config.speculation.speculative_algorithm);
+  if (config.compute.enable_eplb || config.compute.ep_num_redundant_experts > 0)
+    return refuse("experts stay where they are",
+                  config.compute.enable_eplb ? "--enable-eplb" : "--ep-num-redundant-experts");
+  if (config.compute.expert_distribution_recorder_mode != "none")
+    return refuse("tokens of experts are not counted", "--expert-distribution-recorder-mode");
+  return {};
+}
+
 }  // namespace
 
 Result<StartedExecutor> start_cuda_executor(const EngineConfig& config, const SystemInfo& system) {
@@ -263,6 +283,7 @@ Result<StartedExecutor> start_cuda_executor(const EngineConfig& config, const Sy
                       config.compute.tp_size));
   }
   ESP_RETURN_IF_ERROR(check_stages_on_gpus(config));
+  ESP_RETURN_IF_ERROR(check_own_rows(config));
   if (config.speculation.has_draft_head() && config.compute.tp_size > 1) {
     return fail(error(StatusCode::kUnimplemented,
                       "--tp-size is {}, and draft heads are not divided among GPUs; set "

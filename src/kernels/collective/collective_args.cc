@@ -1,5 +1,8 @@
 #include "kernels/collective/collective_args.h"
 
+#include <algorithm>
+#include <span>
+
 #include "kernels/cuda/launch.h"
 #include "kernels/norm/cuda.h"
 
@@ -34,6 +37,19 @@ Status check_all_gather(const AllGatherArgs& args, int32_t num_ranks) {
                             args.rows, args.columns, args.part_stride, args.out_stride);
   if (!aligned(args.part, 16) || !aligned(args.out, 16))
     return invalid_argument("all_gather: rows are not aligned to 16 bytes");
+  return {};
+}
+
+Status check_rank_rows(const char* name, const RankRowsArgs& args, const Ranks& ranks) {
+  if (args.type != DType::kBFloat16 && args.type != DType::kFloat32)
+    return error(StatusCode::kUnimplemented, "{}: {} is not supported", name,
+                 dtype_name(args.type));
+  const auto counts = std::span(args.counts).first(static_cast<size_t>(ranks.num_ranks));
+  if (args.columns < 8 || args.columns % 8 != 0 || std::ranges::min(counts) < 0)
+    return invalid_argument("{}: rows of {} columns, which must be a multiple of 8", name,
+                            args.columns);
+  if (!aligned(args.own, 16) || !aligned(args.all, 16))
+    return invalid_argument("{}: rows are not aligned to 16 bytes", name);
   return {};
 }
 

@@ -3,7 +3,9 @@
 #include <fmt/format.h>
 #include <gmock/gmock.h>
 
+#include <algorithm>
 #include <memory>
+#include <numeric>
 #include <string>
 #include <vector>
 
@@ -105,6 +107,14 @@ class CollectiveCuda : public test::OnDevice {
     for (size_t i = 0; i < count; ++i)
       out.push_back(rng_.below(16) == 0 ? rounded<T>(-0.0f) : rounded<T>(rng_.normal()));
     return out;
+  }
+
+  // Of all ranks' numbers where all have the same.
+  template <typename T>
+  T sum_of_equals(T value) const {
+    float sum = value_of(value);
+    for (size_t r = 1; r < num_ranks(); ++r) sum += value_of(value);
+    return rounded<T>(sum);
   }
 
   std::vector<std::vector<int32_t>> device_sets_;
@@ -297,6 +307,64 @@ TEST_F(CollectiveCuda, GraphsAreReplayed) {
     each([&](size_t r) { ASSERT_TRUE(graphs[r].launch(streams_[r]).ok()); });
   wait();
   for (const auto& sum : sums) check_sum(sum, devices, "in a graph");
+}
+
+// Any number of rows a rank, none among them; gathers and sums in turns, as a model's layers have
+// them, none waited for: what a rank has read stays until it has been read.
+TEST_F(CollectiveCuda, RowsOfRanksAreGatheredAndTheirSumsGivenBack) {
+  constexpr int kRounds = 6;
+  for (const auto& devices : device_sets_) {
+    ASSERT_NO_FATAL_FAILURE(start(devices));
+    const auto check = [&]<typename T>(T, std::vector<int32_t> counts, int32_t columns) {
+      counts.resize(num_ranks(), 1);
+      RankRowsArgs args{.type = kTypeOf<T>, .columns = columns};
+      std::ranges::copy(counts, args.counts);
+      const auto words = static_cast<size_t>(columns);
+      const auto rows = static_cast<size_t>(std::reduce(counts.begin(), counts.end()));
+      std::vector<T> want;
+      std::vector<std::vector<T>> own;
+      std::vector<DeviceArray<T>> owns, alls;
+      each([&](size_t r) {
+        own.push_back(draw<T>(static_cast<size_t>(counts[r]) * words));
+        want.insert(want.end(), own[r].begin(), own[r].end());
+        owns.emplace_back(std::max<size_t>(own[r].size(), 8));
+        alls.emplace_back(rows * words);
+        cudaMemcpy(owns[r].get(), own[r].data(), own[r].size() * sizeof(T), cudaMemcpyDefault);
+        rank(r).set_buffers({owns[r].get(), alls[r].get()});
+      });
+      ASSERT_TRUE(group_->connect().ok());
+      // The sum of what all have gathered is as many times what each has.
+      for (int round = 0; round < kRounds; ++round)
+        each([&](size_t r) {
+          args.own = owns[r].get(), args.all = alls[r].get();
+          ASSERT_TRUE(rank(r).gather_rows(args, launch(r, round % 2 == 1)).ok());
+          ASSERT_TRUE(rank(r).scatter_sums(args, launch(r, round % 2 == 1)).ok());
+        });
+      wait();
+      const std::string what = fmt::format("{} ranks, {} of {}", num_ranks(), rows, columns);
+      for (int round = 0; round + 1 < kRounds; ++round)
+        for (T& value : want) value = sum_of_equals(value);
+      size_t before = 0;
+      for (size_t r = 0; r < num_ranks(); ++r) {
+        ASSERT_TRUE(ec::use_device(devices[r]).ok());
+        expect_equal(alls[r].read(), want, what + ", all");
+        std::vector<T> mine = owns[r].read();
+        mine.resize(own[r].size());
+        std::vector<T> want_mine;
+        for (size_t i = 0; i < mine.size(); ++i)
+          want_mine.push_back(sum_of_equals(want[before + i]));
+        expect_equal(mine, want_mine, what + ", own");
+        before += mine.size();
+      }
+    };
+    for (const int32_t columns : {8, 4096, 264}) {
+      for (const auto& counts :
+           std::vector<std::vector<int32_t>>{{3, 5}, {0, 2}, {200, 0}, {1, 1, 40}, {0, 0, 0, 0}}) {
+        check(float{}, counts, columns);
+        check(BFloat16{}, counts, columns);
+      }
+    }
+  }
 }
 
 TEST_F(CollectiveCuda, PartsLieSideBySide) {

@@ -49,6 +49,16 @@ struct AllGatherArgs {
   int64_t out_stride = 0;
 };
 
+// Rows that belong to ranks: counts[r] of them to rank r; in `all` they follow each other from rank
+// to rank. Rows are contiguous, their bytes a multiple of 16.
+struct RankRowsArgs {
+  DType type = DType::kBFloat16;  // kBFloat16 or kFloat32
+  void* own = nullptr;            // [counts[rank], columns]
+  void* all = nullptr;            // [sum of counts, columns]
+  int32_t columns = 0;            // a multiple of 8
+  int32_t counts[kRanksMax] = {};
+};
+
 // slot_tokens[row_slots[row]] of rank 0 becomes that of all ranks.
 struct ShareTokensArgs {
   const int32_t* row_slots = nullptr;  // [rows], the same on all ranks; -1: no slot
@@ -62,12 +72,18 @@ class DeviceCollective {
   virtual ~DeviceCollective() = default;
   virtual Ranks ranks() const = 0;
 
-  // Names the buffers that x of all_reduce() and part of all_gather() may be, in the same order on
-  // all ranks. Replaces what was named before. Valid when the group has connected all ranks.
+  // Names the buffers that x of all_reduce(), part of all_gather(), `own` of gather_rows() and
+  // `all` of scatter_sums() may be, in the same order on all ranks. Replaces what was named before.
+  // Valid when the group has connected all ranks.
   virtual void set_buffers(std::vector<const void*> buffers) = 0;
 
   virtual Status all_reduce(const AllReduceArgs& args, const LaunchOptions& launch) = 0;
   virtual Status all_gather(const AllGatherArgs& args, const LaunchOptions& launch) = 0;
+  // all = the ranks' own rows. A rank may write its own rows again behind its next collective.
+  virtual Status gather_rows(const RankRowsArgs& args, const LaunchOptions& launch) = 0;
+  // own = the rank's rows of the sum of all ranks' `all`, in float32 in the order of ranks, rounded
+  // once.
+  virtual Status scatter_sums(const RankRowsArgs& args, const LaunchOptions& launch) = 0;
   virtual Status share_tokens(const ShareTokensArgs& args, const LaunchOptions& launch) = 0;
 };
 

@@ -16,6 +16,12 @@ Status all_reduce_in_place(const PeerView& peers, const PeerBuffers& x, DType ty
 // parts: of each rank.
 Status gather_parts(const PeerView& peers, const PeerBuffers& parts, const AllGatherArgs& args,
                     const LaunchOptions& launch);
+// own: of each rank.
+Status gather_rank_rows(const PeerView& peers, const PeerBuffers& own, const RankRowsArgs& args,
+                        const LaunchOptions& launch);
+// all: of each rank.
+Status sum_rank_rows(const PeerView& peers, const PeerBuffers& all, const RankRowsArgs& args,
+                     const LaunchOptions& launch);
 Status share_slot_tokens(const PeerView& peers, const ShareTokensArgs& args,
                          const LaunchOptions& launch);
 // to[row, p * columns + c] = from[p * from_part + row * from_stride + c]: parts that lie behind each

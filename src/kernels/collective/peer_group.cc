@@ -1,6 +1,7 @@
 // The ranks of one process: memory through which their kernels meet, and which kernel a call takes.
 #include <algorithm>
 #include <atomic>
+#include <span>
 #include <utility>
 
 #include "kernels/collective/collective_args.h"
@@ -23,6 +24,8 @@ class PeerRank final : public DeviceCollective {
   void set_buffers(std::vector<const void*> buffers) override { buffers_ = std::move(buffers); }
   Status all_reduce(const AllReduceArgs& args, const LaunchOptions& launch) override;
   Status all_gather(const AllGatherArgs& args, const LaunchOptions& launch) override;
+  Status gather_rows(const RankRowsArgs& args, const LaunchOptions& launch) override;
+  Status scatter_sums(const RankRowsArgs& args, const LaunchOptions& launch) override;
   Status share_tokens(const ShareTokensArgs& args, const LaunchOptions& launch) override;
 
  private:
@@ -183,6 +186,20 @@ Status PeerRank::all_gather(const AllGatherArgs& args, const LaunchOptions& laun
   if (args.rows == 0) return {};
   ESP_ASSIGN_OR_RETURN(const PeerBuffers parts, peers_of(args.part));
   return gather_parts(view_, parts, args, launch);
+}
+
+Status PeerRank::gather_rows(const RankRowsArgs& args, const LaunchOptions& launch) {
+  ESP_RETURN_IF_ERROR(check_rank_rows("gather_rows", args, ranks_));
+  if (std::ranges::max(args.counts) == 0) return {};
+  ESP_ASSIGN_OR_RETURN(const PeerBuffers own, peers_of(args.own));
+  return gather_rank_rows(view_, own, args, launch);
+}
+
+Status PeerRank::scatter_sums(const RankRowsArgs& args, const LaunchOptions& launch) {
+  ESP_RETURN_IF_ERROR(check_rank_rows("scatter_sums", args, ranks_));
+  if (std::ranges::max(args.counts) == 0) return {};
+  ESP_ASSIGN_OR_RETURN(const PeerBuffers all, peers_of(args.all));
+  return sum_rank_rows(view_, all, args, launch);
 }
 
 Status PeerRank::share_tokens(const ShareTokensArgs& args, const LaunchOptions& launch) {

@@ -91,4 +91,11 @@ __device__ __forceinline__ void meet_peers(const PeerView& peers, Meeting when) 
   if (when == Meeting::kAfter && threadIdx.x == 0) peers.counters->meetings[blockIdx.x] = meeting;
 }
 
+// Meets as meet_peers(kBefore) does, with nothing behind the work: what this kernel reads of peers
+// has to stay until they meet this rank in their next collective.
+__device__ __forceinline__ void meet_peers_once(const PeerView& peers) {
+  meet_peers(peers, Meeting::kBefore);
+  if (threadIdx.x == 0) ++peers.counters->meetings[blockIdx.x];
+}
+
 }  // namespace espalier::kernels::cuda

@@ -1,6 +1,7 @@
 #include "models/cuda/buffers.h"
 
 #include <algorithm>
+#include <numeric>
 
 namespace espalier {
 namespace {
@@ -40,8 +41,11 @@ void CudaBuffers::lay_out(cuda::Arena& arena, const DecoderLimits& limits) {
   now_ = own_;
 }
 
-void CudaBuffers::begin(const CudaStep& step) {
+void CudaBuffers::begin(const CudaStep& step, int32_t num_ranks) {
   num_tokens_ = step.entries.num_tokens;
+  num_rank_tokens_ = step.rank_tokens.empty()
+                         ? num_ranks * num_tokens_
+                         : std::reduce(step.rank_tokens.begin(), step.rank_tokens.end());
   num_wanted_ = step.num_rows;
   std::ranges::copy(own_, now_.begin());
   read_alias_ = -1;
@@ -62,6 +66,8 @@ int32_t CudaBuffers::num_rows(const Operand& operand) const {
       return num_tokens_ * rows.per_row;
     case RowCount::kWanted:
       return num_wanted_ * rows.per_row;
+    case RowCount::kRankTokens:
+      return num_rank_tokens_ * rows.per_row;
     default:
       return num_outputs_ * rows.per_row;
   }

@@ -28,8 +28,8 @@ class CudaBuffers {
   // What lay_out() took for activations.
   std::span<std::byte> activations() const { return activations_; }
 
-  // Starts a step: every buffer is its own memory.
-  void begin(const CudaStep& step);
+  // Starts a step: every buffer is its own memory. num_ranks: that have rows of their own.
+  void begin(const CudaStep& step, int32_t num_ranks);
   // Starts the output section for rows [first, first + count) of the wanted ones; logits to out,
   // rows logits_stride apart.
   void begin_outputs(int32_t first, int32_t count, float* out, int64_t logits_stride);
@@ -67,6 +67,7 @@ class CudaBuffers {
   program::BufferId read_alias_ = -1;
   const std::byte* read_alias_data_ = nullptr;
   int32_t num_tokens_ = 0, num_wanted_ = 0;
+  int32_t num_rank_tokens_ = 0;  // of all ranks
   int32_t first_output_ = 0, num_outputs_ = 0;
 };
 

@@ -54,14 +54,16 @@ CudaExpertScratch lay_out_experts(const program::Program& program, const CudaWei
 
 void CudaContext::lay_out(cuda::Arena& arena, const DecoderLimits& limits) {
   buffers_.lay_out(arena, limits);
-  experts_ = lay_out_experts(plan_.program(), weights_, limits.max_tokens, arena);
+  experts_ = lay_out_experts(plan_.program(), weights_,
+                             int64_t{limits.max_tokens} * limits.num_ranks, arena);
 }
 
 void CudaContext::begin(const CudaStep& step, const KvView& kv, const cuda::Stream& stream) {
   step_ = step;
   kv_ = &kv;
   stream_ = stream.get();
-  buffers_.begin(step);
+  const bool own_rows = spec_.whole_attention && scratch_.collective != nullptr;
+  buffers_.begin(step, own_rows ? scratch_.collective->ranks().num_ranks : 1);
 }
 
 Status CudaContext::run(size_t first, size_t last) {
@@ -85,7 +87,8 @@ Status CudaContext::run(size_t first, size_t last) {
 Status CudaContext::run_op(const CudaPlan::BoundOp& bound) {
   const Op& op = bound.op;
   const Operand& result = op.outputs.empty() ? op.inputs[0] : op.outputs[0];
-  if (num_rows(result) == 0) return Status();
+  // Ranks without rows of their own take part in sums.
+  if (num_rows(op.kind == OpKind::kScatterSums ? op.inputs[0] : result) == 0) return Status();
   ESP_RETURN_IF_ERROR(bound.run(*this, op));
   if (op.kind != OpKind::kSelectRows) buffers_.wrote(result);
   if (step_.on_append != nullptr && appends(op)) return (*step_.on_append)(op.layer);

@@ -63,6 +63,17 @@ Status check_state_support(const DecoderSpec& spec, const ModelLoadOptions& opti
   return Status();
 }
 
+// Where ranks have rows of their own all rows are computed to the end of the layers, so that the
+// number of tokens alone says what the ranks exchange.
+program::Program gpu_program(const program::Program& lowered, const DecoderSpec& spec) {
+  return program::gpu_passes(lowered, /*adapters=*/false, /*all_rows=*/spec.whole_attention);
+}
+
+// How many ranks have rows of their own.
+int32_t row_ranks(const DecoderSpec& spec, const CudaRank& rank) {
+  return spec.whole_attention ? rank.ranks().num_ranks : 1;
+}
+
 bool is_output(const CudaPlan& plan, const Op& op) {
   return plan.program().buffer(op.outputs[0]).rows.count == program::RowCount::kOutputs;
 }
@@ -141,7 +152,7 @@ Result<std::unique_ptr<CudaDecoder>> CudaDecoder::begin_load(ModelPlan plan,
   program::Program lowered = program::partition(plan.spec, ranks, program::RankPages::kOwn);
   if (plan.spec.pooling) lowered = program::drop_pooling(std::move(lowered));
   if (rewrite) lowered = rewrite(std::move(lowered));
-  ESP_ASSIGN_OR_RETURN(CudaPlan cuda_plan, CudaPlan::create(program::gpu_passes(lowered)));
+  ESP_ASSIGN_OR_RETURN(CudaPlan cuda_plan, CudaPlan::create(gpu_program(lowered, plan.spec)));
   ESP_ASSIGN_OR_RETURN(PendingCudaWeights weights, load_rank_weights(plan, options, rank));
   ESP_ASSIGN_OR_RETURN(auto linear,
                        kc::Linear::create({.cache_folder = kc::default_linear_cache()}));
@@ -248,8 +259,9 @@ std::vector<kc::LinearArgs> CudaDecoder::gemm_shapes() const {
     for (const CudaPlan::BoundOp& bound : plan.ops()) {
       if (!is_gemm(bound.op)) continue;
       const bool output = is_output(plan, bound.op);
-      out.push_back(matmul_shape(weights_, bound.op.as<program::Matmul>(),
-                                 output ? limits_.max_entries : limits_.max_tokens));
+      out.push_back(matmul_shape(
+          weights_, bound.op.as<program::Matmul>(),
+          output ? limits_.max_entries : limits_.max_tokens * row_ranks(spec_, rank_)));
       if (output) out.back().out_type = DType::kFloat32;
     }
   };
@@ -336,7 +348,7 @@ Status CudaDecoder::tune(float* logits, const cuda::Stream& stream) {
 }
 
 Status CudaDecoder::lay_out(cuda::Arena& arena, int64_t linear_bytes, int64_t megakernel_bytes) {
-  const DecoderLimits limits{limits_.max_tokens, limits_.max_entries};
+  const DecoderLimits limits{limits_.max_tokens, limits_.max_entries, row_ranks(spec_, rank_)};
   const cuda::Arena begin = arena;  // one of the plans runs at a time
   context_.lay_out(arena, limits);
   const auto overlay = [&](auto& layers) {
@@ -375,8 +387,8 @@ Status CudaDecoder::reserve(int32_t max_tokens, int32_t max_entries, int32_t pag
   limits_.max_entries = max_entries;
   limits_.page_size = page_size;
   limits_.context_length = spec_.context_length;
-  const int64_t linear_bytes =
-      workspace_bytes(*linear_, weights_, gemm_shapes(), limits_.max_tokens);
+  const int64_t linear_bytes = workspace_bytes(*linear_, weights_, gemm_shapes(),
+                                               limits_.max_tokens * row_ranks(spec_, rank_));
   last_context_ = nullptr;
   int64_t megakernel_bytes = 0;
   if (one_token_) {
@@ -420,12 +432,14 @@ Status CudaDecoder::forward(const CudaStep& step, const KvView& kv, const cuda::
   last_context_ = &context;
   CudaStep own = step;
   if (!prologue_.expands(step)) own.expanded.rows = 0;
-  ESP_RETURN_IF_ERROR(
-      prologue_.run(own, kv.page_size, {.stream = stream.get(), .pdl = policy_.step_pdl}));
+  if (entries.num_tokens > 0)
+    ESP_RETURN_IF_ERROR(
+        prologue_.run(own, kv.page_size, {.stream = stream.get(), .pdl = policy_.step_pdl}));
   context.begin(own, kv, stream);
   if (step.returns_states) return others_.states->run(own);
   const CudaPlan& plan = context.plan();
-  return context.run(0, step.num_rows == 0 ? plan.append_end() : plan.output_begin());
+  const bool ends_early = step.num_rows == 0 && !spec_.whole_attention;
+  return context.run(0, ends_early ? plan.append_end() : plan.output_begin());
 }
 
 // Of a deterministic decoder rows without an adapter have one plan, whatever is beside them.

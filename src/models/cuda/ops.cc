@@ -462,14 +462,10 @@ CudaOp cuda_op(OpKind kind) {
       return run_moe_combine;
     case OpKind::kMoeBlock:
       return run_moe_block;
-    case OpKind::kAllReduce:
-      return run_all_reduce;
-    case OpKind::kAllGather:
-      return run_all_gather;
     case OpKind::kMegakernel:
       return run_megakernel;
     default:
-      return nullptr;
+      return cuda_rank_op(kind);
   }
 }
 

@@ -66,8 +66,8 @@ Status run_gated_add(CudaContext& context, const program::Op& op);
 // ops_ranks.cc
 // Names the buffers of sums and gathers, where the layout has them, for the other ranks.
 void name_collective_buffers(const CudaContext& context);
-Status run_all_reduce(CudaContext& context, const program::Op& op);
-Status run_all_gather(CudaContext& context, const program::Op& op);
+// Of operations between ranks; null: of none of these.
+CudaOp cuda_rank_op(program::OpKind kind);
 
 // ops_lora.cc
 // Around the GEMM of a matrix that adapters add to: REQUIRES a plan with adapters. Nothing in a

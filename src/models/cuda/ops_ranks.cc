@@ -18,20 +18,14 @@ DType element_type(const CudaContext& c, const Operand& operand) {
   return type == program::ElementType::kFloat32 ? DType::kFloat32 : c.type();
 }
 
-}  // namespace
-
-void name_collective_buffers(const CudaContext& c) {
-  std::vector<Operand> operands;
-  std::vector<const void*> buffers;
-  for (const CudaPlan::BoundOp& bound : c.plan().ops()) {
-    const program::OpKind kind = bound.op.kind;
-    if (kind != program::OpKind::kAllReduce && kind != program::OpKind::kAllGather) continue;
-    const Operand& operand = bound.op.inputs[0];
-    if (std::ranges::find(operands, operand) != operands.end()) continue;
-    operands.push_back(operand);
-    buffers.push_back(c.read(operand));
-  }
-  c.scratch().collective->set_buffers(std::move(buffers));
+kc::RankRowsArgs rank_rows(const CudaContext& c, const Operand& own, const Operand& all) {
+  kc::RankRowsArgs args{
+      .type = c.type(), .own = c.write(own), .all = c.write(all), .columns = own.columns};
+  const auto num_ranks = static_cast<size_t>(c.scratch().collective->ranks().num_ranks);
+  const std::span<const int32_t> counts = c.step().rank_tokens;
+  for (size_t rank = 0; rank < num_ranks; ++rank)
+    args.counts[rank] = counts.empty() ? c.step().entries.num_tokens : counts[rank];
+  return args;
 }
 
 Status run_all_reduce(CudaContext& c, const Op& op) {
@@ -64,6 +58,46 @@ Status run_all_gather(CudaContext& c, const Op& op) {
                                              .out = c.write(all),
                                              .out_stride = c.stride(all)},
                                             c.launch(op));
+}
+
+Status run_gather_rows(CudaContext& c, const Op& op) {
+  return c.scratch().collective->gather_rows(rank_rows(c, op.inputs[0], op.outputs[0]),
+                                             c.launch(op));
+}
+
+Status run_scatter_sums(CudaContext& c, const Op& op) {
+  return c.scratch().collective->scatter_sums(rank_rows(c, op.outputs[0], op.inputs[0]),
+                                              c.launch(op));
+}
+
+}  // namespace
+
+void name_collective_buffers(const CudaContext& c) {
+  std::vector<Operand> operands;
+  std::vector<const void*> buffers;
+  for (const CudaPlan::BoundOp& bound : c.plan().ops()) {
+    if (cuda_rank_op(bound.op.kind) == nullptr) continue;
+    const Operand& operand = bound.op.inputs[0];
+    if (std::ranges::find(operands, operand) != operands.end()) continue;
+    operands.push_back(operand);
+    buffers.push_back(c.read(operand));
+  }
+  c.scratch().collective->set_buffers(std::move(buffers));
+}
+
+CudaOp cuda_rank_op(program::OpKind kind) {
+  switch (kind) {
+    case program::OpKind::kAllReduce:
+      return run_all_reduce;
+    case program::OpKind::kAllGather:
+      return run_all_gather;
+    case program::OpKind::kGatherRows:
+      return run_gather_rows;
+    case program::OpKind::kScatterSums:
+      return run_scatter_sums;
+    default:
+      return nullptr;
+  }
 }
 
 }  // namespace espalier

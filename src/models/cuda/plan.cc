@@ -52,7 +52,9 @@ Result<CudaPlan> CudaPlan::create(program::Program program) {
 
 int64_t CudaPlan::max_rows(const program::Rows& rows, const DecoderLimits& limits) {
   const bool outputs = rows.count == program::RowCount::kOutputs;
-  return int64_t{outputs ? limits.max_outputs : limits.max_tokens} * rows.per_row;
+  const bool of_ranks = rows.count == program::RowCount::kRankTokens;
+  return int64_t{outputs ? limits.max_outputs : limits.max_tokens} * rows.per_row *
+         (of_ranks ? limits.num_ranks : 1);
 }
 
 program::MemoryPlan CudaPlan::place(const DecoderLimits& limits, DType type) const {

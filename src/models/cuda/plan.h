@@ -31,6 +31,7 @@ bool appends(const program::Op& op);
 struct DecoderLimits {
   int32_t max_tokens = 0;
   int32_t max_outputs = 0;  // rows of logits of one run of the output section
+  int32_t num_ranks = 1;    // that have max_tokens of their own each
 };
 
 class CudaPlan {

@@ -56,6 +56,9 @@ struct CudaStep {
   const int32_t* token_slots = nullptr;  // [entries.num_tokens]
   const int32_t* slot_tokens = nullptr;  // [slots]: what each slot sampled last
   kernels::cuda::EntryArrays entries;
+  // Where ranks have rows of their own (DecoderSpec::whole_attention): the tokens of each rank, of
+  // which this one's are entries.num_tokens. Empty: all ranks have as many.
+  std::span<const int32_t> rank_tokens;
   // The same entries with the page tables of layers that see a sliding window, where these have
   // pages of their own (see ForwardBatch); else without page_tables.
   kernels::cuda::EntryArrays window_entries;

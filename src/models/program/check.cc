@@ -35,6 +35,8 @@ Arity arity_of(OpKind kind) {
     case OpKind::kPool:
     case OpKind::kRelu:
     case OpKind::kAllGather:
+    case OpKind::kGatherRows:
+    case OpKind::kScatterSums:
     case OpKind::kMeanParts:
       return {1, 1, 1, 1};
     case OpKind::kAllReduce:  // the second output: see fuse_all_reduce
@@ -71,13 +73,25 @@ Arity arity_of(OpKind kind) {
   return {};
 }
 
+Status check_buffers(const Program& program) {
+  for (const Buffer& buffer : program.buffers) {
+    if (buffer.columns < 1 || buffer.rows.per_row < 1 || buffer.storage < 0 ||
+        buffer.storage >= program.num_storages) {
+      return invalid_argument("buffer {} of {} has {} columns, {} rows in storage {} of {}",
+                              buffer.name, program.name, buffer.columns, to_string(buffer.rows),
+                              buffer.storage, program.num_storages);
+    }
+  }
+  return Status();
+}
+
 class Checker {
  public:
   explicit Checker(const Program& program)
       : program_(program), holds_(static_cast<size_t>(program.num_storages), BufferId{-1}) {}
 
   Status run() {
-    ESP_RETURN_IF_ERROR(check_buffers());
+    ESP_RETURN_IF_ERROR(check_buffers(program_));
     for (index_ = 0; index_ < program_.ops.size(); ++index_) {
       const Op& op = program_.ops[index_];
       ESP_RETURN_IF_ERROR(check_arity(op));
@@ -96,18 +110,6 @@ class Checker {
     return invalid_argument("operation {} ({}) of {}: {}", index_,
                             op_name(program_.ops[index_].kind), program_.name,
                             fmt::format(format, std::forward<Args>(args)...));
-  }
-
-  Status check_buffers() const {
-    for (const Buffer& buffer : program_.buffers) {
-      if (buffer.columns < 1 || buffer.rows.per_row < 1 || buffer.storage < 0 ||
-          buffer.storage >= program_.num_storages) {
-        return invalid_argument("buffer {} of {} has {} columns, {} rows in storage {} of {}",
-                                buffer.name, program_.name, buffer.columns, to_string(buffer.rows),
-                                buffer.storage, program_.num_storages);
-      }
-    }
-    return Status();
   }
 
   Status check_arity(const Op& op) const {
@@ -143,9 +145,12 @@ class Checker {
     return Status();
   }
 
-  // A selection changes rows and a pool makes one of many; pairs are of the rows of a token.
+  // A selection changes rows and a pool makes one of many; pairs are of the rows of a token. Rows
+  // of a rank become those of all, and the other way round.
   Status check_rows(const Op& op) const {
     if (op.kind == OpKind::kSelectRows || op.kind == OpKind::kPool) return Status();
+    if (op.kind == OpKind::kGatherRows) return check_exchange(op.inputs[0], op.outputs[0]);
+    if (op.kind == OpKind::kScatterSums) return check_exchange(op.outputs[0], op.inputs[0]);
     const RowCount count = rows_of(program_, op).count;
     const auto differs = [&](const Operand& operand) {
       return program_.buffer(operand).rows.count != count;
@@ -157,6 +162,13 @@ class Checker {
                     to_string(program_.buffer(*found).rows), row_count_name(count));
     }
     return Status();
+  }
+
+  Status check_exchange(const Operand& own, const Operand& all) const {
+    const Rows &rows = program_.buffer(own).rows, &of_all = program_.buffer(all).rows;
+    if (of_all == rank_rows(rows) && rows != of_all) return Status();
+    return refuse("{} has {} rows beside {}", program_.buffer(all).name, to_string(of_all),
+                  to_string(rows));
   }
 
   Status check_columns(const Op& op) const {
@@ -185,6 +197,8 @@ class Checker {
       case OpKind::kSoftcap:
       case OpKind::kRelu:
       case OpKind::kPool:
+      case OpKind::kGatherRows:
+      case OpKind::kScatterSums:
         return expect(op.outputs[0], op.inputs[0].columns);
       case OpKind::kAllReduce:
         return check_all_reduce(op);

@@ -52,6 +52,8 @@ int64_t CpuContext::max_rows(const Rows& rows) const {
   switch (rows.count) {
     case RowCount::kTokens:
     case RowCount::kWanted:
+    case RowCount::kRankTokens:  // those of a step, whichever rank has them
+    case RowCount::kRankWanted:
       return int64_t{max_tokens_} * rows.per_row;
     case RowCount::kOutputs:
       return max_output_rows_ * rows.per_row;
@@ -144,6 +146,10 @@ int64_t CpuContext::num_rows(const Rows& rows) const {
       return std::ssize(output_rows_) * rows.per_row;
     case RowCount::kTexts:
       return rows.per_row;
+    case RowCount::kRankTokens:
+      return std::ssize(inputs_.given.stage.ranks->positions) * rows.per_row;
+    case RowCount::kRankWanted:
+      return std::ssize(inputs_.given.stage.ranks->wanted_positions) * rows.per_row;
   }
   return 0;
 }

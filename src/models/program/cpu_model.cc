@@ -167,7 +167,7 @@ ForwardOutput CpuModel::forward_stage(const ForwardBatch& batch, std::span<const
   ESP_CHECK(token_ids.size() == batch.token_ids.size() &&
             batch.positions.size() == token_ids.size() &&
             kv.layers.size() == spec_.layers.size() + (draft_head_ != nullptr ? 1 : 0));
-  if (token_ids.empty()) return {};
+  if (token_ids.empty() && rows.ranks == nullptr) return {};
   ESP_CHECK(spec_.stage.embeds == (rows.received == nullptr) &&
             !(spec_.stage.samples && rows.handed_on != nullptr));
   context_.begin(batch, token_ids, kv, {.stage = rows});
@@ -257,7 +257,8 @@ std::span<const float> CpuModel::sample_logits(const ForwardBatch& batch) {
       picked_.push_back(last_known + 1 + batch.draft_samples[at]);
     }
   }
-  float* out = logits_.as<float>();
+  const RankRows* const ranks = context_.given().stage.ranks;
+  float* out = ranks != nullptr ? ranks->sample_logits : logits_.as<float>();
   if (!picked_.empty()) run_outputs(picked_, out);
   return {out, picked_.size() * static_cast<size_t>(spec_.vocab_size)};
 }

@@ -347,6 +347,22 @@ void run_gated_add(CpuContext& context, const Op& op) {
                                            .dim = op.outputs[0].columns});
 }
 
+// REQUIRES: the spec has whole attention, and there are several ranks.
+const RankRows& rank_rows_of(const CpuContext& context) { return *context.given().stage.ranks; }
+
+std::span<const int32_t> positions_of(CpuContext& context, RowCount count) {
+  switch (count) {
+    case RowCount::kTokens:
+      return context.batch().positions;
+    case RowCount::kRankTokens:
+      return rank_rows_of(context).positions;
+    case RowCount::kRankWanted:
+      return rank_rows_of(context).wanted_positions;
+    default:
+      return context.experts().positions_of(context.wanted(), context.batch());
+  }
+}
+
 void run_moe_route(CpuContext& context, const Op& op) {
   const auto& a = op.as<MoeRoute>();
   const CpuView x = context.view(op.inputs[0]);
@@ -365,12 +381,10 @@ void run_moe_route(CpuContext& context, const Op& op) {
                             .experts = context.ints(op.outputs[0]),
                             .weights = context.view(op.outputs[1]).data});
   if (a.num_slots > 0) {
-    const bool all = context.rows_of(op.outputs[0]).count == RowCount::kTokens;
     kernels::choose_replicas(
         {.table = context.weights().layer(a.weight).experts.replicas.data(),
          .num_experts = a.router.num_experts,
-         .positions = all ? context.batch().positions
-                          : context.experts().positions_of(context.wanted(), context.batch()),
+         .positions = positions_of(context, context.rows_of(op.outputs[0]).count),
          .experts = context.ints(op.outputs[0]),
          .weights = context.view(op.outputs[1]).data,
          .top_k = a.router.top_k});
@@ -410,6 +424,26 @@ void run_all_gather(CpuContext& context, const Op& op) {
                                    .columns = op.inputs[0].columns,
                                    .out = out.data,
                                    .out_stride = out.stride});
+}
+
+// Branches and normed states are whole buffers, whose rows are adjacent.
+Collective::RankParts rank_parts(const CpuContext& context, const Operand& own,
+                                 const Operand& all) {
+  const CpuView rows = context.view(own), of_all = context.view(all);
+  ESP_CHECK(rows.stride == own.columns && of_all.stride == all.columns);
+  const bool wanted = context.rows_of(own).count == RowCount::kWanted;
+  return {.own = rows.data,
+          .all = of_all.data,
+          .columns = own.columns,
+          .counts = wanted ? rank_rows_of(context).num_wanted : rank_rows_of(context).num_tokens};
+}
+
+void run_gather_rows(CpuContext& context, const Op& op) {
+  context.collective().gather_rows(rank_parts(context, op.inputs[0], op.outputs[0]));
+}
+
+void run_scatter_sums(CpuContext& context, const Op& op) {
+  context.collective().scatter_sums(rank_parts(context, op.outputs[0], op.inputs[0]));
 }
 
 void run_relu(CpuContext& context, const Op& op) {
@@ -500,6 +534,10 @@ CpuOp cpu_op(OpKind kind) {
       return run_all_gather;
     case OpKind::kBarrier:
       return run_barrier;
+    case OpKind::kGatherRows:
+      return run_gather_rows;
+    case OpKind::kScatterSums:
+      return run_scatter_sums;
     default:
       return nullptr;
   }

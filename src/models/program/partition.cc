@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "models/program/lower.h"
+#include "models/program/rank_sums.h"
 
 namespace espalier::program {
 namespace {
@@ -52,7 +53,6 @@ Status check_experts(const ExpertsSpec& experts, int32_t num_ranks, int32_t num_
 
 // num_groups: of ranks that have whole experts.
 Status check_layer(const LayerSpec& layer, int32_t num_ranks, int32_t num_groups) {
-  ESP_RETURN_IF_ERROR(check_attention(layer.attention, num_ranks));
   if (!layer.experts)
     return check_divides(layer.mlp.intermediate_size, num_ranks, "features in an MLP");
   const ExpertsSpec& experts = *layer.experts;
@@ -71,71 +71,6 @@ Status check_groups(const DecoderSpec& spec, int32_t num_ranks) {
   return invalid_argument("ep_size is {}, but the model has no experts: leave it out",
                           spec.expert_groups);
 }
-
-// Inserts the sums: an operand is partial from the matrix that makes it until it is summed.
-class SumInserter {
- public:
-  SumInserter(Program program, const Ranks& ranks, const Ranks& expert_slices)
-      : program_(std::move(program)), ranks_(ranks), expert_slices_(expert_slices) {}
-
-  Program run() {
-    std::vector<Op> ops;
-    for (Op& op : program_.ops) {
-      if (!keeps_partial(op)) sum_inputs(op, ops);
-      mark(op);
-      ops.push_back(std::move(op));
-    }
-    program_.ops = std::move(ops);
-    return std::move(program_);
-  }
-
- private:
-  static bool is_column_matrix(WeightId id) {
-    return id.kind == WeightKind::kAttentionOutput || id.kind == WeightKind::kDown ||
-           id.kind == WeightKind::kExpertDown;
-  }
-  bool is_partial(const Operand& operand) const {
-    return std::ranges::find(partial_, operand) != partial_.end();
-  }
-  // Sums of partial numbers are partial.
-  bool keeps_partial(const Op& op) const {
-    if (op.kind == OpKind::kMoeCombine) return true;
-    const bool adds = op.kind == OpKind::kResidualAdd || op.kind == OpKind::kGatedAdd;
-    return adds && is_partial(op.inputs[0]) && is_partial(op.inputs[1]);
-  }
-  void sum_inputs(const Op& op, std::vector<Op>& ops) {
-    for (const Operand& input : op.inputs) {
-      const auto found = std::ranges::find(partial_, input);
-      if (found == partial_.end()) continue;
-      ops.push_back(Op{.kind = OpKind::kAllReduce,
-                       .layer = op.layer,
-                       .inputs = {input},
-                       .outputs = {input},
-                       .attributes = AllReduce{}});
-      partial_.erase(found);
-    }
-  }
-  // The bias of a sum is added once.
-  void mark(Op& op) {
-    bool partial = keeps_partial(op);
-    for (const Operand& output : op.outputs) std::erase(partial_, output);
-    if (op.kind == OpKind::kMatmul) {
-      auto& a = op.as<Matmul>();
-      partial = is_column_matrix(a.weight);
-      if (partial && ranks_.rank > 0) a.bias = {};
-    } else if (op.kind == OpKind::kMoeMatmul) {
-      auto& a = op.as<MoeMatmul>();
-      partial = is_column_matrix(a.weight);
-      if (partial && expert_slices_.rank > 0) a.bias = {};
-    }
-    if (partial) partial_.push_back(op.outputs[0]);
-  }
-
-  Program program_;
-  const Ranks ranks_;
-  const Ranks expert_slices_;  // ranks that divide the same experts
-  std::vector<Operand> partial_;
-};
 
 // A norm over all heads is computed by every rank on the gathered heads.
 Program gather_norms(Program program, const DecoderSpec& spec, const Ranks& ranks) {
@@ -235,6 +170,25 @@ void shard_bias(const MatrixLayout& matrix, VectorLayout& bias) {
   }
 }
 
+void shard_attention(const AttentionSpec& spec, const Ranks& ranks, LayerLayout& layer) {
+  const int32_t kv_heads = spec.num_kv_heads;
+  if (!layer.latent.q.empty()) {
+    shard_matrix(layer.latent.q, Shard::Axis::kRows, ranks);
+    shard_matrix(layer.latent.kv_b, Shard::Axis::kRows, ranks);
+  } else {
+    shard_matrix(layer.qkv, Shard::Axis::kRows, ranks);
+    for (WeightBlock& block : std::span(layer.qkv.blocks).subspan(1)) {  // keys, values
+      block.parts = std::min(kv_heads, ranks.num_ranks);
+    }
+    shard_bias(layer.qkv, layer.qkv_bias);
+  }
+  shard_matrix(layer.attention_output, Shard::Axis::kColumns, ranks);
+  if (!layer.sinks.empty()) {
+    const int64_t heads = layer.sinks.size();
+    layer.sinks.parts.push_back({ranks.begin(heads), ranks.count(heads)});
+  }
+}
+
 void shard_mlp(const Ranks& ranks, MlpLayout& mlp) {
   if (mlp.gate_up.empty()) return;
   shard_matrix(mlp.gate_up, Shard::Axis::kRows, ranks);
@@ -275,6 +229,7 @@ Status check_partition(const DecoderSpec& spec, int32_t num_ranks) {
   ESP_RETURN_IF_ERROR(check_groups(spec, num_ranks));
   if (num_ranks == 1) return Status();
   for (const LayerSpec& layer : spec.layers) {
+    if (!spec.whole_attention) ESP_RETURN_IF_ERROR(check_attention(layer.attention, num_ranks));
     ESP_RETURN_IF_ERROR(check_layer(layer, num_ranks, spec.expert_groups));
   }
   return Status();
@@ -284,9 +239,11 @@ DecoderSpec local_spec(const DecoderSpec& spec, const Ranks& ranks) {
   const auto divide = [&](int32_t& size) { size /= ranks.num_ranks; };
   DecoderSpec out = spec;
   for (LayerSpec& layer : out.layers) {
-    divide(layer.attention.num_heads);
-    if (!layer.attention.latent) {
-      layer.attention.num_kv_heads = std::max(layer.attention.num_kv_heads / ranks.num_ranks, 1);
+    if (!spec.whole_attention) {
+      divide(layer.attention.num_heads);
+      if (!layer.attention.latent) {
+        layer.attention.num_kv_heads = std::max(layer.attention.num_kv_heads / ranks.num_ranks, 1);
+      }
     }
     divide(layer.mlp.intermediate_size);
     if (!layer.experts) continue;
@@ -300,15 +257,23 @@ DecoderSpec local_spec(const DecoderSpec& spec, const Ranks& ranks) {
   return out;
 }
 
+int64_t num_held_parameters(const DecoderSpec& spec, int32_t num_ranks) {
+  int64_t count = 0;
+  for (int32_t rank = 0; rank < num_ranks; ++rank)
+    count += local_spec(spec, {rank, num_ranks}).num_parameters();
+  return count;
+}
+
 bool divides_vocabulary(const DecoderSpec& spec, const Ranks& ranks) {
-  return !ranks.single() && spec.vocab_size % ranks.num_ranks == 0;
+  return !ranks.single() && !spec.whole_attention && spec.vocab_size % ranks.num_ranks == 0;
 }
 
 Program partition(const DecoderSpec& spec, const Ranks& ranks, RankPages pages,
                   int32_t ranks_per_pool) {
   if (ranks.single()) return lower(spec);
-  Program program =
-      SumInserter(lower(local_spec(spec, ranks)), ranks, expert_ranks(spec, ranks).slices).run();
+  Program program = insert_sums(lower(local_spec(spec, ranks)), ranks,
+                                expert_ranks(spec, ranks).slices, spec.whole_attention);
+  if (spec.whole_attention) return program;
   program = gather_norms(std::move(program), spec, ranks);
   if (pages == RankPages::kShared && ranks_per_pool != 1) {
     program = share_pages(std::move(program), spec, ranks,
@@ -329,22 +294,7 @@ WeightLayout partition_weights(const DecoderSpec& spec, const Ranks& ranks) {
   }
   for (size_t i = 0; i < out.layers.size(); ++i) {
     LayerLayout& layer = out.layers[i];
-    const int32_t kv_heads = spec.layers[i].attention.num_kv_heads;
-    if (!layer.latent.q.empty()) {
-      shard_matrix(layer.latent.q, Shard::Axis::kRows, ranks);
-      shard_matrix(layer.latent.kv_b, Shard::Axis::kRows, ranks);
-    } else {
-      shard_matrix(layer.qkv, Shard::Axis::kRows, ranks);
-      for (WeightBlock& block : std::span(layer.qkv.blocks).subspan(1)) {  // keys, values
-        block.parts = std::min(kv_heads, ranks.num_ranks);
-      }
-      shard_bias(layer.qkv, layer.qkv_bias);
-    }
-    shard_matrix(layer.attention_output, Shard::Axis::kColumns, ranks);
-    if (!layer.sinks.empty()) {
-      const int64_t heads = layer.sinks.size();
-      layer.sinks.parts.push_back({ranks.begin(heads), ranks.count(heads)});
-    }
+    if (!spec.whole_attention) shard_attention(spec.layers[i].attention, ranks, layer);
     shard_mlp(ranks, layer.mlp);
     if (const auto& experts = spec.layers[i].experts)
       shard_experts(expert_ranks(spec, ranks), *experts, layer.experts);

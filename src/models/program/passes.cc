@@ -299,7 +299,10 @@ class RowDropper {
     return {twin->second, operand.column, operand.columns};
   }
 
-  static Rows wanted(const Rows& rows) { return {RowCount::kWanted, rows.per_row}; }
+  static Rows wanted(const Rows& rows) {
+    const Rows own{RowCount::kWanted, rows.per_row};
+    return rows.count == RowCount::kRankTokens ? rank_rows(own) : own;
+  }
   BufferId add(Buffer buffer) {
     program_.buffers.push_back(std::move(buffer));
     return static_cast<BufferId>(program_.buffers.size() - 1);

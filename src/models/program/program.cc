@@ -156,8 +156,14 @@ Operand find_buffer(const Program& program, std::string_view name) {
 }
 
 Rows rows_of(const Program& program, const Op& op) {
-  if (!op.outputs.empty()) return program.buffer(op.outputs[0]).rows;
+  const bool of_all = op.kind == OpKind::kScatterSums;
+  if (!op.outputs.empty() && !of_all) return program.buffer(op.outputs[0]).rows;
   return op.inputs.empty() ? Rows{} : program.buffer(op.inputs[0]).rows;
+}
+
+Rows rank_rows(const Rows& rows) {
+  const bool wanted = rows.count == RowCount::kWanted || rows.count == RowCount::kRankWanted;
+  return {wanted ? RowCount::kRankWanted : RowCount::kRankTokens, rows.per_row};
 }
 
 size_t output_begin(const Program& program) {
@@ -177,20 +183,21 @@ std::vector<WeightId> weights_of(const Op& op) {
 
 std::string_view op_name(OpKind kind) {
   static constexpr std::string_view kNames[] = {
-      "embed",       "embed_position", "grid_position", "patches",     "input",
-      "output",      "class_embed",    "add_spans",     "add_control", "scale",
-      "softcap",     "norm",           "matmul",        "head_matmul", "head_copy",
-      "rope",        "kv_append",      "attention",     "select_rows", "mean_parts",
-      "activation",  "residual_add",   "gated_add",     "moe_route",   "moe_matmul",
-      "moe_combine", "pool",           "relu",          "all_reduce",  "all_gather",
-      "barrier",     "qk_rope_append", "moe_experts",   "moe_block",   "latent_prefill",
-      "megakernel"};
+      "embed",       "embed_position", "grid_position", "patches",        "input",
+      "output",      "class_embed",    "add_spans",     "add_control",    "scale",
+      "softcap",     "norm",           "matmul",        "head_matmul",    "head_copy",
+      "rope",        "kv_append",      "attention",     "select_rows",    "mean_parts",
+      "activation",  "residual_add",   "gated_add",     "moe_route",      "moe_matmul",
+      "moe_combine", "pool",           "relu",          "all_reduce",     "all_gather",
+      "barrier",     "gather_rows",    "scatter_sums",  "qk_rope_append", "moe_experts",
+      "moe_block",   "latent_prefill", "megakernel"};
   static_assert(std::size(kNames) == static_cast<size_t>(OpKind::kMegakernel) + 1);
   return kNames[static_cast<size_t>(kind)];
 }
 
 std::string_view row_count_name(RowCount count) {
-  static constexpr std::string_view kNames[] = {"tokens", "wanted", "outputs", "texts"};
+  static constexpr std::string_view kNames[] = {"tokens", "wanted",      "outputs",
+                                                "texts",  "rank_tokens", "rank_wanted"};
   return kNames[static_cast<size_t>(count)];
 }
 

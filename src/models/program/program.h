@@ -32,6 +32,9 @@ enum class RowCount : uint8_t {
   kWanted,   // those whose final hidden state is needed, at most kTokens
   kOutputs,  // a block of rows of logits, or all rows that are pooled, at most kWanted
   kTexts,    // texts that become vectors
+  // Where ranks have rows of their own (DecoderSpec::whole_attention): those of all ranks.
+  kRankTokens,  // kTokens of the first rank, then of the second ...
+  kRankWanted,  // kWanted in the same way
 };
 struct Rows {
   RowCount count = RowCount::kTokens;
@@ -96,9 +99,11 @@ enum class OpKind : uint8_t {
   kPool,           // x -> y: one row of each text
   kRelu,           // x -> x
   // Where several ranks have a part of the model each.
-  kAllReduce,  // x, [residual] -> x, or residual + x, [norm of that]; x: the sum of all ranks' x
-  kAllGather,  // x -> y: all ranks' columns side by side
-  kBarrier,    // x -> : what all ranks wrote to pages can be read; x says which rows there are
+  kAllReduce,    // x, [residual] -> x, or residual + x, [norm of that]; x: the sum of all ranks' x
+  kAllGather,    // x -> y: all ranks' columns side by side
+  kBarrier,      // x -> : what all ranks wrote to pages can be read; x says which rows there are
+  kGatherRows,   // x -> y: all ranks' rows one behind the other
+  kScatterSums,  // x -> y: the rank's own rows of the sum of all ranks' x
   // What passes make of several of those above.
   kQkRopeAppend,   // q, k, [v] -> q, [k]: norms of heads, rope, and keys and values to pages
   kMoeExperts,     // x, experts, weights -> y: matmul, activation, matmul and combination
@@ -342,8 +347,11 @@ Operand find_or_add_buffer(Program& program, const std::string& name, int32_t co
 Operand find_buffer(const Program& program, std::string_view name);
 
 // Rows that the operation computes: those of its first output, or of its first input where it has
-// no output.
+// no output or where all ranks take part (kScatterSums).
 Rows rows_of(const Program& program, const Op& op);
+
+// The same rows of all ranks.
+Rows rank_rows(const Rows& rows);
 
 // The index of the first operation of the output section; ops.size() where there is none.
 size_t output_begin(const Program& program);

@@ -61,7 +61,8 @@ LONG_CONTEXT = ("abort_timeout_kit", "streaming_session_kit", "test_scheduler_co
 LONG_CONTEXT_FLAGS = ("--json-model-override-args", '{"max_position_embeddings": 131072}')
 # 400 answers of 128 tokens (test_radix_attention) take 4 minutes on two cores; with other work beside them, longer.
 TEST_S = int(os.environ.get("ESPALIER_COMPAT_TEST_S", "900"))
-FILE_S = 4 * TEST_S
+FILE_S = int(os.environ.get("ESPALIER_COMPAT_FILE_S", str(4 * TEST_S)))
+ROWS = "rows.json"  # in the folder that a child works in
 
 
 class TookTooLong(Exception):
@@ -79,6 +80,7 @@ class Outcomes(unittest.TestResult):
         super().__init__()
         self.module = module
         self.rows = collections.OrderedDict()
+        self.path = os.path.abspath(ROWS)  # a test may change the folder
         signal.signal(signal.SIGALRM, ring)
 
     def startTest(self, test):
@@ -97,6 +99,7 @@ class Outcomes(unittest.TestResult):
 
     def add(self, test, outcome, why=""):
         self.rows[self.name(test)] = (outcome, why)
+        write_rows(self.path, self.rows)  # for a file that breaks off
         print(f"  {outcome:7} {self.name(test)} {why[:300]}", flush=True)
 
     def addSuccess(self, test):
@@ -168,19 +171,23 @@ def name_of(target):
     return KITS[target][0] if isinstance(target, int) else os.path.basename(target)[:-3]
 
 
+def write_rows(path, rows):
+    with open(path + ".part", "w", encoding="utf-8") as f:
+        json.dump(rows, f, indent=1)
+    os.replace(path + ".part", path)
+
+
 def in_child(call, limit_s, name):
     """The rows of `call`, which runs in a child of this process within limit_s; the child's children end with it."""
     with tempfile.TemporaryDirectory() as folder:
-        results = os.path.join(folder, "rows.json")
+        results = os.path.join(folder, ROWS)
         child = os.fork()
         if child == 0:
             status = 1
             try:
                 os.setsid()
                 os.chdir(folder)
-                rows = call()
-                with open(results, "w", encoding="utf-8") as f:
-                    json.dump(rows, f)
+                write_rows(results, call())
                 status = 0
             except BaseException:
                 traceback.print_exc()
@@ -188,18 +195,22 @@ def in_child(call, limit_s, name):
                 sys.stdout.flush()
                 os._exit(status)
         deadline = time.monotonic() + limit_s
-        while time.monotonic() < deadline and os.waitpid(child, os.WNOHANG)[0] == 0:
+        ended, status = os.waitpid(child, os.WNOHANG)
+        while time.monotonic() < deadline and ended == 0:
             time.sleep(0.05)
+            ended, status = os.waitpid(child, os.WNOHANG)
         try:
             os.killpg(child, signal.SIGKILL)
             os.waitpid(child, 0)
         except (ProcessLookupError, ChildProcessError):
             pass
-        try:
+        rows = {}
+        if os.path.exists(results):
             with open(results, encoding="utf-8") as f:
-                return json.load(f)
-        except OSError:
-            return {f"{name}.file": ["failed", f"it broke off, or did not end within {limit_s} s"]}
+                rows = json.load(f)
+        if ended == 0 or status != 0:
+            rows[f"{name}.file"] = ["failed", f"it broke off, or did not end within {limit_s} s"]
+        return rows
 
 
 class Kept:
@@ -222,9 +233,7 @@ class Kept:
 
     def write(self, target, rows):
         if self.folder:
-            with open(self.path(target) + ".part", "w", encoding="utf-8") as f:
-                json.dump(rows, f, indent=1)
-            os.replace(self.path(target) + ".part", self.path(target))
+            write_rows(self.path(target), rows)
 
 
 def run_group(targets, model, checkout, kept):
@@ -307,8 +316,15 @@ def run_all(args, model):
     for targets, checkout in groups:
         if targets:
             sys.stdout.flush()
-            rows.update(in_child(lambda: run_group(targets, model, checkout, kept), FILE_S * len(targets), "group"))
+            rows.update(in_child(lambda: run_group(targets, model, checkout, kept), FILE_S * (len(targets) + 1), "group"))
     return rows
+
+
+def model_path(wanted):
+    if os.path.isfile(wanted):
+        return wanted
+    import real_model  # what it imports beside is not needed where the file is there
+    return real_model.model_path(wanted)
 
 
 def main():
@@ -323,9 +339,8 @@ def main():
     parser.add_argument("--results", help="a file that gets the rows as JSON")
     args = parser.parse_args()
     launching.find_binary()
-    import real_model
     started = time.monotonic()
-    rows = run_all(args, os.path.abspath(real_model.model_path(args.model)))
+    rows = run_all(args, os.path.abspath(model_path(args.model)))
     if args.results:
         with open(args.results, "w", encoding="utf-8") as f:
             json.dump(rows, f, indent=1)

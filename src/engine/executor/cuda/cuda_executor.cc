@@ -58,6 +58,10 @@ Result<int32_t> rows_together(const kc::AttentionShape& shape, const CudaDraftHe
   return std::min(rows, draft_rows_of(own.num_heads, own.num_kv_heads));
 }
 
+int32_t most_of(const std::vector<int32_t>& tokens) {
+  return tokens.empty() ? 0 : std::ranges::max(tokens);
+}
+
 int64_t num_graph_sizes(int32_t max_entries) {
   int64_t count = 0;
   for (int32_t entries = 1; entries <= max_entries; ++count)
@@ -70,7 +74,8 @@ int64_t num_graph_sizes(int32_t max_entries) {
 CudaExecutor::CudaExecutor(std::unique_ptr<CudaDecoder> model, const CudaExecutorConfig& config)
     : config_(config),
       model_(std::move(model)),
-      samples_((config.collective == nullptr || config.collective->ranks().rank == 0) &&
+      samples_((config.collective == nullptr || config.own_rows ||
+                config.collective->ranks().rank == 0) &&
                model_->placed_weights().spec.stage.samples),
       limits_{
           .max_slots = config.max_slots,
@@ -188,7 +193,7 @@ Status CudaExecutor::allocate(std::unique_ptr<CudaDraftHead> head) {
 
 Status CudaExecutor::ThroughHost::allocate(const CudaExecutorConfig& config,
                                            const StepLimits& limits, CudaDecoder& model) {
-  if (config.collective == nullptr || config.collective->ranks().rank == 0) {
+  if (config.collective == nullptr || config.own_rows || config.collective->ranks().rank == 0) {
     ESP_ASSIGN_OR_RETURN(sampling, HostSampling::create({.max_slots = config.max_slots,
                                                          .max_rows = limits.max_entries,
                                                          .vocab_size = model.info().vocab_size,
@@ -291,10 +296,12 @@ Status run_warm_up_steps(Executor& executor, const CudaExecutorConfig& config, b
   return Status();
 }
 
-void CudaExecutor::launch(const ForwardBatch& batch) {
+void CudaExecutor::launch(const ForwardBatch& batch, uint64_t step, const RankStep& ranks) {
   const cuda::Range range("launch a step");
-  Place& p = place_of(batch.step);
+  Place& p = place_of(step);
   p.batch = &batch;
+  p.step = step;
+  p.ranks = ranks;
   if (adapters_) adapters_->begin_step();
   p.status = lost_.ok() ? enqueue(p) : lost_;
   if (CudaPageStaging* const staging = staging_of(pages_.copier.get()))
@@ -323,7 +330,12 @@ Status CudaExecutor::enqueue(Place& p) {
   }
   p.num_samples = 0;
   for (const BatchEntry& entry : p.rows->entries) p.num_samples += entry.sample ? 1 : 0;
-  ESP_ASSIGN_OR_RETURN(p.packed, packer_->pack(*p.batch, *p.rows, p.host, config_.graphs));
+  ESP_ASSIGN_OR_RETURN(p.packed, packer_->pack(*p.batch, *p.rows, p.host,
+                                               {.pad_for_graphs = config_.graphs,
+                                                .may_decode = p.ranks.decode,
+                                                .rows_min = most_of(p.ranks.tokens)}));
+  // Of a padded decode step all ranks have as many rows.
+  if (!p.packed.decode || !config_.graphs) p.packed.rank_tokens = p.ranks.tokens;
   if (chains_) {
     chains_->pack(*p.batch, *p.rows, p.packed, p.chains);
     p.packed.keeps_states = p.chains.reads;
@@ -342,7 +354,7 @@ Status CudaExecutor::enqueue(Place& p) {
                                              std::ssize(p.logprobs.wanted_ids) * 4, stream_));
   }
   // Rows of other stages are copied outside of graphs, for their buffers take turns.
-  if (p.packed.num_tokens > 0) {
+  if (p.packed.num_tokens > 0 || most_of(p.ranks.tokens) > 0) {
     const cuda::Range range(p.packed.decode ? "decode" : "prefill");
     if (stage_) ESP_RETURN_IF_ERROR(stage_->begin(*p.batch, p.packed.num_tokens, stream_));
     ESP_RETURN_IF_ERROR(run(p));
@@ -430,7 +442,8 @@ Status CudaExecutor::enqueue_sampling(Place& p) {
   if (chains_)
     ESP_RETURN_IF_ERROR(chains_->run(p.chains, p.packed, packer_->step(p.packed, slots_->tokens()),
                                      arrays_.results.tokens, pages_.pool->view(), p.graph_use));
-  const bool has_peers = config_.collective != nullptr && !config_.collective->ranks().single();
+  const bool has_peers =
+      config_.collective != nullptr && !config_.own_rows && !config_.collective->ranks().single();
   if (has_peers && (!stage_ || stage_->is_last())) {
     ESP_RETURN_IF_ERROR(config_.collective->share_tokens({.row_slots = packer_->device().row_slots,
                                                           .rows = p.num_samples,
@@ -513,7 +526,7 @@ void CudaExecutor::provide_masks(uint64_t step, const MaskView& masks) {
 
 const StepResult& CudaExecutor::wait(uint64_t step) {
   Place& p = place_of(step);
-  ESP_CHECK(p.batch != nullptr && p.batch->step == step, "step {} is not in flight", step);
+  ESP_CHECK(p.batch != nullptr && p.step == step, "step {} is not in flight", step);
   if (p.status.ok()) {
     const cuda::Range range("wait for the device");
     p.status = p.done.synchronize();

@@ -65,6 +65,9 @@ struct CudaExecutorConfig {
   // same steps as those of the other ranks. Rank 0 samples; the others get its tokens, and their
   // results have none. Borrowed.
   kernels::cuda::DeviceCollective* collective = nullptr;
+  // Of ranks that have rows of their own (DecoderSpec::whole_attention): each runs its part of a
+  // step and samples it.
+  bool own_rows = false;
   // Not null: the model is a stage of a pipeline, and the stages' executors run the same steps,
   // each launched in the order of the stages. The last one samples; the results of the others have
   // no tokens. Borrowed.
@@ -74,6 +77,12 @@ struct CudaExecutorConfig {
   // Called once, from wait(), when the device has failed: every step from then on fails with this
   // status. Null: it is logged.
   std::function<void(const Status&)> on_device_lost;
+};
+
+// What the parts of a step have in common where ranks have rows of their own.
+struct RankStep {
+  std::vector<int32_t> tokens;  // of each rank
+  bool decode = true;           // no rank has anything but decode entries
 };
 
 class CudaExecutor final : public Executor, public ReleasablePlanes {
@@ -99,7 +108,10 @@ class CudaExecutor final : public Executor, public ReleasablePlanes {
   MemoryPlan memory_plan() const override { return memory_; }
   const KvView& kv() const { return pages_.pool->view(); }  // after allocate_kv
 
-  void launch(const ForwardBatch& batch) override;
+  void launch(const ForwardBatch& batch) override { launch(batch, batch.step, {}); }
+  // Of a rank that has rows of its own its part of a step, which may have no entries; the step's
+  // number is that of all ranks.
+  void launch(const ForwardBatch& part, uint64_t step, const RankStep& ranks);
   void provide_masks(uint64_t step, const MaskView& masks) override;
   const StepResult& wait(uint64_t step) override;
   int32_t draft_samples_max() const override { return config_.max_draft_samples; }
@@ -127,6 +139,8 @@ class CudaExecutor final : public Executor, public ReleasablePlanes {
  private:
   struct Place {
     const ForwardBatch* batch = nullptr;
+    uint64_t step = 0;
+    RankStep ranks;
     const ForwardBatch* rows = nullptr;  // `batch`, or what draft_rows has made of it
     DraftRows draft_rows;
     cuda::PinnedBuffer inputs, outputs, masks;

@@ -7,6 +7,7 @@
 
 #include "base/check.h"
 #include "base/log.h"
+#include "models/program/partition.h"
 #include "tensor/cuda/device.h"
 
 namespace espalier {
@@ -86,7 +87,11 @@ Result<std::unique_ptr<CudaRanks>> CudaRanks::begin_load(const ModelPlan& plan,
     return Status();
   }));
   ESP_RETURN_IF_ERROR(out->reserve_moves(options));
+  out->own_rows_ = plan.spec.whole_attention;
   out->info_ = describe_model(plan.spec);
+  if (plan.spec.whole_attention)
+    out->info_.num_held_parameters =
+        program::num_held_parameters(plan.spec, static_cast<int32_t>(devices.size()));
   out->rank_info_ = out->models_.front()->info();
   for (const auto& model : out->models_) {
     const int64_t bytes = model->info().weight_bytes;
@@ -98,6 +103,52 @@ Result<std::unique_ptr<CudaRanks>> CudaRanks::begin_load(const ModelPlan& plan,
            static_cast<double>(out->group_->device_bytes()) / (1 << 20));
   return out;
 }
+
+namespace {
+
+// Slots and prompt tokens of a step are divided evenly among ranks that have requests of their own.
+CudaExecutorConfig part_of(const CudaExecutorConfig& all, int32_t num_ranks) {
+  CudaExecutorConfig own = all;
+  own.own_rows = true;
+  own.max_slots = std::max(1, all.max_slots / num_ranks);
+  own.max_tokens = std::max(1, (all.max_tokens - all.max_slots) / num_ranks) + own.max_slots;
+  return own;
+}
+
+// Entries of one token each that is sampled, and nothing else: what has graphs (PackedStep).
+bool decodes_alone(const ForwardBatch& part) {
+  return part.embedding_spans.empty() &&
+         std::ranges::all_of(part.entries, [](const BatchEntry& entry) {
+           return entry.num_query_tokens == 1 && entry.sample &&
+                  entry.input_logprob_targets.empty();
+         });
+}
+
+// What all ranks know of each other's parts.
+void set_rank_step(const ForwardBatch& batch, RankStep& out) {
+  out.tokens.clear();
+  out.decode = true;
+  for (const ForwardBatch& part : batch.ranks) {
+    out.tokens.push_back(part.num_tokens());
+    out.decode &= decodes_alone(part);
+  }
+}
+
+// Waits for all. The longest forward is the step's.
+const StepResult& join_results(const std::vector<std::unique_ptr<CudaExecutor>>& executors,
+                               uint64_t step, StepResult& joined) {
+  joined = {.step = step};
+  for (const auto& executor : executors) {
+    const StepResult& part = executor->wait(step);
+    joined.entries.insert(joined.entries.end(), part.entries.begin(), part.entries.end());
+    joined.forward_seconds = std::max(joined.forward_seconds, part.forward_seconds);
+    if (joined.graph_use == GraphUse::kNone || part.graph_use == GraphUse::kRecorded)
+      joined.graph_use = part.graph_use;
+  }
+  return joined;
+}
+
+}  // namespace
 
 Status CudaRanks::reserve_moves(const ModelLoadOptions& options) {
   const RebalanceConfig& config = options.experts.rebalance;
@@ -171,7 +222,8 @@ Status CudaRanks::reserve(const CudaExecutorConfig& config, std::span<StageLink*
   on_device_lost_ = config.on_device_lost;
   in_flight_.assign(static_cast<size_t>(config.max_in_flight), nullptr);
   ESP_RETURN_IF_ERROR(each("take memory", [&](int32_t rank) -> Status {
-    CudaExecutorConfig own = config;
+    CudaExecutorConfig own =
+        own_rows_ ? part_of(config, static_cast<int32_t>(devices_.size())) : config;
     own.collective = &group_->rank(rank);
     own.on_device_lost = [this](const Status&) { group_->stop(); };
     const auto at = static_cast<size_t>(rank);
@@ -196,7 +248,12 @@ Result<int64_t> CudaRanks::kv_budget_bytes() {
 }
 
 Status CudaRanks::allocate_kv(const KvPoolConfig& config) {
-  return each("keys and values", [&](int32_t rank) { return executor(rank).allocate_kv(config); });
+  KvPoolConfig own = config;
+  if (own_rows_) {
+    own.num_pages /= static_cast<int32_t>(devices_.size());
+    own.num_window_pages /= static_cast<int32_t>(devices_.size());
+  }
+  return each("keys and values", [&](int32_t rank) { return executor(rank).allocate_kv(own); });
 }
 
 Status CudaRanks::warm_up() {
@@ -216,11 +273,30 @@ void CudaRanks::launch(const ForwardBatch& batch) {
       return;
     }
   }
-  threads_.run([&](int32_t rank) { executor(rank).launch(batch); });
+  if (own_rows_) set_rank_step(batch, rank_step_);
+  threads_.run([&](int32_t rank) {
+    if (own_rows_)
+      executor(rank).launch(batch.ranks[static_cast<size_t>(rank)], batch.step, rank_step_);
+    else
+      executor(rank).launch(batch);
+  });
 }
 
 void CudaRanks::provide_masks(uint64_t step, const MaskView& masks) {
-  if (lost_.ok()) executor(0).provide_masks(step, masks);
+  if (!lost_.ok()) return;
+  if (!own_rows_) return executor(0).provide_masks(step, masks);
+  const ForwardBatch& batch = *in_flight_[step % in_flight_.size()];
+  std::span<const uint32_t> left = masks.words;
+  for (size_t rank = 0; rank < executors_.size(); ++rank) {
+    const auto count = static_cast<size_t>(
+        std::ranges::count(batch.ranks[rank].entries, true, &BatchEntry::has_mask));
+    if (count == 0) continue;
+    const size_t words = count * static_cast<size_t>(masks.words_per_mask);
+    executors_[rank]->provide_masks(
+        step, {.words = left.first(words), .words_per_mask = masks.words_per_mask});
+    left = left.subspan(words);
+  }
+  static_cast<void>(cuda::use_device(devices_.front()));  // as it was
 }
 
 // A failure of another rank shows in its own events alone, while rank 0 waits for it on the device.
@@ -233,6 +309,7 @@ void CudaRanks::wait_for_all(uint64_t step) {
       static_cast<void>(executors_[rank]->is_done(step));
     }
   }
+  if (own_rows_) return;  // join_results() waits for all
   for (size_t rank = 1; rank < executors_.size(); ++rank) executors_[rank]->wait(step);
 }
 
@@ -250,7 +327,8 @@ const StepResult& CudaRanks::wait(uint64_t step) {
   ESP_CHECK(batch.step == step, "step {} is not in flight", step);
   if (!lost_.ok()) return failed(batch);
   wait_for_all(step);
-  const StepResult& result = executor(0).wait(step);
+  const StepResult& result =
+      own_rows_ ? join_results(executors_, step, joined_) : executor(0).wait(step);
   const Status status = status_of(step);
   if (status.ok()) return result;
   static_cast<void>(lose(status));

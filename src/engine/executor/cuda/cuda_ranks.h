@@ -1,5 +1,7 @@
 // Runs steps of a model that several GPUs compute together (tensor parallelism): one executor and
-// one thread for each, all of which run the same batches. Rank 0's results are the step's.
+// one thread for each, all of which run the same batches. Rank 0's results are the step's. With
+// data-parallel attention (DecoderSpec::whole_attention) each runs its part of a batch
+// (ForwardBatch::ranks) on pages of its own, and the step's results are those of all.
 //
 // Rank 0 works on the caller's thread. A call returns when every rank has enqueued its part. What
 // fails on one rank stops the kernels of the others that wait for it, and fails all entries of this
@@ -54,6 +56,7 @@ class CudaRanks final : public Executor, public ReleasableMemory {
 
   // As CudaExecutor's; the smallest of the ranks' budgets, and pools of the same pages on all.
   Result<int64_t> kv_budget_bytes();
+  // config: the pages of each rank, or with data-parallel attention of all ranks together.
   Status allocate_kv(const KvPoolConfig& config);
   Status warm_up();
   Status finish_loading();
@@ -105,6 +108,9 @@ class CudaRanks final : public Executor, public ReleasableMemory {
   Status lost_;
   std::vector<const ForwardBatch*> in_flight_;  // by step
   StepResult failed_;
+  bool own_rows_ = false;  // data-parallel attention
+  RankStep rank_step_;     // of the step that is launched
+  StepResult joined_;
   RankThreads threads_;  // last, for they use all of the above
 };
 

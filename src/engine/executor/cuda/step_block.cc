@@ -100,8 +100,9 @@ int32_t StepPacker::graph_rows(int32_t rows, int32_t max_rows) {
 }
 
 Result<PackedStep> StepPacker::pack(const ForwardBatch& batch, const ForwardBatch& rows,
-                                    const StepArrays& host, bool pad_for_graphs) {
-  PackedStep packed{.num_tokens = rows.num_tokens(), .decode = batch.embedding_spans.empty()};
+                                    const StepArrays& host, const Options& options) {
+  PackedStep packed{.num_tokens = rows.num_tokens(),
+                    .decode = batch.embedding_spans.empty() && options.may_decode};
   num_runs_ = 0;
   num_pages_ = 0;
   for (const BatchEntry& entry : batch.entries) ESP_RETURN_IF_ERROR(pack_table(batch, entry, host));
@@ -120,8 +121,9 @@ Result<PackedStep> StepPacker::pack(const ForwardBatch& batch, const ForwardBatc
   if (limits_.last_seen && !packed.decode) write_last_seen(batch, host.last_seen);
   if (packed.cascade) pack_cascade(host);
   if (adapters_ != nullptr) pack_adapters(rows, host, packed);
-  if (packed.decode && pad_for_graphs) {
-    const int32_t least = packed.fresh_positions > 0 ? kDraftRowsLeast : 1;
+  if (packed.decode && options.pad_for_graphs) {
+    const int32_t least =
+        std::max(options.rows_min, packed.fresh_positions > 0 ? kDraftRowsLeast : 1);
     const int32_t most = std::min(limits_.max_entries, limits_.max_tokens);
     pad(graph_rows(std::max(packed.num_tokens, least), most), host, packed);
   }
@@ -272,6 +274,7 @@ void StepPacker::pad(int32_t rows, const StepArrays& host, PackedStep& packed) c
     host.has_mask[i] = 0;
   }
   packed.num_entries = packed.num_tokens = packed.num_samples = rows;
+  packed.max_query_tokens = std::max(packed.max_query_tokens, 1);  // a rank may have no entries
 }
 
 Status StepPacker::bring(const StepArrays& host, const PackedStep* packed) const {
@@ -345,6 +348,7 @@ CudaStep StepPacker::step(const PackedStep& packed, const int32_t* slot_tokens) 
                             .num_tokens = packed.num_tokens,
                             .max_query_tokens = packed.max_query_tokens,
                             .shared = shared},
+                .rank_tokens = packed.rank_tokens,
                 .rows = packed.decode ? nullptr : device_.rows,
                 .num_rows = packed.num_samples + packed.num_input_rows,
                 .max_prefix_len = packed.max_prefix_len,

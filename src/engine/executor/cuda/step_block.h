@@ -76,9 +76,10 @@ struct PackedStep {
   bool cascade = false;  // some entries' shared prefixes are read once for all of them
   // One token a row, all sampled, no input log-probabilities, no pictures' rows: has graphs.
   bool decode = false;
-  bool keeps_states = false;    // CudaStep's
-  bool has_controls = false;    // some entry has a control vector
-  bool returns_states = false;  // CudaStep's
+  bool keeps_states = false;             // CudaStep's
+  bool has_controls = false;             // some entry has a control vector
+  bool returns_states = false;           // CudaStep's
+  std::span<const int32_t> rank_tokens;  // CudaStep's
 };
 
 // How attention reads the keys of entries that have some in common.
@@ -107,11 +108,18 @@ class StepPacker {
   // The smallest number of rows with a graph that holds `rows`.
   static int32_t graph_rows(int32_t rows, int32_t max_rows);
 
+  struct Options {
+    bool pad_for_graphs = false;
+    // Of ranks with rows of their own: whether all of them have decode entries alone, and the most
+    // rows of one, for graphs of all ranks are of one size.
+    bool may_decode = true;
+    int32_t rows_min = 0;
+  };
   // Fills `host` (a pinned block's arrays, which then stay as they are until the step is done) and
   // enqueues what brings them to the device and into its page tables. rows: the batch's entries as
   // the device runs them (DraftRows), or `batch` itself.
   Result<PackedStep> pack(const ForwardBatch& batch, const ForwardBatch& rows,
-                          const StepArrays& host, bool pad_for_graphs);
+                          const StepArrays& host, const Options& options);
 
   // The device's arrays as the model takes them.
   CudaStep step(const PackedStep& packed, const int32_t* slot_tokens) const;
