@@ -338,17 +338,18 @@ void add_grammar_rows(SettingTable& table, EngineConfig& engine) {
   table.toggle("disable-drafts", engine.grammar.disable_draft_tokens,
                "propose no draft tokens from earlier answers of the same grammar");
   table.choice("speculative-algorithm", engine.speculation.speculative_algorithm,
-               {"none", "NGRAM", "RADIX", "COMBINED", "EAGLE3", "NEXTN"},
+               {"none", "NGRAM", "RADIX", "COMBINED", "EAGLE3", "NEXTN", "STANDALONE"},
                "draft tokens for requests without a grammar, verified by the model's own samples: "
                "NGRAM takes them from the request's text and from recent answers, RADIX from what "
                "other requests said behind the same prefix, COMBINED from whichever was right of "
                "late, EAGLE3 from a draft head, NEXTN from the checkpoint's layer for multi-token "
-               "prediction; where that is measured to pay; changes no answer");
+               "prediction, STANDALONE from a draft model; where that is measured to pay; changes "
+               "no answer");
   table.path("speculative-draft-model-path", engine.speculation.speculative_draft_model_path,
-             "folder of the draft head that EAGLE3 or NEXTN runs; empty: `draft` in the model's "
-             "folder, of NEXTN the model's");
+             "folder of the draft head that EAGLE3 or NEXTN runs, or of the draft model of "
+             "STANDALONE; empty: `draft` in the model's folder, of NEXTN the model's");
   table.integer("speculative-num-steps", engine.speculation.speculative_num_steps, 1, 16,
-                "tokens that a draft head proposes in a row, at most");
+                "tokens that a draft head or model proposes in a row, at most");
   table.integer("speculative-num-draft-tokens", engine.speculation.speculative_num_draft_tokens, 1,
                 16, "draft tokens of one request in one step, at most");
   table.integer("speculative-ngram-capacity", engine.speculation.speculative_ngram_capacity, 32,

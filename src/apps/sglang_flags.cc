@@ -165,7 +165,8 @@ constexpr Group kGroups[] = {
      "enable-unified-cache-external-linker enable-linker-mla-dedup"},
     {Rule::kRefused, kValue, "", "pages beyond the device are kept by --enable-hierarchical-cache",
      "radix-cache-backend swa-prefix-tails radix-eviction-policy-config"},
-    {Rule::kNoEffect, kValue, "", "it matters only with draft models other than EAGLE-3 heads",
+    {Rule::kNoEffect, kValue, "",
+     "it matters only with drafters of other kinds, or stored in another way",
      "speculative-accept-threshold-acc speculative-accept-threshold-single "
      "speculative-adaptive-config speculative-attention-mode speculative-dflash-block-size "
      "speculative-domino-candidate-pool-size speculative-draft-attention-backend "
@@ -181,21 +182,22 @@ constexpr Group kGroups[] = {
      "speculative-ngram-max-trie-depth speculative-ngram-min-bfs-breadth "
      "speculative-token-map spec-trace-dir "
      "linear-replayssm-cache-len"},
-    {Rule::kNoEffect, kSwitch, "", "it matters only with draft models other than EAGLE-3 heads",
+    {Rule::kNoEffect, kSwitch, "",
+     "it matters only with drafters of other kinds, or stored in another way",
      "speculative-adaptive speculative-use-block-verification speculative-use-rejection-sampling "
      "speculative-dspark-align-verify-tokens-to-graph-tier enable-multi-layer-eagle "
      "enable-draft-weights-cpu-backup enable-linear-replayssm-spec "
      "speculative-enable-w4a4-mxfp4-megamoe"},
     {Rule::kRefused, kValue, "",
-     "draft models are not supported; --speculative-algorithm COMBINED needs none",
+     "a draft model runs in the server that it drafts for: --speculative-algorithm STANDALONE",
      "decoupled-spec-bind-endpoint decoupled-spec-connect-endpoints "
      "decoupled-spec-rank"},
     {Rule::kRefused, kValue, "", "it is named --speculative-draft-model-path here",
      "speculative-draft-model"},
     {Rule::kOnlyValue, kValue, "1", "draft tokens of a head are a chain, without branches: set 1",
      "speculative-eagle-topk"},
-    {Rule::kOnlyValue, kValue, "null", "draft models are not supported; leave it out",
-     "decoupled-spec-role"},
+    {Rule::kOnlyValue, kValue, "null",
+     "a draft model runs in the server that it drafts for; leave it out", "decoupled-spec-role"},
     {Rule::kNoEffect, kValue, "", "adapters are found by their files, and one kernel serves all",
      "lora-backend lora-drain-wait-threshold lora-target-modules max-lora-chunk-size"},
     {Rule::kNoEffect, kValue, "", "loaded adapters stay in memory until they are unloaded",

@@ -38,7 +38,7 @@ Status check_stages(const EngineConfig& c) {
     return error(StatusCode::kUnimplemented,
                  "{} not divided into stages of a pipeline: leave {} or --pp-size out", what, flag);
   };
-  if (c.speculation.has_draft_head())
+  if (c.speculation.has_draft_head() && !c.speculation.has_draft_model())
     return refuse("draft heads are",
                   "--speculative-algorithm " + c.speculation.speculative_algorithm);
   if (c.lora.enable_lora) return refuse("adapters are", "--enable-lora");
@@ -279,15 +279,19 @@ Status check_draft_head(const EngineConfig& c) {
     if (settings.speculative_draft_model_path.empty()) return {};
     return invalid_argument(
         "speculative_draft_model_path is set, and speculative_algorithm {} has no draft model: set "
-        "speculative_algorithm to EAGLE3 or NEXTN",
+        "speculative_algorithm to EAGLE3, NEXTN or STANDALONE",
         settings.speculative_algorithm);
   }
+  if (settings.has_draft_model() && settings.speculative_draft_model_path.empty())
+    return invalid_argument(
+        "speculative_algorithm is STANDALONE, which drafts with another model: set "
+        "speculative_draft_model_path to the folder of a small one of the same vocabulary");
   if (settings.speculative_num_steps < 1 || settings.speculative_num_steps > HeadText::kChainMax)
     return invalid_argument("speculative_num_steps is {}, but must be 1 to {}",
                             settings.speculative_num_steps, HeadText::kChainMax);
   if (c.tiers.enable_hierarchical_cache || c.disaggregation.disaggregation_mode != "null")
     return error(StatusCode::kUnimplemented,
-                 "speculative_algorithm {} keeps keys of its draft head on the device alone: "
+                 "speculative_algorithm {} keeps keys of what drafts on the device alone: "
                  "leave enable_hierarchical_cache and disaggregation_mode out, or set COMBINED",
                  settings.speculative_algorithm);
   return {};
@@ -295,11 +299,12 @@ Status check_draft_head(const EngineConfig& c) {
 
 Status check_speculation(const EngineConfig& c) {
   ESP_RETURN_IF_ERROR(check_draft_head(c));
-  constexpr std::string_view kAlgorithms[] = {"none",     "NGRAM",  "RADIX",
-                                              "COMBINED", "EAGLE3", "NEXTN"};
+  constexpr std::string_view kAlgorithms[] = {"none",   "NGRAM", "RADIX",     "COMBINED",
+                                              "EAGLE3", "NEXTN", "STANDALONE"};
   if (std::ranges::find(kAlgorithms, c.speculation.speculative_algorithm) == std::end(kAlgorithms))
     return invalid_argument(
-        "speculative_algorithm is '{}', but must be none, NGRAM, RADIX, COMBINED, EAGLE3 or NEXTN",
+        "speculative_algorithm is '{}', but must be auto, none, NGRAM, RADIX, COMBINED, EAGLE3, "
+        "NEXTN or STANDALONE",
         c.speculation.speculative_algorithm);
   if (c.speculation.speculative_algorithm == "RADIX" && c.cache.disable_radix_cache)
     return invalid_argument(
@@ -436,9 +441,11 @@ KvPoolConfig kv_pool_config(const EngineConfig& config, const ModelInfo& info, K
                     .num_window_pages = config.cache.max_window_tokens / config.cache.page_size};
   if (!info.draft_kv) return pool;
   pool.layer_shapes.assign(static_cast<size_t>(info.num_layers), pool.shape_of(0));
-  pool.layer_shapes.push_back({info.draft_kv->num_kv_heads, info.draft_kv->head_dim, type});
-  if (!pool.window_layers.empty()) pool.window_layers.push_back(false);
-  ++pool.num_layers;
+  pool.num_layers += info.draft_kv->num_layers;
+  pool.layer_shapes.resize(static_cast<size_t>(pool.num_layers),
+                           {info.draft_kv->num_kv_heads, info.draft_kv->head_dim, type});
+  if (!pool.window_layers.empty())
+    pool.window_layers.resize(static_cast<size_t>(pool.num_layers), false);
   return pool;
 }
 
@@ -461,6 +468,8 @@ Result<EngineConfig> resolve(const EngineConfig& user, const ModelInfo& info,
     return fail(invalid_argument(
         "context_length is {}, but the model was made for {} tokens: lower it, or leave it out",
         user.model.context_length, info.context_length));
+  // No device has chosen.
+  if (c.speculation.speculative_algorithm == "auto") c.speculation.speculative_algorithm = "none";
   ESP_RETURN_IF_ERROR(check_speculation(c));
   ESP_RETURN_IF_ERROR(check_grammar(c.grammar));
   if (c.cache.max_session_bytes < 0)
@@ -517,7 +526,7 @@ Result<EngineConfig> resolve(const EngineConfig& user, const ModelInfo& info,
 namespace {
 std::filesystem::path draft_path(const EngineConfig& config) {
   const SpeculationSettings& settings = config.speculation;
-  if (!settings.has_draft_head()) return {};
+  if (!settings.has_draft_head() || settings.has_draft_model()) return {};
   if (!settings.speculative_draft_model_path.empty()) return settings.speculative_draft_model_path;
   const std::filesystem::path& model = config.model.model_path;
   return settings.speculative_algorithm == "NEXTN" ? model : model / "draft";
@@ -548,6 +557,9 @@ ModelLoadOptions model_load_options(const EngineConfig& config) {
           .enable_dp_attention = config.compute.enable_dp_attention,
           .experts = expert_locations(config.compute),
           .draft_path = draft_path(config),
+          .draft_model_path = config.speculation.has_draft_model()
+                                  ? config.speculation.speculative_draft_model_path
+                                  : std::filesystem::path(),
           .enable_lora = config.lora.enable_lora,
           .control_vectors = parse_named_paths("control-vector", config.control.control_vectors)
                                  .value_or(std::vector<NamedPath>()),  // resolve() has checked it

@@ -183,13 +183,14 @@ struct GrammarSettings {
 };
 
 struct SpeculationSettings {
-  // none; or draft tokens for requests without a grammar: NGRAM from their own text and recent
-  // answers of their namespace, RADIX from what other requests said behind the same prefix,
-  // COMBINED from whichever of these was right of late, EAGLE3 from a draft head, NEXTN from the
-  // layer for multi-token prediction in the model's checkpoint. Changes no answer.
+  // none; or draft tokens: NGRAM from a request's own text and recent answers of its namespace,
+  // RADIX from what other requests said behind the same prefix, COMBINED from whichever of these
+  // was right of late, EAGLE3 from a draft head, NEXTN from the layer for multi-token prediction in
+  // the model's checkpoint, STANDALONE from a draft model of the same vocabulary; auto: EAGLE3 on
+  // the CPU where the model's folder has a head, else none. Changes no answer.
   std::string speculative_algorithm = "none";
-  // Of EAGLE3 and NEXTN: the draft head's folder (empty: `draft` in the model's, or the model's),
-  // and how many tokens it proposes in a row at most.
+  // Of EAGLE3, NEXTN and STANDALONE: the folder of the draft head (empty: `draft` in the model's,
+  // or the model's) or of the draft model, and how many tokens it proposes in a row at most.
   std::filesystem::path speculative_draft_model_path;
   int32_t speculative_num_steps = 5;
   int32_t speculative_num_draft_tokens = 8;      // of one request in one step, at most
@@ -197,9 +198,12 @@ struct SpeculationSettings {
   // False: what draft tokens cost is assumed to be little, so that tests verify some on any device.
   bool measures_cost = true;
 
+  // Chains come from the executor: from a head, or from a draft model.
   bool has_draft_head() const {
-    return speculative_algorithm == "EAGLE3" || speculative_algorithm == "NEXTN";
+    return speculative_algorithm == "EAGLE3" || speculative_algorithm == "NEXTN" ||
+           has_draft_model();
   }
+  bool has_draft_model() const { return speculative_algorithm == "STANDALONE"; }
 };
 
 // Of models that read pictures: threads that read and decode them (0: 4, beside a GPU up to 16),

@@ -10,11 +10,11 @@
 #include "engine/replicas/start_replicas.h"
 #include "engine/speech/speech_engine.h"
 #include "engine/startup/device.h"
+#include "engine/startup/draft_folder.h"
 #include "engine/startup/start_cpu.h"
 #include "engine/startup/start_cuda.h"
 #include "engine/startup/system_info.h"
 #include "engine/text_io/open_tokenizer.h"
-#include "models/load_draft_head.h"
 #include "speech/transcriber.h"
 
 namespace espalier {
@@ -161,14 +161,6 @@ Status check_device(const EngineConfig& config, const EngineDevice& device) {
       device.name);
 }
 
-// A folder of the other kind would run beside the algorithm's name.
-Status check_draft_folder(const EngineConfig& config) {
-  if (!config.speculation.has_draft_head()) return {};
-  const bool mtp = config.speculation.speculative_algorithm == "NEXTN";
-  return check_draft_kind_of(model_load_options(config).draft_path,
-                             mtp ? DraftSpec::Kind::kMtp : DraftSpec::Kind::kEagle3);
-}
-
 Result<std::unique_ptr<Engine>> create_one(const EngineConfig& user, MakePrefixCache make_cache,
                                            const ReplicaPart& part) {
   const SteadyClock clock;
@@ -182,9 +174,10 @@ Result<std::unique_ptr<Engine>> create_one(const EngineConfig& user, MakePrefixC
   config.compute.device = device.cuda ? "cuda" : "cpu";
   config.compute.base_gpu_id = device.index;
   config.compute.first_cpu = part.index * device.system.num_cpus;
+  choose_drafter(stated, config);
   // Before weights take their time.
   ESP_RETURN_IF_ERROR(check(resolve(config, stated, device.system)));
-  ESP_RETURN_IF_ERROR(check_draft_folder(config));
+  ESP_RETURN_IF_ERROR(check_draft_folder(config, stated));
   auto start_it = device.cuda ? start_cuda_executor(config, device.system)
                               : start_cpu_executor(config, device.system);
   if (!start_it && user.compute.device == "auto" && device.cuda &&

@@ -32,6 +32,7 @@ SchedulerConfig scheduler_config(const EngineConfig& c, const Executor& executor
           c.grammar.disable_draft_tokens && c.speculation.speculative_algorithm == "none"
               ? 0
               : executor.draft_samples_max(),
+      .drafts_with_penalties = executor.drafts_with_penalties(),
       .chain_max = c.speculation.has_draft_head() ? executor.chain_max() : 0,
       .find_shared_prefixes = c.compute.device == "cuda" && !c.compute.disable_cascade_attention &&
                               !c.compute.enable_deterministic_inference,
@@ -54,7 +55,7 @@ EngineLoop::EngineLoop(const EngineConfig& config, const ModelInfo& info, Execut
       cache_(cache),
       watch_(clock_, requests_),
       masks_(tokenizer, requests_.samples(), info.vocab_size, config.grammar.grammar_mask_threads),
-      proposer_(config, requests_, masks_, cache.caches, executor.draft_samples_max()),
+      proposer_(config, requests_, masks_, cache.caches, executor),
       events_({.requests = requests_,
                .registry = registry,
                .sessions = sessions,

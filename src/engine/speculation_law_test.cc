@@ -50,7 +50,8 @@ std::vector<float> logits_after(TokenId token) {
 // Predicts the likeliest token, which is right in a third to a half of all draws.
 class MarkovHead final : public DraftHead {
  public:
-  MarkovHead() {
+  explicit MarkovHead(bool reads_states) {
+    info_.reads_states = reads_states;
     info_.draft_vocab_size = kByteVocabSize;
     for (TokenId token = 0; token < kByteVocabSize; ++token) {
       const std::vector<float> row = logits_after(token);
@@ -73,6 +74,8 @@ class MarkovHead final : public DraftHead {
                                       const KvView& kv) override {
     return draft(batch, rows, kv);
   }
+  Status reserve(int32_t, int32_t) override { return {}; }
+  DraftKvInfo kv_info() const override { return {}; }
   std::span<const float> logits() const override { return {}; }
 
  private:
@@ -82,10 +85,11 @@ class MarkovHead final : public DraftHead {
 
 class MarkovModel final : public Model {
  public:
-  explicit MarkovModel(bool has_head) {
+  explicit MarkovModel(const SpeculationSettings& settings) {
     info_.vocab_size = kByteVocabSize;
     for (TokenId token = 0; token < kByteVocabSize; ++token) table_.push_back(logits_after(token));
-    if (has_head) head_ = std::make_unique<MarkovHead>();
+    if (settings.has_draft_head())
+      head_ = std::make_unique<MarkovHead>(!settings.has_draft_model());
   }
   const ModelInfo& info() const override { return info_; }
   DraftHead* draft_head() override { return head_.get(); }
@@ -120,6 +124,8 @@ class MarkovModel final : public Model {
 std::unique_ptr<Engine> make_engine(const std::string& algorithm, bool overlap) {
   EngineConfig config{.compute = {.disable_overlap_schedule = !overlap},
                       .speculation = {.speculative_algorithm = algorithm}};
+  if (config.speculation.has_draft_model())
+    config.speculation.speculative_draft_model_path = "of the test";
   config.cache.max_total_tokens = 20000;
   config.schedule.max_running_requests = 8;
   config.sampling.random_seed = 1;
@@ -127,7 +133,7 @@ std::unique_ptr<Engine> make_engine(const std::string& algorithm, bool overlap) 
   const int32_t num_pages = config.cache.max_total_tokens;
   CpuExecutorParts parts{
       .pool = std::make_unique<WorkPool>(1),
-      .model = std::make_unique<MarkovModel>(config.speculation.has_draft_head()),
+      .model = std::make_unique<MarkovModel>(config.speculation),
       .kv = *KvPool::create({.num_layers = 1,
                              .num_kv_heads = 1,
                              .head_dim = 8,
@@ -275,7 +281,7 @@ double p_value(double chi) {
   const double z = (std::cbrt(chi / freedom) - (1 - part)) / std::sqrt(part);
   return std::erfc(z / std::sqrt(2)) / 2;
 }
-constexpr double kTests = 110;  // 5 drafters with and without overlap, 11 cases each
+constexpr double kTests = 132;  // 6 drafters with and without overlap, 11 cases each
 constexpr double kLeastP = 0.001 / kTests;
 
 // The drafter, and whether steps overlap.
@@ -300,8 +306,18 @@ TEST_P(SpeculationLaw, IsThatOfTheParameters) {
                   static_cast<uint64_t>(number_in("ESPALIER_LAW_SEED", 0));
   auto engine = make_engine(drafter_, overlap_);
   ASSERT_NE(engine, nullptr);
-  for (const Case& c : make_cases())
+  const auto by_head = [&] {
+    const auto by_drafter = engine->stats().speculation.by_drafter;
+    return by_drafter[static_cast<size_t>(Drafter::kHead)].drafted_tokens;
+  };
+  const bool has_head = drafter_ == "EAGLE3" || drafter_ == "STANDALONE";
+  for (const Case& c : make_cases()) {
+    const int64_t before = by_head();
     EXPECT_GT(p_of(draw(*engine, c, seed += 10'000'000), c), kLeastP) << c.name;
+    if (c.allowed.empty() || !has_head) {
+      EXPECT_EQ(by_head() > before, has_head) << c.name;
+    }
+  }
   const EngineStats stats = engine->stats();
   EXPECT_GT(stats.speculation.accepted_tokens, 0);  // masks have a drafter of their own
   EXPECT_GT(stats.speculation.drafted_tokens, stats.speculation.accepted_tokens)
@@ -324,7 +340,7 @@ TEST_P(SpeculationLaw, OfOtherParametersIsRefused) {
 
 INSTANTIATE_TEST_SUITE_P(Drafters, SpeculationLaw,
                          testing::Combine(testing::Values("none", "NGRAM", "RADIX", "COMBINED",
-                                                          "EAGLE3"),
+                                                          "EAGLE3", "STANDALONE"),
                                           testing::Bool()),
                          [](const auto& param) {
                            return std::get<0>(param.param) +

@@ -390,6 +390,7 @@ struct DraftSpec {
   NormSpec embedding_norm;
   bool states_first = false;   // fc reads the state in front of the embedding
   bool normed_states = false;  // the target's states are those behind its final norm
+  bool own_head = false;       // it has the target's head once more, for ranks divide that one
 
   bool is_mtp() const { return kind == Kind::kMtp; }
 };

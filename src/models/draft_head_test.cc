@@ -115,11 +115,16 @@ TEST_F(DraftHeadTest, NamesWhatIsWrong) {
        "midlayer.mlp.gate_proj.weight");
 }
 
-TEST_F(DraftHeadTest, RefusesRanks) {
-  const auto model = load(kHead, 2);
-  ASSERT_FALSE(model);
-  EXPECT_EQ(model.error().code(), StatusCode::kUnimplemented);
-  EXPECT_THAT(model.error().message(), HasSubstr("draft heads are not divided among ranks"));
+// The head runs whole beside ranks, which sum in another order and have a part
+// of the embedding each.
+TEST_F(DraftHeadTest, LogitsAreTheReferencesBesideRanks) {
+  const HeadReference reference = read_head_reference(kHead);
+  for (const int32_t ranks : {2, 4}) {
+    const auto model = load(kHead, ranks);
+    ASSERT_TRUE(model) << model.error().to_string();
+    ASSERT_TRUE((*model)->reserve(64, 4).ok());
+    expect_head_logits(**model, reference, kTolerance);
+  }
 }
 
 TEST_F(DraftHeadTest, RefusesADraftVocabularyBeyondTheTargets) {

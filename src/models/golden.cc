@@ -207,9 +207,11 @@ KvMemory::KvMemory(const ModelInfo& info, KvType type, int32_t page_size, int32_
     layer.head_dim = info.draft_kv->head_dim;
     layer.set_dense_strides(page_size);
     const auto of_head = static_cast<size_t>(layer.plane_bytes() / 4 + 1);
-    layer.k = layer.v = planes_.emplace_back(of_head, ~0u).data();
-    if (info.kv_planes == 2) layer.v = planes_.emplace_back(of_head, ~0u).data();
-    view_.layers.push_back(layer);
+    for (int32_t i = 0; i < info.draft_kv->num_layers; ++i) {
+      layer.k = layer.v = planes_.emplace_back(of_head, ~0u).data();
+      if (info.kv_planes == 2) layer.v = planes_.emplace_back(of_head, ~0u).data();
+      view_.layers.push_back(layer);
+    }
   }
   free_.resize(static_cast<size_t>(layer.num_pages));
   std::iota(free_.begin(), free_.end(), 0);

@@ -11,6 +11,7 @@
 #include "models/decoder_spec.h"
 #include "models/model.h"
 #include "models/program/cpu_draft_head.h"
+#include "models/program/draft_target.h"
 #include "models/storage_format.h"
 #include "tensor/work_pool.h"
 
@@ -33,11 +34,12 @@ Result<std::optional<DecoderSpec>> plan_draft_head(const ModelLoadOptions& optio
 // id that the target does not have.
 Result<std::vector<TokenId>> read_draft_ids(const Checkpoint& checkpoint, const DecoderSpec& spec);
 
-// The weights of the spec; the model keeps the states that it reads.
+// The weights of the spec; the model keeps the states that it reads. Its
+// vocabulary may be divided.
 Result<std::unique_ptr<program::CpuDraftHead>> load_draft_head(const std::filesystem::path& folder,
                                                                const DecoderSpec& spec,
                                                                const WeightTypes& types,
                                                                WorkPool& pool,
-                                                               program::CpuModel& target);
+                                                               program::DraftTarget& target);
 
 }  // namespace espalier

@@ -10,8 +10,11 @@
 #include "checkpoint/checkpoint.h"
 #include "checkpoint/generation_config.h"
 #include "checkpoint/json_object.h"
+#include "models/draft_model.h"
+#include "models/drafted_model.h"
 #include "models/expert_locations.h"
 #include "models/families/family.h"
+#include "models/forwarding_model.h"
 #include "models/load_draft_head.h"
 #include "models/load_part.h"
 #include "models/model.h"
@@ -48,8 +51,9 @@ Status check_changes(const JsonObject& config, const std::optional<JsonObject>& 
   const std::vector<std::string> unread = config.never_read(*changes);
   if (unread.empty()) return Status();
   return invalid_argument(
-      "json_model_override_args: '{}' is not a field of {} that this model reads", unread[0],
-      config.name());
+      "json_model_override_args: '{}' is not a field of {} "
+      "that this model reads",
+      unread[0], config.name());
 }
 
 // The spec of a folder's config.json (or of a GGUF's metadata), with generation_config.json's
@@ -79,9 +83,10 @@ Result<DType> choose_dtype(const std::string& name, DType of_checkpoint) {
       name == "mxfp4") {
     return of_checkpoint == DType::kFloat32 ? DType::kFloat32 : DType::kBFloat16;
   }
-  return fail(invalid_argument(
-      "dtype '{}' is not known; use auto, bfloat16, float32, q8_0, q4_k, fp8, int4 or mxfp4",
-      name));
+  return fail(
+      invalid_argument("dtype '{}' is not known; use auto, bfloat16, "
+                       "float32, q8_0, q4_k, fp8, int4 or mxfp4",
+                       name));
 }
 
 Status set_context_length(int32_t wanted, DecoderSpec& spec) {
@@ -102,75 +107,42 @@ Status set_context_length(int32_t wanted, DecoderSpec& spec) {
 }
 
 // A model that owns its threads, for callers that have no pool.
-class ModelWithPool final : public Model {
+class ModelWithPool final : public ForwardingModel {
  public:
   ModelWithPool(std::unique_ptr<WorkPool> pool, std::unique_ptr<Model> model)
-      : pool_(std::move(pool)), model_(std::move(model)) {}
-  const ModelInfo& info() const override { return model_->info(); }
-  Status reserve(int32_t max_tokens, int32_t max_entries) override {
-    return model_->reserve(max_tokens, max_entries);
-  }
-  ForwardOutput forward(const ForwardBatch& batch, std::span<const TokenId> token_ids,
-                        const KvView& kv, const InputLogitsSink& input_logits) override {
-    return model_->forward(batch, token_ids, kv, input_logits);
-  }
-  std::vector<float> finish_pooled(std::span<const float> row) override {
-    return model_->finish_pooled(row);
-  }
-  Result<AdapterInfo> load_adapter(AdapterId id, const std::filesystem::path& folder,
-                                   int32_t rank_max) override {
-    return model_->load_adapter(id, folder, rank_max);
-  }
-  void unload_adapter(AdapterId id) override { model_->unload_adapter(id); }
-  void set_control(SlotId slot, const ControlUse& use) override { model_->set_control(slot, use); }
-  Status replace_weights(const OpenWeights& open) override { return model_->replace_weights(open); }
-  DraftHead* draft_head() override { return model_->draft_head(); }
+      : ForwardingModel(*model), pool_(std::move(pool)), model_(std::move(model)) {}
 
  private:
-  std::unique_ptr<WorkPool> pool_;  // outlives model_
-  std::unique_ptr<Model> model_;
+  const std::unique_ptr<WorkPool> pool_;  // outlives model_
+  const std::unique_ptr<Model> model_;
 };
 
 Status check_cpu_types(const DecoderSpec& spec, const WeightTypes& types) {
   if (types.mxfp4 && spec.names.experts != WeightNames::Experts::kFusedMxfp4) {
     return invalid_argument(
-        "experts are rounded to mxfp4 on a GPU; on the CPU take q4_k, which has about the same "
+        "experts are rounded to mxfp4 on a GPU; on the CPU take q4_k, which "
+        "has about the same "
         "size, and leave mxfp4 out for weights that are stored so");
   }
   if (types.int4) {
     return invalid_argument(
-        "weights of 4 bits as int4 need a GPU; on the CPU take q4_k, which has about the same "
+        "weights of 4 bits as int4 need a GPU; on the CPU "
+        "take q4_k, which has about the same "
         "size");
   }
   if (!types.e4m3) return Status();
   return invalid_argument(
-      "weights of 8 bits as fp8 need a GPU; on the CPU take q8_0, which has the same size");
-}
-
-// A model with the draft head of another folder beside it.
-Result<std::unique_ptr<Model>> create_with_draft_head(DecoderSpec spec, const WeightTypes& types,
-                                                      const ModelLoadOptions& options,
-                                                      WorkPool& pool, const OpenWeights& open) {
-  ESP_ASSIGN_OR_RETURN(const auto head_spec, plan_draft_head(options, spec));
-  const auto source = open({}, pool);
-  ESP_ASSIGN_OR_RETURN(auto model,
-                       program::CpuModel::create(spec, types, *source, pool,
-                                                 {.adapters = options.enable_lora,
-                                                  .expert_counts = options.expert_counts,
-                                                  .hidden_states = options.return_hidden_states}));
-  ESP_ASSIGN_OR_RETURN(auto head,
-                       load_draft_head(options.draft_path, *head_spec, types, pool, *model));
-  ESP_RETURN_IF_ERROR(model->add_draft_head(std::move(head)));
-  return std::unique_ptr<Model>(std::move(model));
+      "weights of 8 bits as fp8 need a GPU; on the CPU "
+      "take q8_0, which has the same size");
 }
 
 Result<std::unique_ptr<Model>> create_pipeline(const DecoderSpec& spec, const WeightTypes& types,
                                                const ModelLoadOptions& options, WorkPool& pool,
                                                const OpenWeights& open) {
   if (options.enable_lora)
-    return fail(
-        error(StatusCode::kUnimplemented,
-              "adapters are not divided into stages: leave --enable-lora or --pp-size out"));
+    return fail(error(StatusCode::kUnimplemented,
+                      "adapters are not divided into stages: leave "
+                      "--enable-lora or --pp-size out"));
   if (options.expert_counts != nullptr)
     return fail(error(StatusCode::kUnimplemented,
                       "experts' tokens are not counted in stages: leave "
@@ -193,12 +165,43 @@ Status check_hidden_states(const DecoderSpec& spec, const ModelLoadOptions& opti
                  spec.architecture);
   if (options.tp_size != 1 || options.pp_size != 1)
     return error(StatusCode::kUnimplemented,
-                 "hidden states are not returned by ranks or stages that divide a model: leave "
+                 "hidden states are not returned by ranks or stages that divide a "
+                 "model: leave "
                  "--enable-return-hidden-states, or --tp-size and --pp-size out");
   return {};
 }
 
-Result<std::unique_ptr<Model>> create_model(const DecoderSpec& spec, const WeightTypes& types,
+// The model, with its draft head where it keeps states for one.
+template <typename Target>
+Result<std::unique_ptr<Model>> with_draft_head(std::unique_ptr<Target> model,
+                                               const std::optional<DecoderSpec>& head_spec,
+                                               const WeightTypes& types,
+                                               const ModelLoadOptions& options, WorkPool& pool) {
+  if (!head_spec) return std::unique_ptr<Model>(std::move(model));
+  ESP_ASSIGN_OR_RETURN(auto head,
+                       load_draft_head(options.draft_path, *head_spec, types, pool, *model));
+  return join_draft(std::move(model), std::move(head));
+}
+
+Result<std::unique_ptr<Model>> create_ranks(const DecoderSpec& spec,
+                                            const std::optional<DecoderSpec>& head_spec,
+                                            const WeightTypes& types,
+                                            const ModelLoadOptions& options, WorkPool& pool,
+                                            const OpenWeights& open) {
+  if (options.enable_lora)
+    return fail(error(StatusCode::kUnimplemented,
+                      "adapters are not divided among ranks: leave "
+                      "--enable-lora or --tp-size "
+                      "out"));
+  ESP_ASSIGN_OR_RETURN(
+      auto model, TensorParallelModel::create(
+                      spec, types, options.tp_size,
+                      {.count = pool.num_threads(), .first_cpu = options.first_cpu}, open,
+                      {.counts = options.expert_counts, .rebalance = options.experts.rebalance}));
+  return with_draft_head(std::move(model), head_spec, types, options, pool);
+}
+
+Result<std::unique_ptr<Model>> create_model(DecoderSpec spec, const WeightTypes& types,
                                             const ModelLoadOptions& options, WorkPool& pool,
                                             RankGroup* group, const OpenWeights& open) {
   ESP_RETURN_IF_ERROR(check_hidden_states(spec, options));
@@ -207,24 +210,16 @@ Result<std::unique_ptr<Model>> create_model(const DecoderSpec& spec, const Weigh
         spec, types, *group, {.count = pool.num_threads(), .first_cpu = options.first_cpu}, open,
         {.counts = options.expert_counts});
   }
-  if (!options.draft_path.empty()) {
-    return create_with_draft_head(spec, types, options, pool, open);
-  }
+  ESP_ASSIGN_OR_RETURN(const auto head_spec, plan_draft_head(options, spec));
   if (options.pp_size != 1) return create_pipeline(spec, types, options, pool, open);
-  if (options.tp_size != 1) {
-    if (options.enable_lora)
-      return fail(error(StatusCode::kUnimplemented,
-                        "adapters are not divided among ranks: leave --enable-lora or --tp-size "
-                        "out"));
-    return TensorParallelModel::create(
-        spec, types, options.tp_size, {.count = pool.num_threads(), .first_cpu = options.first_cpu},
-        open, {.counts = options.expert_counts, .rebalance = options.experts.rebalance});
-  }
+  if (options.tp_size != 1) return create_ranks(spec, head_spec, types, options, pool, open);
   const auto source = open({}, pool);
-  return program::CpuModel::create(spec, types, *source, pool,
-                                   {.adapters = options.enable_lora,
-                                    .expert_counts = options.expert_counts,
-                                    .hidden_states = options.return_hidden_states});
+  ESP_ASSIGN_OR_RETURN(auto model,
+                       program::CpuModel::create(spec, types, *source, pool,
+                                                 {.adapters = options.enable_lora,
+                                                  .expert_counts = options.expert_counts,
+                                                  .hidden_states = options.return_hidden_states}));
+  return with_draft_head(std::move(model), head_spec, types, options, pool);
 }
 
 // group: of which the model is the part; null: the model is whole.
@@ -258,9 +253,11 @@ Result<std::unique_ptr<Model>> load(const ModelLoadOptions& options, RankGroup* 
     model = std::make_unique<ModelWithPool>(std::move(own_pool), std::move(model));
   }
   const ModelInfo& info = model->info();
-  log_info("model loaded path={} architecture={} parameters={} weight_bytes={} seconds={:.2f}",
-           options.path.string(), info.architecture, info.num_parameters, info.weight_bytes,
-           std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count());
+  log_info(
+      "model loaded path={} architecture={} parameters={} weight_bytes={} "
+      "seconds={:.2f}",
+      options.path.string(), info.architecture, info.num_parameters, info.weight_bytes,
+      std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count());
   return model;
 }
 
@@ -330,6 +327,25 @@ Result<std::map<std::string, int64_t>> read_gpu_weight_memory(const ModelLoadOpt
   });
 }
 
+// The model and its draft model, each from its own folder, on the same threads.
+Result<std::unique_ptr<Model>> load_with_draft_model(const ModelLoadOptions& options) {
+  ModelLoadOptions own = options;
+  own.draft_model_path.clear();
+  const ModelLoadOptions of_draft{.path = options.draft_model_path,
+                                  .format = options.format,
+                                  .seed = options.seed,
+                                  .dtype = options.dtype,
+                                  .pool = options.pool};
+  ESP_ASSIGN_OR_RETURN(const ModelInfo target_info, read_model_info(own));
+  ESP_ASSIGN_OR_RETURN(const ModelInfo draft_info, read_model_info(of_draft));
+  ESP_RETURN_IF_ERROR(check_draft_model(target_info, draft_info));
+  ESP_ASSIGN_OR_RETURN(auto target, load(own, nullptr));
+  auto draft = load(of_draft, nullptr);
+  if (!draft) return fail(draft.error().with_context("the draft model"));
+  auto head = make_draft_model(*std::move(draft), target->info());
+  return join_draft(std::move(target), std::move(head));
+}
+
 }  // namespace
 
 std::vector<float> Model::finish_pooled(std::span<const float>) {
@@ -370,6 +386,7 @@ Result<ModelPlan> plan_model(const ModelLoadOptions& options) {
 }
 
 Result<std::unique_ptr<Model>> load_model(const ModelLoadOptions& options) {
+  if (!options.draft_model_path.empty()) return load_with_draft_model(options);
   return load(options, nullptr);
 }
 

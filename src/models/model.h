@@ -48,11 +48,12 @@ struct ImagesInfo {
   bool sounds = false;  // it reads sounds in the place of pictures
 };
 
-// Of a draft head beside a model: what its layer keeps of a token, in as many planes as the
-// model's layers have.
+// Of a draft head or model beside a model: what each of its layers keeps of a token, in as many
+// planes as the model's layers have.
 struct DraftKvInfo {
   int32_t num_kv_heads = 0;
   int32_t head_dim = 0;
+  int32_t num_layers = 1;
 };
 
 // What the engine must know of a model to size its memory and check its inputs.
@@ -72,15 +73,15 @@ struct ModelInfo {
   int32_t sliding_window = 0;
   std::vector<bool> window_layers;
   int64_t num_parameters = 0;
-  int64_t weight_bytes = 0;          // as loaded
+  int64_t weight_bytes = 0;  // as loaded
   // What weight_bytes are of, where ranks have some parameters each (whole attention); 0: of
   // num_parameters.
   int64_t num_held_parameters = 0;
   std::vector<TokenId> eos_ids;      // from generation_config.json, else config.json
   std::optional<PooledInfo> pooled;  // the model makes vectors of texts, and does not generate
   std::optional<ImagesInfo> images;  // the model reads pictures
-  // The model has a draft head, whose keys and values lie in a layer of their own behind the
-  // others.
+  // The model has a draft head or a draft model, whose keys and values lie in layers of their own
+  // behind the others.
   std::optional<DraftKvInfo> draft_kv;
   bool returns_hidden_states = false;        // takes entries with hidden_begin >= 0
   std::vector<std::string> control_vectors;  // names, in the order of ControlUse::index
@@ -93,7 +94,7 @@ struct ModelInfo {
   }
   int64_t draft_kv_bytes_per_token(KvType type) const {
     if (!draft_kv) return 0;
-    return int64_t{kv_planes} * draft_kv->num_kv_heads * draft_kv->head_dim *
+    return int64_t{kv_planes} * draft_kv->num_layers * draft_kv->num_kv_heads * draft_kv->head_dim *
            kv_element_bytes(type);
   }
   // Of all layers together.
@@ -148,6 +149,7 @@ struct ModelLoadOptions {
   bool enable_dp_attention = false;
   ExpertLocations experts;  // among these groups. Where they move, expert_counts is not null
   std::filesystem::path draft_path;        // the folder of a draft head; empty: none
+  std::filesystem::path draft_model_path;  // of a draft model (draft_model.h); empty: none
   int32_t first_cpu = 0;                   // of the usable ones, where ranks' threads begin
   bool enable_lora = false;                // load_adapter() is to be used
   std::vector<NamedPath> control_vectors;  // that rows may have added (ControlVectors)

@@ -10,6 +10,7 @@
 #include "base/mapped_file.h"
 #include "checkpoint/checkpoint.h"
 #include "checkpoint/temp_folder.h"
+#include "models/drafted_model.h"
 #include "models/families/draft.h"
 #include "models/head_run.h"
 #include "models/load_draft_head.h"
@@ -55,9 +56,9 @@ class MtpTest : public testing::Test {
     EXPECT_TRUE(model) << model.error().to_string();
     auto head = load_draft_head(own.path, **layer, plan->weights, pool_, **model);
     EXPECT_TRUE(head) << head.error().to_string();
-    EXPECT_TRUE((*model)->add_draft_head(*std::move(head)).ok());
-    EXPECT_TRUE((*model)->reserve(64, 4).ok());
-    return *std::move(model);
+    auto joined = join_draft(*std::move(model), *std::move(head));
+    EXPECT_TRUE(joined->reserve(64, 4).ok());
+    return joined;
   }
   void expect_failure(const fs::path& folder, const fs::path& layer, StatusCode code,
                       const char* message) {
@@ -88,6 +89,16 @@ TEST_P(MtpGoldens, LogitsAreTheReferencesInAnyCut) {
   const auto model = load(GetParam());
   ASSERT_NE(model, nullptr);
   expect_head_logits(*model, read_head_reference(kMtpGoldens / GetParam()), kMtpTolerance);
+}
+
+// Ranks have a part of the model's head each, so the layer has one of its own.
+TEST_P(MtpGoldens, LogitsAreTheReferencesBesideRanks) {
+  ModelLoadOptions divided = options(kMtpGoldens / GetParam(), kMtpGoldens / GetParam());
+  divided.tp_size = 2;
+  const auto model = load_model(divided);
+  ASSERT_TRUE(model) << model.error().to_string();
+  ASSERT_TRUE((*model)->reserve(64, 4).ok());
+  expect_head_logits(**model, read_head_reference(kMtpGoldens / GetParam()), kMtpTolerance);
 }
 
 // What fills the layer's keys beside a chunk that nothing is sampled from.
@@ -231,22 +242,25 @@ TEST_F(MtpTest, NamesWhatIsWrong) {
   using Kind = DraftSpec::Kind;
   for (const auto& [folder, expected, message] :
        {std::tuple(eagle, Kind::kMtp,
-                   "LlamaForCausalLMEagle3 is an EAGLE-3 head, which --speculative-algorithm "
+                   "LlamaForCausalLMEagle3 is an EAGLE-3 head, which "
+                   "--speculative-algorithm "
                    "EAGLE3 runs, and NEXTN runs layers for multi-token prediction"),
         std::tuple(mimo, Kind::kEagle3,
-                   "MiMoForCausalLM is a model with a layer for multi-token prediction, which "
-                   "--speculative-algorithm NEXTN runs, and EAGLE3 runs EAGLE-3 heads")}) {
+                   "MiMoForCausalLM is a model with a layer for multi-token "
+                   "prediction, which "
+                   "--speculative-algorithm NEXTN runs, and EAGLE3 runs "
+                   "EAGLE-3 heads")}) {
     const Status status = check_draft_kind_of(folder, expected);
     EXPECT_EQ(status.code(), StatusCode::kInvalidArgument) << folder;
     EXPECT_THAT(status.message(), HasSubstr(message));
   }
   EXPECT_TRUE(check_draft_kind_of(eagle, Kind::kEagle3).ok());
   EXPECT_TRUE(check_draft_kind_of(mimo, Kind::kMtp).ok());
-  ModelLoadOptions ranks = options(mimo, mimo);
-  ranks.tp_size = 2;
-  const auto divided = load_model(ranks);
+  ModelLoadOptions stages = options(mimo, mimo);
+  stages.pp_size = 2;
+  const auto divided = load_model(stages);
   ASSERT_FALSE(divided);
-  EXPECT_THAT(divided.error().message(), HasSubstr("draft heads are not divided among ranks"));
+  EXPECT_THAT(divided.error().message(), HasSubstr("draft heads are not divided into stages"));
 }
 
 // A checkpoint that says of more layers than one: the first one is read, and others are left.

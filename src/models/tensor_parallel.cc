@@ -53,7 +53,7 @@ TensorParallelModel::TensorParallelModel(int32_t num_ranks, const RankThreadsCon
 
 TensorParallelModel::~TensorParallelModel() = default;
 
-Result<std::unique_ptr<StageModel>> TensorParallelModel::create(
+Result<std::unique_ptr<TensorParallelModel>> TensorParallelModel::create(
     const DecoderSpec& spec, const WeightTypes& types, int32_t num_ranks,
     const RankThreadsConfig& threads, const OpenWeights& open, const RankExperts& experts) {
   ESP_RETURN_IF_ERROR(validate(spec));
@@ -210,6 +210,12 @@ ForwardOutput TensorParallelModel::forward_own_rows(const ForwardBatch& batch,
   };
   threads_->run(std::cref(run));
   return steps_->output();
+}
+
+// Each rank writes the rows of its part of the vocabulary.
+void TensorParallelModel::embed(std::span<const TokenId> ids, const program::CpuView& out) {
+  if (head_matrix() != nullptr) return ranks_[0].model->embed(ids, out);
+  threads_->run([&](int32_t index) { ranks_[static_cast<size_t>(index)].model->embed(ids, out); });
 }
 
 std::vector<float> TensorParallelModel::finish_pooled(std::span<const float> row) {

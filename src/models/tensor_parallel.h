@@ -46,15 +46,13 @@ struct RankExperts {
   RebalanceConfig rebalance;       // REQUIRES, where experts move: counts, and the spec has slots
 };
 
-class TensorParallelModel final : public StageModel {
+class TensorParallelModel final : public StageModel, public program::DraftTarget {
  public:
   // kInvalidArgument says what of the model is not divided by so many ranks. Sums over ranks are
   // added in another order than in the whole model: logits differ by float32's rounding.
-  static Result<std::unique_ptr<StageModel>> create(const DecoderSpec& spec,
-                                                    const WeightTypes& types, int32_t num_ranks,
-                                                    const RankThreadsConfig& threads,
-                                                    const OpenWeights& open,
-                                                    const RankExperts& experts = {});
+  static Result<std::unique_ptr<TensorParallelModel>> create(
+      const DecoderSpec& spec, const WeightTypes& types, int32_t num_ranks,
+      const RankThreadsConfig& threads, const OpenWeights& open, const RankExperts& experts = {});
   // The ranks of `group`, which is borrowed and outlives the model.
   static Result<std::unique_ptr<StageModel>> create_part(const DecoderSpec& spec,
                                                          const WeightTypes& types, RankGroup& group,
@@ -71,6 +69,13 @@ class TensorParallelModel final : public StageModel {
   std::vector<float> finish_pooled(std::span<const float> row) override;
   Result<std::vector<DecoderWeights>> read_weights(const OpenWeights& open) override;
   void set_weights(std::vector<DecoderWeights> weights) override;
+  // For a head that runs whole, on other threads than the ranks', which wait
+  // meanwhile.
+  program::CpuView kept_states() const override { return ranks_[0].model->kept_states(); }
+  void embed(std::span<const TokenId> ids, const program::CpuView& out) override;
+  const kernels::PackedMatrix* head_matrix() const override {
+    return ranks_[0].model->head_matrix();
+  }
   void set_control(SlotId slot, const ControlUse& use) override {
     for (Rank& rank : ranks_) rank.model->set_control(slot, use);
   }

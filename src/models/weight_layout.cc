@@ -366,7 +366,7 @@ WeightLayout weight_layout(const DecoderSpec& spec) {
     out.line_end = vector_of(spec.tiles->line_end, spec.projector->layers.back().outputs);
   }
   const bool has_head = (spec.stage.samples || (spec.tied_embeddings && spec.stage.embeds)) &&
-                        !(spec.draft && spec.draft->is_mtp());
+                        !(spec.draft && spec.draft->is_mtp() && !spec.draft->own_head);
   if (spec.pooling && spec.stage.samples) {
     out.pooling_head = head_layout(spec.pooling->head, spec.hidden_size, Precision::kFloat32);
   } else if (!spec.patches && has_head) {

@@ -26,6 +26,7 @@ struct EntryResult {
   // Of an entry with a chain_length above 0: the chain_length tokens that the draft head predicts
   // behind the slot's last token. They do not depend on the other entries.
   std::vector<TokenId> chain;
+  int32_t chain_begin = -1;   // tokens of the text in front of the chain; -1: length + 1
   std::vector<float> pooled;  // the text's vector, of an entry with pooled_end
   // [query tokens from hidden_begin on, hidden_layers, hidden_size]
   std::vector<float> hidden_states;

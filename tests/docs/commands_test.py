@@ -46,6 +46,8 @@ FILLED_IN = [
     (r"--ext-proc 9002", "--ext-proc 30003"),
     (r"--model-path openai/whisper-small", f"--model-path {ROOT}/tests/golden/speech/multilingual"),
     (r"--model-path MiMo-7B-RL", f"--model-path {ROOT}/tests/golden/mtp/mimo --skip-tokenizer-init --device cpu"),
+    (r"--model-path Qwen2.5-7B-Instruct --device cpu", f"--model-path {ROOT}/tests/golden/models/llama_tied_llama3 --skip-tokenizer-init --device cpu"),
+    (r"--speculative-draft-model-path Qwen2.5-0.5B-Instruct", f"--speculative-draft-model-path {ROOT}/tests/golden/models/qwen3_head_dim"),
     (r"/var/(lib|cache)/espalier", r"var/\1/espalier"),
     (r"--hicache-disk-size 100", "--hicache-disk-size 1"),
     (r"ESPALIER_(ADMIN_)?API_KEY=\.\.\.", r"ESPALIER_\1API_KEY=sk-1"),

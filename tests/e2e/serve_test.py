@@ -247,9 +247,9 @@ class SpeculationTest(unittest.TestCase):
             return done.stderr + done.stdout
         self.assertIn("NGRAM", refused("--speculative-algorithm", "EAGLE"))
         self.assertIn("set 1", refused("--speculative-algorithm", "EAGLE3", "--speculative-eagle-topk", "4"))
-        self.assertIn("draft heads are not divided", refused("--speculative-algorithm", "EAGLE3", "--tp-size", "2"))
+        self.assertIn("draft heads are not divided", refused("--speculative-algorithm", "EAGLE3", "--pp-size", "2"))
+        self.assertIn("set speculative_draft_model_path", refused("--speculative-algorithm", "STANDALONE"))
         self.assertIn("the draft head", refused("--speculative-algorithm", "EAGLE3", "--speculative-draft-model-path", "/tmp"))
-        self.assertIn("draft heads are not divided", refused("--speculative-algorithm", "NEXTN", "--tp-size", "2"))
         self.assertIn("multi-token prediction", refused("--speculative-algorithm", "NEXTN"))
 
 

@@ -45,17 +45,17 @@ void DraftHistory::begin(std::span<const TokenId> output) {
   output_.assign(recent.begin(), recent.end());
 }
 
-void DraftHistory::append(uint64_t scope, grammar::Matcher& matcher,
-                          std::span<const TokenId> output, DraftTokens& draft) {
-  begin(output);
+template <typename Next>
+void DraftHistory::walk(grammar::Matcher& matcher, bool forces, DraftTokens& draft,
+                        const Next& next) {
   const size_t steps = matcher.steps();
   const auto most = static_cast<size_t>(draft.tokens_max);
   while (draft.tokens.size() < most && std::ssize(draft.samples) < draft.samples_max) {
-    const TokenId token = drawn_.likely(place_of(scope, matcher, output_));
+    const TokenId token = next();
     if (token < 0 || !matcher.accept_token(token) || matcher.must_end()) break;
     forced_.assign(1, token);
     output_.push_back(token);
-    jump_.append_forced(matcher, output_, forced_);
+    if (forces) jump_.append_forced(matcher, output_, forced_);
     const size_t count = std::min(forced_.size(), most - draft.tokens.size());
     bool goes_on = count == forced_.size();
     for (size_t i = 1; i < count && goes_on; ++i)
@@ -67,6 +67,23 @@ void DraftHistory::append(uint64_t scope, grammar::Matcher& matcher,
     draft.samples.push_back(static_cast<int32_t>(draft.tokens.size()) - 1);
   }
   matcher.rollback(matcher.steps() - steps);
+}
+
+void DraftHistory::append(uint64_t scope, grammar::Matcher& matcher,
+                          std::span<const TokenId> output, DraftTokens& draft) {
+  begin(output);
+  walk(matcher, true, draft, [&] { return drawn_.likely(place_of(scope, matcher, output_)); });
+}
+
+void DraftHistory::append_chain(grammar::Matcher& matcher, std::span<const TokenId> output,
+                                std::span<const TokenId> chain, bool forces, DraftTokens& draft) {
+  begin(output);
+  walk(matcher, forces, draft, [&]() -> TokenId {
+    const size_t count = draft.tokens.size();
+    const bool follows =
+        count < chain.size() && std::ranges::equal(draft.tokens, chain.first(count));
+    return follows ? chain[count] : -1;
+  });
 }
 
 bool DraftHistory::any(uint64_t scope, grammar::Matcher& matcher, std::span<const TokenId> output,

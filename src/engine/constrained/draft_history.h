@@ -48,6 +48,11 @@ class DraftHistory {
   void append(uint64_t scope, grammar::Matcher& matcher, std::span<const TokenId> output,
               DraftTokens& draft);
 
+  // Appends the tokens of `chain` that the matcher takes, up to the first that it does not. With
+  // `forces` each is followed by what it forces, in place of what the chain has there.
+  void append_chain(grammar::Matcher& matcher, std::span<const TokenId> output,
+                    std::span<const TokenId> chain, bool forces, DraftTokens& draft);
+
   // Whether `least` tokens are likely to be drawn in a row.
   bool any(uint64_t scope, grammar::Matcher& matcher, std::span<const TokenId> output,
            int32_t least);
@@ -56,6 +61,9 @@ class DraftHistory {
   static uint64_t place_of(uint64_t scope, const grammar::Matcher& matcher,
                            std::span<const TokenId> output);
   void begin(std::span<const TokenId> output);
+  // next(): the token behind output_, or -1.
+  template <typename Next>
+  void walk(grammar::Matcher& matcher, bool forces, DraftTokens& draft, const Next& next);
 
   JumpForward& jump_;
   DrawnTokens drawn_;

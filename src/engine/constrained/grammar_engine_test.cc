@@ -384,44 +384,48 @@ AskedOnes ask_drawn(Engine& engine, uint64_t seed, int count, bool jump_forward)
 }
 
 // Every token is a byte, so all are canonical: with and without jump-forward, with and without
-// overlap the same comes, whatever else is requested.
+// overlap, with and without a draft head the same comes, whatever else is requested.
 TEST(GrammarEngine, WhateverElseIsAskedJumpForwardAndOverlapChangeNothing) {
   std::map<int, std::vector<GenerateResult>> first;
   int64_t stops = 0, lengths = 0, forced = 0, num_accepted = 0, drafted = 0;
-  for (const bool overlap : {true, false}) {
-    for (const bool jump : {true, false}) {
-      EngineConfig config{.cache = {.max_total_tokens = 1500}};
-      config.sampling.logprobs_mode = "raw";  // where a forced token is as likely as a sampled one
-      config.compute.disable_overlap_schedule = !overlap;
-      auto [engine, device] = make_test_engine({.config = config});
-      AskedOnes all = ask_drawn(*engine, 20, 150, jump);
-      int i = 0;
-      for (auto& [asked, collector] : all) {
-        SCOPED_TRACE(testing::Message() << "request " << i << " overlap " << overlap << jump);
-        ASSERT_TRUE(collector.wait_end());
-        for (size_t k = 0; k < asked.n; ++k) {
-          const GenerateResult& answer = collector.result(k);
-          check_answer(asked, answer);
-          std::vector<GenerateResult>& known = first[i];
-          if (known.size() <= k) known.push_back(answer);
-          EXPECT_EQ(answer.text, known[k].text);
-          EXPECT_EQ(answer.output_ids, known[k].output_ids);
-          EXPECT_EQ(answer.finish.type, known[k].finish.type);
-          EXPECT_EQ(answer.finish.matched, known[k].finish.matched);
-          for (size_t t = 0;
-               t < std::min(answer.output_logprobs.size(), known[k].output_logprobs.size()); ++t)
-            EXPECT_EQ(answer.output_logprobs[t].logprob, known[k].output_logprobs[t].logprob);
-          stops += std::holds_alternative<std::string>(answer.finish.matched) ? 1 : 0;
-          lengths += answer.finish.type == Type::kLength ? 1 : 0;
-          forced += answer.stats.forced_tokens;
-          num_accepted += answer.stats.accepted_draft_tokens;
-          drafted += answer.stats.drafted_tokens;
-          EXPECT_TRUE(jump || answer.stats.forced_tokens == 0);
+  for (const char* algorithm : {"none", "EAGLE3"})
+    for (const bool overlap : {true, false}) {
+      for (const bool jump : {true, false}) {
+        EngineConfig config{.cache = {.max_total_tokens = 1500}};
+        config.speculation.speculative_algorithm = algorithm;
+        config.sampling.logprobs_mode =
+            "raw";  // where a forced token is as likely as a sampled one
+        config.compute.disable_overlap_schedule = !overlap;
+        auto [engine, device] = make_test_engine({.config = config});
+        AskedOnes all = ask_drawn(*engine, 20, 150, jump);
+        int i = 0;
+        for (auto& [asked, collector] : all) {
+          SCOPED_TRACE(testing::Message()
+                       << "request " << i << " overlap " << overlap << jump << " " << algorithm);
+          ASSERT_TRUE(collector.wait_end());
+          for (size_t k = 0; k < asked.n; ++k) {
+            const GenerateResult& answer = collector.result(k);
+            check_answer(asked, answer);
+            std::vector<GenerateResult>& known = first[i];
+            if (known.size() <= k) known.push_back(answer);
+            EXPECT_EQ(answer.text, known[k].text);
+            EXPECT_EQ(answer.output_ids, known[k].output_ids);
+            EXPECT_EQ(answer.finish.type, known[k].finish.type);
+            EXPECT_EQ(answer.finish.matched, known[k].finish.matched);
+            for (size_t t = 0;
+                 t < std::min(answer.output_logprobs.size(), known[k].output_logprobs.size()); ++t)
+              EXPECT_EQ(answer.output_logprobs[t].logprob, known[k].output_logprobs[t].logprob);
+            stops += std::holds_alternative<std::string>(answer.finish.matched) ? 1 : 0;
+            lengths += answer.finish.type == Type::kLength ? 1 : 0;
+            forced += answer.stats.forced_tokens;
+            num_accepted += answer.stats.accepted_draft_tokens;
+            drafted += answer.stats.drafted_tokens;
+            EXPECT_TRUE(jump || answer.stats.forced_tokens == 0);
+          }
+          ++i;
         }
-        ++i;
       }
     }
-  }
   EXPECT_GT(stops, 40);
   EXPECT_GT(lengths, 40);
   EXPECT_GT(forced, 2000);
@@ -473,12 +477,16 @@ TEST(GrammarEngine, WhoeverFillsTheMasksAnswersAreTheSame) {
 }
 
 // The model that ships, whose tokens are longer: penalties, healing and draws are real. What runs
-// beside a request, and whether steps overlap, changes nothing.
+// beside a request, whether steps overlap, and what drafts beside the grammar changes nothing.
 TEST(GrammarEngine, WhateverElseIsAskedTheModelThatShipsKeepsToIt) {
   std::vector<std::vector<TokenId>> first;
-  for (const bool overlap : {true, false}) {
+  const std::pair<bool, const char*> ways[] = {
+      {true, "none"}, {false, "none"}, {true, "EAGLE3"}, {false, "EAGLE3"}, {true, "NGRAM"}};
+  for (const auto& [overlap, algorithm] : ways) {
     EngineConfig config{.model = {.model_path = "share/default_model"},
-                        .cache = {.max_total_tokens = 4096}};
+                        .compute = {.device = "cpu"},
+                        .cache = {.max_total_tokens = 4096},
+                        .speculation = {.speculative_algorithm = algorithm}};
     config.compute.disable_overlap_schedule = !overlap;
     auto engine = Engine::create(config);
     ASSERT_TRUE(engine) << engine.error().to_string();
@@ -496,13 +504,18 @@ TEST(GrammarEngine, WhateverElseIsAskedTheModelThatShipsKeepsToIt) {
     }
     size_t at = 0;
     for (auto& [asked, collector] : all) {
-      SCOPED_TRACE(testing::Message() << "answer " << at << " overlap " << overlap);
+      SCOPED_TRACE(testing::Message()
+                   << "answer " << at << " overlap " << overlap << " " << algorithm);
       ASSERT_TRUE(collector.wait_end());
       for (size_t k = 0; k < asked.n; ++k, ++at) {
         check_answer(asked, collector.result(k));
-        if (overlap) first.push_back(collector.result(k).output_ids);
+        if (first.size() == at) first.push_back(collector.result(k).output_ids);
         EXPECT_EQ(collector.result(k).output_ids, first[at]);
       }
+    }
+    const auto by_drafter = (*engine)->stats().speculation.by_drafter;
+    if (algorithm == std::string("EAGLE3")) {
+      EXPECT_GT(by_drafter[static_cast<size_t>(Drafter::kHead)].accepted_tokens, 0);
     }
   }
 }

@@ -148,6 +148,16 @@ void GrammarProposer::propose_draft_tokens(const DraftSite& site, DraftTokens& d
     history_->append(sample.request->draft_scope, *sample.matcher, sample.recent, draft);
 }
 
+void GrammarProposer::keep_allowed(SampleState& sample, DraftTokens& draft) {
+  const std::vector<TokenId> chain = std::move(draft.tokens);
+  draft.tokens.clear();
+  draft.samples.clear();
+  if (sample.heals || sample.matcher->ended()) return;
+  if (history_ == nullptr) history_ = std::make_unique<DraftHistory>(masks_.jump_forward());
+  history_->append_chain(*sample.matcher, sample.recent, chain, sample.request->jump_forward,
+                         draft);
+}
+
 // The next token and two behind it: one draft token is not worth the wait.
 bool GrammarProposer::draft_tokens_after_next(const DraftSite& site) {
   SampleState& sample = requests_.sample(site.id);

@@ -40,6 +40,10 @@ class GrammarProposer final : public TokenProposer {
   // with it, if it does.
   std::optional<FinishReason> advance(SampleState& sample, TokenId token, bool forced);
 
+  // Cuts a sample's draft tokens where its grammar takes them no further. Where it forces others
+  // behind one, these stand at the end.
+  void keep_allowed(SampleState& sample, DraftTokens& draft);
+
   void propose_forced(SequenceId id, std::vector<TokenId>& forced) override;
   bool forces_after_next(SequenceId id) override;
   void propose_draft_tokens(const DraftSite& site, DraftTokens& draft) override;

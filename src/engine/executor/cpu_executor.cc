@@ -31,6 +31,7 @@ CpuExecutor::CpuExecutor(CpuExecutorParts parts, const CpuExecutorConfig& config
   const int32_t vocab_size = parts_.model->info().vocab_size;
   samplers_.reserve(static_cast<size_t>(parts_.pool->num_threads()));
   for (int i = 0; i < parts_.pool->num_threads(); ++i) samplers_.emplace_back(vocab_size);
+  counts_.resize(samplers_.size());
   token_ids_.reserve(static_cast<size_t>(config.max_tokens));
   jobs_.reserve(static_cast<size_t>(config.max_slots + kDraftSamplesMax));
 }
@@ -63,6 +64,7 @@ void CpuExecutor::run(const ForwardBatch& launched, StepResult& result) {
     const BatchEntry& entry = batch.entries[i];
     const TokenId last = lengths_.commit(batch, entry, result.entries[i]);
     if (last >= 0) slots_[static_cast<size_t>(entry.slot)].last_token = last;
+    note_outputs(batch, entry, result.entries[i]);
   }
   if (chains_) chains_->run(batch, token_ids_, parts_.kv.view(), result);
   result.forward_seconds = to_seconds(clock.now() - start);
@@ -202,7 +204,7 @@ void CpuExecutor::sample_entries(const ForwardBatch& batch, const ForwardOutput&
       Sampler& sampler = samplers_[static_cast<size_t>(thread)];
       const SampleInput input{.logits = output.sample_logits.subspan(row * vocab_size, vocab_size),
                               .spec = slot.sampling.get(),
-                              .counts = &slot.counts,
+                              .counts = counts_before(batch, entry, job.num_before, thread),
                               .history = &slot.history,
                               .mask = job.mask,
                               .output_index = entry.output_index + job.num_before};
@@ -248,8 +250,35 @@ void CpuExecutor::sample_entry(Sampler& sampler, const BatchEntry& entry, const 
     result.logprobs = std::move(*logprobs);
   }
   result.token = slot.last_token = *token;
-  if (input.spec->has_penalties()) slot.counts.add_output(*token);
-  if (input.spec->reads_order()) slot.history.tokens.push_back(*token);
+}
+
+// What penalties count before a sample behind so many draft tokens of the entry.
+const TokenCounts* CpuExecutor::counts_before(const ForwardBatch& batch, const BatchEntry& entry,
+                                              int32_t num_drafts, int thread) {
+  const Slot& slot = slots_[static_cast<size_t>(entry.slot)];
+  if (num_drafts == 0 || !slot.sampling->has_penalties()) return &slot.counts;
+  TokenCounts& counts = counts_[static_cast<size_t>(thread)];
+  counts = slot.counts;
+  const auto first = static_cast<size_t>(entry.query_begin + entry.last_known() + 1);
+  for (const TokenId token :
+       std::span(batch.token_ids).subspan(first, static_cast<size_t>(num_drafts)))
+    counts.add_output(token);
+  return &counts;
+}
+
+// Once all are drawn, for the entry's samples read the same counts: its token and those behind
+// accepted draft tokens.
+void CpuExecutor::note_outputs(const ForwardBatch& batch, const BatchEntry& entry,
+                               const EntryResult& result) {
+  Slot& slot = slots_[static_cast<size_t>(entry.slot)];
+  if (result.token < 0 || !slot.sampling->reads_history()) return;
+  const auto note = [&](TokenId token) {
+    if (slot.sampling->has_penalties()) slot.counts.add_output(token);
+    if (slot.sampling->reads_order()) slot.history.tokens.push_back(token);
+  };
+  note(result.token);
+  const int32_t num_accepted = accept_draft(batch, entry, result).num_tokens;
+  for (int32_t i = 0; i < num_accepted; ++i) note(result.draft_tokens[static_cast<size_t>(i)]);
 }
 
 }  // namespace espalier

@@ -54,6 +54,7 @@ class CpuExecutor final : public Executor, public ReleasableMemory {
   }
   void unload_adapter(AdapterId id) override { parts_.model->unload_adapter(id); }
   int32_t draft_samples_max() const override { return kDraftSamplesMax; }
+  bool drafts_with_penalties() const override { return true; }
   int32_t chain_max() const override { return chains_ ? DraftChains::kChainMax : 0; }
   bool takes_lengths_from_slots() const override { return true; }
   // Of keys and values. The system backs their pages again when steps write them.
@@ -90,6 +91,9 @@ class CpuExecutor final : public Executor, public ReleasableMemory {
   void sample_entries(const ForwardBatch& batch, const ForwardOutput& output, StepResult& result);
   void sample_entry(Sampler& sampler, const BatchEntry& entry, const SampleInput& input,
                     EntryResult& result);
+  const TokenCounts* counts_before(const ForwardBatch& batch, const BatchEntry& entry,
+                                   int32_t num_drafts, int thread);
+  void note_outputs(const ForwardBatch& batch, const BatchEntry& entry, const EntryResult& result);
   static void sample_draft(Sampler& sampler, const SampleInput& input, TokenId& token,
                            TokenLogprobs& logprobs);
 
@@ -107,6 +111,7 @@ class CpuExecutor final : public Executor, public ReleasableMemory {
   SlotLengths lengths_;
   std::optional<DraftChains> chains_;  // of a model with a draft head
   std::vector<Sampler> samplers_;      // one for each thread of the pool
+  std::vector<TokenCounts> counts_;    // [thread]: of a slot, with draft tokens
   std::vector<TokenId> token_ids_;     // [tokens] of the step, without kTokenFromSlot
   std::vector<SampleJob> jobs_;
   StepThread thread_;  // last, for it uses all of the above

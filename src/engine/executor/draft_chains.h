@@ -1,6 +1,7 @@
 // Chains of draft tokens by a model's draft head, behind a step's samples. The head first reads
 // the tokens that the step has computed and accepted, each with the token behind it; then it reads
-// its own draft tokens, one a pass.
+// its own draft tokens, one a pass. A draft model (DraftHeadInfo::reads_states is false) reads
+// these tokens and the sampled one, which it reads once more in the next step, where it has a page.
 //
 // What it writes for draft tokens is written again once tokens have been sampled there. It lies in
 // the sequence's last page, and beyond that in pages of this class, behind those of the cache.
@@ -49,10 +50,18 @@ class DraftChains {
     int32_t count = 0;
     TokenId next = -1;
   };
-  static Known known_tokens(const ForwardBatch& batch, const BatchEntry& entry,
-                            const EntryResult& result);
+  Known known_tokens(const ForwardBatch& batch, const BatchEntry& entry,
+                     const EntryResult& result) const;
   void read_known(const ForwardBatch& batch, std::span<const TokenId> token_ids, const KvView& kv,
-                  const StepResult& result);
+                  StepResult& result);
+  void add_known(const BatchEntry& entry, const Known& known, std::span<const TokenId> token_ids);
+  // Pages of the entry with this index for num_tokens of its tokens, and behind its own those of
+  // its chain.
+  void add_pages(const ForwardBatch& batch, int32_t index, int32_t num_tokens, int32_t page_size);
+  bool goes_beyond(int32_t num_tokens) const {
+    const int32_t most = head_.info().context_length;
+    return most > 0 && num_tokens > most;
+  }
   void read_chains(const ForwardBatch& batch, int32_t page_size);
   void take(std::span<const TokenId> drafted, const ForwardBatch& batch, StepResult& result);
   void clear();

@@ -28,10 +28,13 @@ class CountingHead final : public DraftHead {
       EXPECT_TRUE(entry.sample && entry.num_query_tokens == 1);
     return take(batch, rows);
   }
+  Status reserve(int32_t, int32_t) override { return {}; }
+  DraftKvInfo kv_info() const override { return {}; }
   std::span<const float> logits() const override { return {}; }
 
   std::vector<ForwardBatch> batches;
   std::vector<Ints> rows_of;
+  DraftHeadInfo info_;
 
  private:
   std::span<const TokenId> take(const ForwardBatch& batch, std::span<const int32_t> rows) {
@@ -46,7 +49,6 @@ class CountingHead final : public DraftHead {
     }
     return drafted_;
   }
-  DraftHeadInfo info_;
   std::vector<TokenId> drafted_;
 };
 
@@ -109,6 +111,26 @@ TEST_F(DraftChainsTest, ReadsAcceptedDraftTokensAlone) {
   EXPECT_EQ(result_.entries[0].chain, (Ints{51}));
 }
 
+// The third of four draft tokens is forced by the second, so nothing is sampled behind that one.
+TEST_F(DraftChainsTest, WhatAGrammarForcesIsAcceptedWithTheTokenBeforeIt) {
+  BatchEntry& entry = add(8, 5, 1);  // 10, and draft tokens 11 to 14
+  entry.num_draft_tokens = 4;
+  entry.num_draft_samples = 3;
+  batch_.draft_samples = {0, 2, 3};
+  result_.entries[0].token = 11;
+  result_.entries[0].draft_tokens = {12, 14, 50};
+  run();
+  ASSERT_EQ(head_.batches.size(), 1u);
+  EXPECT_EQ(head_.batches[0].token_ids, (Ints{11, 12, 13, 14, 50}));
+  EXPECT_EQ(result_.entries[0].chain, (Ints{51}));
+  EXPECT_EQ(result_.entries[0].chain_begin, 14);
+  result_.entries[0].draft_tokens = {12, 15, 50};
+  result_.entries[0].chain.clear();
+  run();
+  EXPECT_EQ(head_.batches[1].token_ids, (Ints{11, 12, 13, 15}));
+  EXPECT_EQ(result_.entries[0].chain_begin, 13);
+}
+
 TEST_F(DraftChainsTest, ChainsOfDifferentLengthsHavePagesOfTheirOwn) {
   for (const auto& [prefix_len, length] : {std::pair(6, 9), std::pair(7, 1), std::pair(4, 5)}) {
     add(prefix_len, 1, length);
@@ -137,6 +159,44 @@ TEST_F(DraftChainsTest, ChainsOfDifferentLengthsHavePagesOfTheirOwn) {
               .second);
   }
   EXPECT_LE(kFirstPage + DraftChains::num_pages(3, 4), kFirstPage + 12);
+}
+
+// A draft model reads tokens at their own positions, and the sampled one, whose page may be one of
+// the class's.
+TEST_F(DraftChainsTest, ADraftModelReadsTheTokensThemselves) {
+  head_.info_.reads_states = false;
+  add(2, 2, 2);  // tokens 10, 11 on one page
+  result_.entries[0].token = 70;
+  add(4, 3, 0).next_token = 77;      // a chunk of a prompt: 20, 21, 22
+  add(0, 1, 0);                      // nothing is known behind it
+  BatchEntry& entry = add(8, 4, 1);  // 40, and draft tokens 41 to 43, of which one is accepted
+  entry.num_draft_tokens = entry.num_draft_samples = 3;
+  batch_.draft_samples = {0, 1, 2};
+  result_.entries[3].token = 41;
+  result_.entries[3].draft_tokens = {50, 51, 52};
+  run();
+  ASSERT_EQ(head_.batches.size(), 2u);
+  const ForwardBatch& first = head_.batches[0];
+  EXPECT_EQ(first.token_ids, (Ints{10, 11, 70, 20, 21, 22, 30, 40, 41, 50}));
+  EXPECT_EQ(first.positions, (Ints{2, 3, 4, 4, 5, 6, 0, 8, 9, 10}));
+  EXPECT_EQ(first.page_tables, (Ints{100, kFirstPage, 200, 201, 300, 400, 401, 402}));
+  EXPECT_EQ(head_.batches[1].positions, (Ints{5}));
+  EXPECT_EQ(result_.entries[0].chain, (Ints{71, 72}));
+  EXPECT_EQ(result_.entries[3].chain, (Ints{51}));
+}
+
+// Beyond the positions that a draft model computes there are no draft tokens.
+TEST_F(DraftChainsTest, ChainsEndWithTheDraftModelsContext) {
+  head_.info_.reads_states = false;
+  head_.info_.context_length = 8;
+  add(3, 2, 5);  // the chain's keys lie at 5, 6 and 7
+  add(6, 1, 5);
+  add(7, 1, 5);
+  for (EntryResult& result : result_.entries) result.token = 70;
+  run();
+  EXPECT_EQ(result_.entries[0].chain, (Ints{71, 72, 73}));
+  EXPECT_EQ(result_.entries[1].chain, (Ints{71}));
+  EXPECT_TRUE(result_.entries[2].chain.empty());
 }
 
 TEST_F(DraftChainsTest, AnEntryThatFailedHasNone) {

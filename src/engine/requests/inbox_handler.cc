@@ -228,7 +228,7 @@ Status InboxHandler::add_sequence(LiveRequest& request, int32_t index, int32_t m
   sample.event.stats.prompt_tokens = static_cast<int32_t>(request.prompt_ids.size());
   sample.event.stats.arrived = request.arrived;
   const bool constrained = sample.matcher || !sample.healing.empty();
-  if (!constrained && !request.embed) parts_.proposals.start(sample, max_new_tokens);
+  if (!request.embed) parts_.proposals.start(sample, max_new_tokens);
   const SequenceId id = parts_.requests.add_sequence(sample);
   const auto handoff = begin_handoff(request, index, id);
   if (!handoff) {

@@ -8,15 +8,17 @@ namespace espalier {
 
 RequestProposer::RequestProposer(const EngineConfig& config, const RequestTable& requests,
                                  StepMasks& masks, const RankCaches& caches,
-                                 int32_t draft_samples_max)
-    : requests_(requests), grammars_(config, requests, masks) {
+                                 const Executor& executor)
+    : requests_(requests),
+      drafts_with_penalties_(executor.drafts_with_penalties()),
+      grammars_(config, requests, masks) {
   const SpeculationSettings& settings = config.speculation;
   if (settings.speculative_algorithm == "none") return;
   if (settings.has_draft_head()) {
     head_ = std::make_unique<HeadDrafter>(HeadDrafter::Config{
         .chain_max =
             std::min(settings.speculative_num_steps, settings.speculative_num_draft_tokens),
-        .samples_max = draft_samples_max});
+        .samples_max = executor.draft_samples_max()});
     return;
   }
   speculator_ = std::make_unique<Speculator>(
@@ -31,8 +33,11 @@ RequestProposer::RequestProposer(const EngineConfig& config, const RequestTable&
 
 void RequestProposer::start(SampleState& sample, int32_t max_new_tokens) {
   const LiveRequest& request = *sample.request;
+  const SamplingSpec& sampling = request.sampling.spec;
   if ((!speculator_ && !head_) || !request.speculates || max_new_tokens < 2 ||
-      request.sampling.spec.reads_history() || !request.sampling.spec.hidden_layers.empty())
+      sampling.reads_order() || !sampling.hidden_layers.empty() ||
+      (sampling.has_penalties() && !drafts_with_penalties_) || sample.heals ||
+      (sample.has_grammar && !head_))
     return;
   sample.speculates = true;
   if (head_) {
@@ -63,27 +68,28 @@ void RequestProposer::finish(SampleState& sample) {
 }
 
 void RequestProposer::propose_forced(SequenceId id, std::vector<TokenId>& forced) {
-  if (!requests_.sample(id).speculates) grammars_.propose_forced(id, forced);
+  if (is_constrained(requests_.sample(id))) grammars_.propose_forced(id, forced);
 }
 
 bool RequestProposer::forces_after_next(SequenceId id) {
-  return !requests_.sample(id).speculates && grammars_.forces_after_next(id);
+  return is_constrained(requests_.sample(id)) && grammars_.forces_after_next(id);
 }
 
+// Earlier answers of a grammar are drafted where they are known for sure, for they were drawn so
+// twice running.
 void RequestProposer::propose_draft_tokens(const DraftSite& site, DraftTokens& draft) {
   SampleState& sample = requests_.sample(site.id);
-  if (sample.speculates && head_)
-    head_->propose(*sample.head, draft);
-  else if (sample.speculates)
-    speculator_->propose(*sample.speculative, site, draft);
-  else
-    grammars_.propose_draft_tokens(site, draft);
+  if (is_constrained(sample)) grammars_.propose_draft_tokens(site, draft);
+  if (!sample.speculates || !draft.tokens.empty()) return;
+  if (!head_) return speculator_->propose(*sample.speculative, site, draft);
+  head_->propose(*sample.head, draft);
+  if (sample.has_grammar && !draft.tokens.empty()) grammars_.keep_allowed(sample, draft);
 }
 
 bool RequestProposer::draft_tokens_after_next(const DraftSite& site) {
   SampleState& sample = requests_.sample(site.id);
-  if (!sample.speculates) return grammars_.draft_tokens_after_next(site);
-  return head_ && sample.head->awaits_chain();
+  return (is_constrained(sample) && grammars_.draft_tokens_after_next(site)) ||
+         (head_ && sample.speculates && sample.head->awaits_chain());
 }
 
 int32_t RequestProposer::chain_length(SequenceId id, bool samples) {

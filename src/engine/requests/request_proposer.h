@@ -1,6 +1,7 @@
 // The TokenProposer of all requests: a sample with a grammar or text to heal gets what its grammar
 // proposes, any other one draft tokens from its text, recent answers and the radix tree (of one
-// rank), or from a draft head, where these are on.
+// rank), or from a draft head, where these are on. Of a head, samples with a grammar get what the
+// grammar takes.
 //
 // Not thread-safe: the loop's thread alone uses it. Owns the grammars' proposer; borrows
 // the table, the masks and the cache.
@@ -12,6 +13,7 @@
 #include "cache/rank_caches.h"
 #include "engine/config.h"
 #include "engine/constrained/grammar_proposer.h"
+#include "engine/executor/executor.h"
 #include "engine/requests/request_table.h"
 #include "engine/scheduler/token_proposer.h"
 #include "engine/speculation/head_drafter.h"
@@ -22,12 +24,12 @@ namespace espalier {
 class RequestProposer final : public TokenProposer {
  public:
   RequestProposer(const EngineConfig& config, const RequestTable& requests, StepMasks& masks,
-                  const RankCaches& caches, int32_t draft_samples_max);
+                  const RankCaches& caches, const Executor& executor);
 
   GrammarProposer& grammars() { return grammars_; }
 
-  // A sample without a grammar, before it enters the scheduler: `speculates` is set if it may get
-  // draft tokens.
+  // A sample before it enters the scheduler: `speculates` is set if it may get draft tokens from
+  // elsewhere than its grammar's earlier answers.
   void start(SampleState& sample, int32_t max_new_tokens);
   void observe_token(SampleState& sample, TokenId token);  // REQUIRES sample.speculates
   void finish(SampleState& sample);                        // any sample ends
@@ -45,7 +47,12 @@ class RequestProposer final : public TokenProposer {
   void observe_step(const ForwardBatch& batch, const StepSeconds& seconds) override;
 
  private:
+  static bool is_constrained(const SampleState& sample) {
+    return sample.has_grammar || sample.heals;
+  }
+
   const RequestTable& requests_;
+  const bool drafts_with_penalties_;
   GrammarProposer grammars_;
   std::unique_ptr<Speculator> speculator_;  // null: off
   std::unique_ptr<HeadDrafter> head_;       // null: there is no draft head; else no speculator_

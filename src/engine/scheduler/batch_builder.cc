@@ -197,11 +197,12 @@ void BatchBuilder::add_chunk(ForwardBatch& batch, Sequence& sequence) {
 // A device has room for longer lists of log-probabilities in rows of known tokens alone.
 constexpr int32_t kDraftedTopLogprobsMax = 32;
 
-// What depends on the tokens before does not go with draft tokens; nor do log-probabilities where
-// a grammar forces tokens, which have none in this entry, long lists of log-probabilities, and
-// hidden states, of which each token has one row.
-bool BatchBuilder::can_draft(const Sequence& sequence) {
-  return sequence.spec.takes_proposals && !sequence.spec.sampling->reads_history() &&
+// What depends on the order of the tokens before does not go with draft tokens; nor do
+// log-probabilities where a grammar forces tokens, which have none in this entry, long lists of
+// log-probabilities, and hidden states, of which each token has one row.
+bool BatchBuilder::can_draft(const Sequence& sequence) const {
+  return sequence.spec.takes_proposals && !sequence.spec.sampling->reads_order() &&
+         (config_.drafts_with_penalties || !sequence.spec.sampling->has_penalties()) &&
          sequence.spec.sampling->hidden_layers.empty() &&
          !(sequence.spec.has_grammar && sequence.spec.sampling->return_logprob) &&
          sequence.spec.sampling->token_ids_logprob.empty() &&

@@ -82,7 +82,7 @@ class BatchBuilder {
   void set_page_table(ForwardBatch& batch, BatchEntry& entry, Sequence& sequence);
   void propose_draft_tokens(Sequence& sequence, int32_t num_query_tokens);  // into draft_tokens_
   void add_draft_tokens(ForwardBatch& batch, BatchEntry& entry) const;
-  static bool can_draft(const Sequence& sequence);
+  bool can_draft(const Sequence& sequence) const;
   bool may_draft(const Sequence& sequence) const {
     return draft_samples_left_ > 0 && can_draft(sequence);
   }

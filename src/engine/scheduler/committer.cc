@@ -81,13 +81,18 @@ void Committer::take_sample(Sequence& sequence, const EntryResult& result) {
     take_forced(sequence);
 }
 
-// The chain follows the tokens that the executor accepted; a grammar may have forced others, and
-// what was sampled may have been stale.
+// The chain follows the tokens that the executor accepted. What a grammar has forced behind them
+// may be the chain's beginning, or another text, and what was sampled may have been stale.
 void Committer::take_chain(const Sequence& sequence, const EntryResult& result) {
   if (sequence.finish_reported) return;
-  const bool follows = result.length + 1 == sequence.num_tokens();
-  parts_.proposer.take_chain(sequence.spec.id, follows ? std::span<const TokenId>(result.chain)
-                                                       : std::span<const TokenId>());
+  const int32_t begin = result.chain_begin < 0 ? result.length + 1 : result.chain_begin;
+  std::span<const TokenId> chain = result.chain;
+  const auto num_known = static_cast<size_t>(std::max(sequence.num_tokens() - begin, 0));
+  const bool follows =
+      begin <= sequence.num_tokens() && num_known <= chain.size() &&
+      std::equal(sequence.tokens.begin() + begin, sequence.tokens.end(), chain.begin());
+  parts_.proposer.take_chain(sequence.spec.id,
+                             follows ? chain.subspan(num_known) : std::span<const TokenId>());
 }
 
 void Committer::take_prefill_only(Sequence& sequence, const BatchEntry& entry,

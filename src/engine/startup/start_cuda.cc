@@ -282,6 +282,11 @@ Result<StartedExecutor> start_cuda_executor(const EngineConfig& config, const Sy
                       "--enable-lora and --lora-paths out, or use --dp-size for several GPUs",
                       config.compute.tp_size));
   }
+  if (config.speculation.has_draft_model()) {
+    return fail(
+        invalid_argument("speculative_algorithm is STANDALONE, and a GPU runs no draft models: set "
+                         "EAGLE3, NEXTN or COMBINED, or use --device cpu"));
+  }
   ESP_RETURN_IF_ERROR(check_stages_on_gpus(config));
   ESP_RETURN_IF_ERROR(check_own_rows(config));
   if (config.speculation.has_draft_head() && config.compute.tp_size > 1) {

@@ -83,6 +83,7 @@ Result<DecoderSpec> make_mtp_spec(const JsonObject& config, const DecoderSpec& t
   const auto num_layers = static_cast<int32_t>(target.layers.size());
   DecoderSpec spec = target;
   spec.layers = {target.layers.back()};
+  if (spec.tied_embeddings) spec.names.head = spec.names.embedding;
   spec.tied_embeddings = false;
   spec.eos_ids.clear();
   const NormSpec norm = *target.final_norm;

@@ -33,7 +33,7 @@ CpuDraftHead::Pass::Pass(const DecoderSpec& of, const Program& lowered,
 
 CpuDraftHead::CpuDraftHead(const DecoderSpec& spec, std::vector<TokenId> draft_ids,
                            DecoderWeights weights, std::unique_ptr<kernels::CpuBackend> backend,
-                           CpuModel& target)
+                           DraftTarget& target)
     : target_(target),
       draft_ids_(std::move(draft_ids)),
       weights_(std::move(weights)),
@@ -50,7 +50,7 @@ Result<std::unique_ptr<CpuDraftHead>> CpuDraftHead::create(const DecoderSpec& sp
                                                            std::vector<TokenId> draft_ids,
                                                            const WeightTypes& types,
                                                            WeightSource& source, WorkPool& pool,
-                                                           CpuModel& target) {
+                                                           DraftTarget& target) {
   ESP_RETURN_IF_ERROR(validate(spec));
   ESP_CHECK(spec.draft && std::ssize(draft_ids) == spec.vocab_size);
   for (const bool own : {false, true}) {
@@ -59,7 +59,7 @@ Result<std::unique_ptr<CpuDraftHead>> CpuDraftHead::create(const DecoderSpec& sp
   ESP_ASSIGN_OR_RETURN(auto backend, kernels::CpuBackend::create(pool));
   ESP_ASSIGN_OR_RETURN(DecoderWeights weights, load_weights(*backend, spec, weight_layout(spec),
                                                             lower_head(spec), types, source));
-  if (spec.draft->is_mtp()) weights.target_head = &target.head_matrix();
+  if (spec.draft->is_mtp() && !spec.draft->own_head) weights.target_head = target.head_matrix();
   return std::unique_ptr<CpuDraftHead>(
       new CpuDraftHead(spec, std::move(draft_ids), std::move(weights), std::move(backend), target));
 }

@@ -15,31 +15,31 @@
 #include "models/draft_head.h"
 #include "models/model.h"
 #include "models/program/cpu_context.h"
+#include "models/program/draft_target.h"
 #include "models/program/program.h"
 #include "models/weight_source.h"
 #include "tensor/buffer.h"
 
 namespace espalier::program {
 
-class CpuModel;
-
 class CpuDraftHead final : public DraftHead {
  public:
-  // spec: as make_draft_spec() makes it. draft_ids: [spec.vocab_size] the model's ids of the tokens
-  // that it predicts among. The model keeps the states that the spec names.
+  // spec: as make_draft_spec() makes it. draft_ids: [spec.vocab_size] the
+  // model's ids of the tokens that it predicts among. The model keeps the
+  // states that the spec names, and has a head_matrix() for an MTP layer
+  // without own_head.
   static Result<std::unique_ptr<CpuDraftHead>> create(const DecoderSpec& spec,
                                                       std::vector<TokenId> draft_ids,
                                                       const WeightTypes& types,
                                                       WeightSource& source, WorkPool& pool,
-                                                      CpuModel& target);
+                                                      DraftTarget& target);
 
   const DraftHeadInfo& info() const override { return info_; }
-  DraftKvInfo kv_info() const {
+  DraftKvInfo kv_info() const override {
     const AttentionSpec& a = first_.spec.layers[0].attention;
     return {.num_kv_heads = a.num_kv_heads, .head_dim = a.head_dim};
   }
-  // As Model::reserve().
-  Status reserve(int32_t max_tokens, int32_t max_entries);
+  Status reserve(int32_t max_tokens, int32_t max_entries) override;
   std::span<const TokenId> draft(const ForwardBatch& batch, std::span<const int32_t> rows,
                                  const KvView& kv) override;
   std::span<const TokenId> draft_next(const ForwardBatch& batch, std::span<const int32_t> rows,
@@ -59,12 +59,12 @@ class CpuDraftHead final : public DraftHead {
   };
 
   CpuDraftHead(const DecoderSpec& spec, std::vector<TokenId> draft_ids, DecoderWeights weights,
-               std::unique_ptr<kernels::CpuBackend> backend, CpuModel& target);
+               std::unique_ptr<kernels::CpuBackend> backend, DraftTarget& target);
   std::span<const TokenId> run(Pass& pass, const ForwardBatch& batch, const GivenRows& given,
                                const KvView& kv);
   void take_best();
 
-  CpuModel& target_;
+  DraftTarget& target_;
   const std::vector<TokenId> draft_ids_;
   const DecoderWeights weights_;
   const std::unique_ptr<kernels::CpuBackend> backend_;

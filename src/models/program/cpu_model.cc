@@ -109,6 +109,7 @@ void CpuModel::bind() {
   sections_.output_begin = output_begin(program_);
   const auto is_pool = [](const BoundOp& bound) { return bound.op->kind == OpKind::kPool; };
   sections_.text_begin = static_cast<size_t>(std::ranges::find_if(ops_, is_pool) - ops_.begin());
+  if (!spec_.kept_states.empty()) kept_states_ = find_buffer(program_, kKeptStates);
 }
 
 Status CpuModel::reserve(int32_t max_tokens, int32_t max_entries) {
@@ -118,7 +119,6 @@ Status CpuModel::reserve(int32_t max_tokens, int32_t max_entries) {
   max_tokens_ = max_tokens;
   max_entries_ = max_entries;
   const int64_t block = std::min<int64_t>(kLogitBlock, max_tokens);
-  if (draft_head_ != nullptr) ESP_RETURN_IF_ERROR(draft_head_->reserve(max_tokens, max_entries));
   const int64_t outputs = spec_.pooling ? max_tokens : std::max<int64_t>(block, max_entries);
   ESP_RETURN_IF_ERROR(context_.reserve(max_tokens, max_entries, outputs));
   picked_.reserve(static_cast<size_t>(outputs));
@@ -128,21 +128,16 @@ Status CpuModel::reserve(int32_t max_tokens, int32_t max_entries) {
   return allocate_floats(block, spec_.vocab_size, block_logits_);
 }
 
-Status CpuModel::add_draft_head(std::unique_ptr<CpuDraftHead> head) {
-  ESP_CHECK(head->info().target_layers == spec_.kept_states);
-  const auto kept = std::ranges::find(program_.buffers, kKeptStates, &Buffer::name);
-  ESP_CHECK(kept != program_.buffers.end());
-  kept_states_ = {static_cast<BufferId>(kept - program_.buffers.begin()), 0, kept->columns};
-  info_.draft_kv = head->kv_info();
-  // Together they say what type weights have, by which that of keys and values is chosen.
-  info_.weight_bytes += head->info().weight_bytes;
-  info_.num_parameters += head->info().num_parameters;
-  draft_head_ = std::move(head);
-  return draft_head_->reserve(max_tokens_, max_entries_);
-}
-
 void CpuModel::embed(std::span<const TokenId> ids, const CpuView& out) {
-  embed_rows(*backend_, spec_, weights_, ids, out);
+  if (!has_vocabulary_part()) return embed_rows(*backend_, spec_, weights_, ids, out);
+  const auto first = static_cast<TokenId>(storage_.ranks.begin(spec_.vocab_size));
+  const auto count = static_cast<TokenId>(storage_.ranks.count(spec_.vocab_size));
+  for (size_t i = 0; i < ids.size(); ++i) {
+    const TokenId own = ids[i] - first;
+    if (own < 0 || own >= count) continue;
+    embed_rows(*backend_, spec_, weights_, {&own, 1},
+               {out.data + static_cast<int64_t>(i) * out.stride, out.stride});
+  }
 }
 
 void CpuModel::run(size_t first, size_t last) {
@@ -165,8 +160,7 @@ ForwardOutput CpuModel::forward_stage(const ForwardBatch& batch, std::span<const
             "{} tokens in {} entries, reserved {} in {}", batch.num_tokens(), batch.entries.size(),
             max_tokens_, max_entries_);
   ESP_CHECK(token_ids.size() == batch.token_ids.size() &&
-            batch.positions.size() == token_ids.size() &&
-            kv.layers.size() == spec_.layers.size() + (draft_head_ != nullptr ? 1 : 0));
+            batch.positions.size() == token_ids.size() && kv.layers.size() == spec_.layers.size());
   if (token_ids.empty() && rows.ranks == nullptr) return {};
   ESP_CHECK(spec_.stage.embeds == (rows.received == nullptr) &&
             !(spec_.stage.samples && rows.handed_on != nullptr));

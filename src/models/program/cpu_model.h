@@ -14,9 +14,9 @@
 #include "models/decoder_weights.h"
 #include "models/expert_placement.h"
 #include "models/program/cpu_context.h"
-#include "models/program/cpu_draft_head.h"
 #include "models/program/cpu_hidden_states.h"
 #include "models/program/cpu_ops.h"
+#include "models/program/draft_target.h"
 #include "models/program/partition.h"
 #include "models/program/program.h"
 #include "models/stage_model.h"
@@ -47,7 +47,7 @@ struct CpuModelOptions {
   bool hidden_states = false;  // entries may ask for them. REQUIRES: no collective, no pooling.
 };
 
-class CpuModel final : public StageModel {
+class CpuModel final : public StageModel, public DraftTarget {
  public:
   // Checks the spec (of the whole model, or of a stage), lowers it and loads the weights. pool:
   // borrowed, outlives the model. kUnimplemented names an operation that the CPU does not run.
@@ -72,13 +72,14 @@ class CpuModel final : public StageModel {
     weights_ = std::move(weights.front());
   }
 
-  // The model keeps the states that the head reads (DecoderSpec::kept_states), and reserves for
-  // both from here on.
-  Status add_draft_head(std::unique_ptr<CpuDraftHead> head);
-  DraftHead* draft_head() override { return draft_head_.get(); }
-  // For the head: the states of the last forward's tokens, and rows of the embedding.
-  CpuView kept_states() const { return context_.view(kept_states_); }
-  void embed(std::span<const TokenId> ids, const CpuView& out);
+  CpuView kept_states() const override { return context_.view(kept_states_); }
+  // Of a rank that has a part of the vocabulary: the rows of that part, and no
+  // others.
+  void embed(std::span<const TokenId> ids, const CpuView& out) override;
+  const kernels::PackedMatrix* head_matrix() const override {
+    return has_vocabulary_part() ? nullptr : &weights_.head;
+  }
+
   // Experts that change places between steps (ExpertBalancer), of a rank's part of a model whose
   // spec has slots for them. Room for an expert beside those in slots, which is the spare slot.
   // kUnimplemented where experts of a layer are stored in different ways.
@@ -87,9 +88,6 @@ class CpuModel final : public StageModel {
   void copy_expert(int32_t layer, const SlotCopy& copy, CpuModel& source);
   // Which expert each slot of all ranks has from here on.
   void set_expert_slots(int32_t layer, const ExpertSlots& slots);
-
-  // The same object whatever weights replace it.
-  const kernels::PackedMatrix& head_matrix() const { return weights_.head; }
 
  private:
   struct BoundOp {
@@ -110,6 +108,7 @@ class CpuModel final : public StageModel {
   CpuModel(DecoderSpec spec, Program program, Storage storage, DecoderWeights weights,
            std::unique_ptr<kernels::CpuBackend> backend, const CpuModelOptions& options);
   void bind();
+  bool has_vocabulary_part() const { return divides_vocabulary(storage_.whole, storage_.ranks); }
   // Those of [first, last) that have rows in this step.
   void run(size_t first, size_t last);
   // The output section for these wanted rows.
@@ -126,14 +125,13 @@ class CpuModel final : public StageModel {
   Storage storage_;  // as this
   DecoderWeights weights_;
   const std::unique_ptr<kernels::CpuBackend> backend_;
-  ModelInfo info_;  // changed by add_draft_head() alone
+  ModelInfo info_;
   CpuContext context_;
   const bool takes_adapters_;
   AdapterTable adapters_;
   std::vector<BoundOp> ops_;
-  Operand kept_states_;                           // of a model with a draft head
+  Operand kept_states_;                           // where there are some
   std::optional<CpuHiddenStates> hidden_states_;  // where entries may ask for them
-  std::unique_ptr<CpuDraftHead> draft_head_;
   // Of ops_, where the output section begins, and what runs for each text that becomes a vector.
   struct Sections {
     size_t output_begin = 0, text_begin = 0;
