@@ -16,6 +16,7 @@
 #include "models/expert_counts.h"
 #include "offline_bench.h"
 #include "ranks_bench.h"
+#include "speech_bench.h"
 #include "step_bench.h"
 #include "step_table.h"
 #include "tensor/cuda/device.h"
@@ -327,18 +328,27 @@ Status tiers_part(const Options& options, json::array& out) {
   return Status();
 }
 
+ReportImagesRow row_reporter(json::array& out) {
+  return [&out](const ImagesRow& row) {
+    std::printf("%-72s %12.2f %s\n", row.name.c_str(), row.value, row.unit.c_str());
+    std::fflush(stdout);
+    out.push_back(json::object{{"name", row.name}, {"value", row.value}, {"unit", row.unit}});
+  };
+}
+
 Status images_part(const Options& options, json::array& out) {
-  return run_images_bench(
-      {.config = options.config,
-       .dtype = options.dtype,
-       .only = options.only,
-       .seed = kSeed,
-       .quick = options.quick},
-      [&](const ImagesRow& row) {
-        std::printf("%-72s %12.2f %s\n", row.name.c_str(), row.value, row.unit.c_str());
-        std::fflush(stdout);
-        out.push_back(json::object{{"name", row.name}, {"value", row.value}, {"unit", row.unit}});
-      });
+  return run_images_bench({.config = options.config,
+                           .dtype = options.dtype,
+                           .only = options.only,
+                           .seed = kSeed,
+                           .quick = options.quick},
+                          row_reporter(out));
+}
+
+Status speech_part(const Options& options, json::array& out) {
+  return run_speech_bench(
+      {.config = options.config, .dtype = options.dtype, .seed = kSeed, .quick = options.quick},
+      row_reporter(out));
 }
 
 Status run(const Options& options) {
@@ -360,6 +370,8 @@ Status run(const Options& options) {
     ESP_RETURN_IF_ERROR(tiers_part(options, rows));
   } else if (options.part == "images") {
     ESP_RETURN_IF_ERROR(images_part(options, rows));
+  } else if (options.part == "speech") {
+    ESP_RETURN_IF_ERROR(speech_part(options, rows));
   } else {
     ESP_RETURN_IF_ERROR(offline_part(options, rows));
   }
@@ -384,9 +396,9 @@ int main(int argc, char** argv) {
   app.add_option("--kv-cache-dtype", options.kv_cache_dtype, "of keys and values")
       ->check(CLI::IsMember({"auto", "fp8_e4m3"}));
   app.add_option("--part", options.part, "what to measure")
-      ->check(
-          CLI::IsMember({"decode", "prefill", "speculation", "draft_head", "lora", "ranks", "tiers",
-                         "images", "offline", "lengths", "shared", "grammars", "drafters"}));
+      ->check(CLI::IsMember({"decode", "prefill", "speculation", "draft_head", "lora", "ranks",
+                             "tiers", "images", "speech", "offline", "lengths", "shared",
+                             "grammars", "drafters"}));
   app.add_option("--tokenizer", options.tokenizer, "folder or file, of grammars' workloads");
   app.add_option("--json", options.json_path, "write the rows there");
   app.add_option("--tp", options.tp,

@@ -5,6 +5,7 @@
 #include "base/log.h"
 #include "base/memory_reserve.h"
 #include "base/thread.h"
+#include "engine/images/video_times.h"
 
 namespace espalier {
 namespace {
@@ -85,6 +86,7 @@ EngineLoop::EngineLoop(const EngineConfig& config, const ModelInfo& info, Execut
                 .disaggregation = cache.disaggregation.get(),
                 .pooled = info.pooled,
                 .images = info.images,
+                .append_time = tokenizer == nullptr ? AppendTime() : time_appender(*tokenizer),
                 .vocab_size = info.vocab_size,
                 .length_limit = {.tokens = max_sequence_tokens_,
                                  .by_cache = max_sequence_tokens_ < config.model.context_length}}),

@@ -22,9 +22,15 @@ int64_t rounded_to(double side, int64_t multiple) {
 
 LongSize within_area(const ImageProcessorSpec::Area& area, double width, double height) {
   const auto multiple = static_cast<double>(area.multiple);
+  if (area.frames_counted > 1 && std::min(width, height) < multiple) {
+    const double grow = std::max(multiple / width, multiple / height);
+    width = std::trunc(width * grow);
+    height = std::trunc(height * grow);
+  }
   const LongSize near{rounded_to(width, area.multiple), rounded_to(height, area.multiple)};
-  const double pixels = width * height;
-  if (near.width * near.height > area.pixels_max) {
+  const double pixels = area.frames * width * height;
+  const int64_t near_pixels = area.frames_counted * near.width * near.height;
+  if (near_pixels > area.pixels_max) {
     const double shrink = std::sqrt(pixels / static_cast<double>(area.pixels_max));
     const auto side = [&](double of) {
       return std::max(int64_t{area.multiple},
@@ -32,7 +38,7 @@ LongSize within_area(const ImageProcessorSpec::Area& area, double width, double 
     };
     return {side(width), side(height)};
   }
-  if (near.width * near.height < area.pixels_min) {
+  if (near_pixels < area.pixels_min) {
     const double grow = std::sqrt(static_cast<double>(area.pixels_min) / pixels);
     const auto side = [&](double of) {
       return static_cast<int64_t>(std::ceil(of * grow / multiple)) * area.multiple;
@@ -106,10 +112,31 @@ Size ImageProcessorSpec::output_size(int32_t width, int32_t height) const {
   return {static_cast<int32_t>(after.width), static_cast<int32_t>(after.height)};
 }
 
-ImageProcessorSpec ImageProcessorSpec::of_frames() const {
-  ESP_CHECK(video.has_value());
+ImageProcessorSpec ImageProcessorSpec::of_frames(int32_t num_frames) const {
+  ESP_CHECK(video.has_value() && num_frames > 0);
   ImageProcessorSpec out = *this;
-  if (video->area) out.area = video->area;
+  if (!video->area) return out;
+  Area& bounds = out.area.emplace(*video->area);
+  if (!video->area_of_all) return out;
+  bounds.frames = num_frames;
+  bounds.frames_counted =
+      std::max(video->multiple, static_cast<int32_t>(rounded_to(num_frames, video->multiple)));
+  if (video->frame_pixels == 0) return out;
+  // A twentieth above the least area of all, as transformers has it.
+  const auto least = static_cast<int64_t>(static_cast<double>(bounds.pixels_min) * 1.05);
+  const int64_t each = std::min(video->frame_pixels, bounds.pixels_max / num_frames);
+  bounds.pixels_max = std::max(each, least) * num_frames;
+  return out;
+}
+
+std::vector<double> grid_seconds(std::span<const int32_t> indices, double frames_per_second,
+                                 int32_t group) {
+  std::vector<double> out;
+  const auto each = static_cast<size_t>(group);
+  for (size_t begin = 0; begin < indices.size(); begin += each) {
+    const size_t last = std::min(begin + each, indices.size()) - 1;
+    out.push_back((indices[begin] / frames_per_second + indices[last] / frames_per_second) / 2);
+  }
   return out;
 }
 

@@ -8,6 +8,7 @@
 #include <array>
 #include <cstdint>
 #include <optional>
+#include <span>
 #include <vector>
 
 #include "base/status.h"
@@ -30,6 +31,9 @@ struct ImageProcessorSpec {
   struct Area {
     int64_t pixels_min = 0, pixels_max = 0;
     int32_t multiple = 1;  // of pixels
+    // The bounds are those of so many pictures of one size, `frames_counted` for comparing; where
+    // there are several, sides below `multiple` grow first.
+    int32_t frames = 1, frames_counted = 1;
   };
   std::optional<Area> area;
   // Or a picture that is larger shrinks to fit into `most`, and then both sides grow to multiples
@@ -62,9 +66,14 @@ struct ImageProcessorSpec {
     int32_t frames_min = 4, frames_max = 768;
     int32_t multiple = 2;  // of the number of frames
     bool to_last = false;  // the last frame is one of them, and `multiple` counts for nothing
+    // The area's bounds are those of all frames together (Qwen3-VL). Where frame_pixels is above 0
+    // a frame has at most so many, too.
+    bool area_of_all = false;
+    int64_t frame_pixels = 0;
   };
   std::optional<Video> video;
-  ImageProcessorSpec of_frames() const;  // the same with a frame's bounds. REQUIRES: video.
+  // The same with the bounds of one of so many frames. REQUIRES: video.
+  ImageProcessorSpec of_frames(int32_t num_frames) const;
 
   // Of a picture after resize and crop.
   Size output_size(int32_t width, int32_t height) const;
@@ -74,6 +83,11 @@ struct ImageProcessorSpec {
 // unknown, and all are read up to the most); rising. As transformers' processors sample them.
 std::vector<int32_t> sample_frames(const ImageProcessorSpec::Video& spec, int32_t total,
                                    double frames_per_second);
+
+// The times in seconds at which groups of `group` frames of these indices stand, each between its
+// first and its last frame; the last index fills the last group.
+std::vector<double> grid_seconds(std::span<const int32_t> indices, double frames_per_second,
+                                 int32_t group);
 
 // [3, height, width] float32.
 struct PixelValues {

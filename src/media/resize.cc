@@ -8,9 +8,6 @@
 namespace espalier {
 namespace {
 
-// A weight has 32 bits: 8 of a pixel and 2 of sums of weights that overshoot leave 22.
-constexpr int kPrecisionBits = 32 - 8 - 2;
-
 // Keys 1981 with a = -1/2.
 double bicubic(double x) {
   constexpr double a = -0.5;
@@ -21,30 +18,28 @@ double bicubic(double x) {
 }
 double bilinear(double x) { return std::max(0.0, 1.0 - std::fabs(x)); }
 
-// Along one axis: output i is the sum over k < counts[i] of input firsts[i] + k times
-// weights[i * stride + k].
-struct Filter {
-  std::vector<int32_t> firsts, counts, weights;
-  int32_t stride = 0;
-
-  std::span<const int32_t> weights_of(int32_t i) const {
-    const auto at = static_cast<size_t>(i);
-    return {weights.data() + at * static_cast<size_t>(stride), static_cast<size_t>(counts[at])};
-  }
-};
-
 int32_t fixed_point(double weight) {
-  return static_cast<int32_t>(weight * (1 << kPrecisionBits) + (weight < 0 ? -0.5 : 0.5));
+  return static_cast<int32_t>(weight * (1 << kWeightBits) + (weight < 0 ? -0.5 : 0.5));
 }
 
-Filter make_filter(int32_t from, int32_t to, Resample kind) {
+void split_weights(ResizeFilter& filter) {
+  filter.halves.resize(2 * filter.weights.size());
+  for (size_t i = 0; i < filter.weights.size(); ++i) {
+    const int32_t high = filter.weights[i] >> ResizeFilter::kLowBits;
+    int16_t* const group = filter.halves.data() + i / 4 * 8 + i % 4;
+    group[0] = static_cast<int16_t>(high);
+    group[4] = static_cast<int16_t>(filter.weights[i] - (high << ResizeFilter::kLowBits));
+  }
+}
+
+ResizeFilter make_filter(int32_t from, int32_t to, Resample kind) {
   const bool cubic = kind == Resample::kBicubic;
   const double scale = static_cast<double>(from) / to;
   const double stretch = std::max(scale, 1.0);
   const double support = (cubic ? 2.0 : 1.0) * stretch;
   const double shrink = 1.0 / stretch;
-  Filter filter;
-  filter.stride = static_cast<int32_t>(std::ceil(support)) * 2 + 1;
+  ResizeFilter filter;
+  filter.stride = (static_cast<int32_t>(std::ceil(support)) * 2 + 1 + 3) / 4 * 4;
   filter.weights.resize(static_cast<size_t>(filter.stride) * static_cast<size_t>(to));
   std::vector<double> row(static_cast<size_t>(filter.stride));
   for (int32_t i = 0; i < to; ++i) {
@@ -65,77 +60,62 @@ Filter make_filter(int32_t from, int32_t to, Resample kind) {
       weights[k] = fixed_point(sum != 0 ? weight / sum : weight);
     }
   }
+  split_weights(filter);
   return filter;
 }
 
-uint8_t rounded(int32_t sum) {
-  return static_cast<uint8_t>(std::clamp(sum >> kPrecisionBits, 0, 255));
-}
-constexpr int32_t kHalf = 1 << (kPrecisionBits - 1);
+// The last rows of the picture with room behind them, where a pass may read further than the row:
+// those before have it in the rows that follow.
+struct LastRows {
+  int32_t first = 0;
+  std::vector<uint8_t> rgb;
+};
 
-void resize_row(const uint8_t* from, const Filter& filter, int32_t width, uint8_t* to) {
-  for (int32_t x = 0; x < width; ++x, to += 3) {
-    const uint8_t* pixel = from + int64_t{3} * filter.firsts[static_cast<size_t>(x)];
-    int32_t red = kHalf, green = kHalf, blue = kHalf;
-    for (const int32_t weight : filter.weights_of(x)) {
-      red += pixel[0] * weight;
-      green += pixel[1] * weight;
-      blue += pixel[2] * weight;
-      pixel += 3;
-    }
-    to[0] = rounded(red), to[1] = rounded(green), to[2] = rounded(blue);
-  }
-}
-
-// One row of the result as the weighted sum of rows of `from`, row_bytes apart. sums: scratch of a
-// row.
-void resize_column(const uint8_t* from, size_t row_bytes, std::span<const int32_t> weights,
-                   std::vector<int32_t>& sums, uint8_t* to) {
-  std::fill(sums.begin(), sums.end(), kHalf);
-  int32_t* const sum = sums.data();
-  for (const int32_t weight : weights) {
-    for (size_t i = 0; i < row_bytes; ++i) sum[i] += from[i] * weight;
-    from += row_bytes;
-  }
-  for (size_t i = 0; i < row_bytes; ++i) to[i] = rounded(sum[i]);
-}
-
-size_t row_bytes_of(int32_t width) { return static_cast<size_t>(width) * 3; }
-
-Image resize_width(const Image& image, int32_t width, Resample kind) {
-  const Filter filter = make_filter(image.width, width, kind);
-  Image out{.width = width, .height = image.height, .rgb = {}};
-  out.rgb.resize(row_bytes_of(width) * static_cast<size_t>(image.height));
-  for (int32_t y = 0; y < image.height; ++y) {
-    const auto row = static_cast<size_t>(y);
-    resize_row(image.rgb.data() + row * row_bytes_of(image.width), filter, width,
-               out.rgb.data() + row * row_bytes_of(width));
-  }
+LastRows last_rows(const Image& image) {
+  const auto row_bytes = int64_t{3} * image.width;
+  const int64_t behind = (ResizePasses::kReadBehind + row_bytes - 1) / row_bytes;
+  LastRows out{.first = static_cast<int32_t>(std::max<int64_t>(0, image.height - behind)),
+               .rgb = {}};
+  out.rgb.assign(image.rgb.begin() + out.first * row_bytes, image.rgb.end());
+  out.rgb.resize(out.rgb.size() + ResizePasses::kReadBehind);
   return out;
 }
 
-Image resize_height(const Image& image, int32_t height, Resample kind) {
-  const Filter filter = make_filter(image.height, height, kind);
-  const size_t row_bytes = row_bytes_of(image.width);
+Image resize_width(const Image& image, int32_t width, Resample kind, const ResizePasses& passes) {
+  const ResizeFilter filter = make_filter(image.width, width, kind);
+  const auto from_bytes = int64_t{3} * image.width, to_bytes = int64_t{3} * width;
+  Image out{.width = width, .height = image.height, .rgb = {}};
+  out.rgb.resize(static_cast<size_t>(to_bytes * image.height));
+  const LastRows last = last_rows(image);
+  passes.rows(image.rgb.data(), from_bytes, last.first, filter, width, out.rgb.data());
+  passes.rows(last.rgb.data(), from_bytes, image.height - last.first, filter, width,
+              out.rgb.data() + to_bytes * last.first);
+  return out;
+}
+
+Image resize_height(const Image& image, int32_t height, Resample kind, const ResizePasses& passes) {
+  const ResizeFilter filter = make_filter(image.height, height, kind);
+  const auto row_bytes = int64_t{3} * image.width;
   Image out{.width = image.width, .height = height, .rgb = {}};
-  out.rgb.resize(row_bytes * static_cast<size_t>(height));
-  std::vector<int32_t> sums(row_bytes);
-  for (int32_t y = 0; y < height; ++y) {
-    const auto first = static_cast<size_t>(filter.firsts[static_cast<size_t>(y)]);
-    resize_column(image.rgb.data() + first * row_bytes, row_bytes, filter.weights_of(y), sums,
-                  out.rgb.data() + static_cast<size_t>(y) * row_bytes);
-  }
+  out.rgb.resize(static_cast<size_t>(row_bytes * height));
+  for (int32_t y = 0; y < height; ++y)
+    passes.column(image.rgb.data(), row_bytes, filter, y, out.rgb.data() + row_bytes * y);
   return out;
 }
 
 }  // namespace
 
 Image resize(const Image& image, int32_t width, int32_t height, Resample filter) {
+  return resize_by(usable_resize_passes().front(), image, width, height, filter);
+}
+
+Image resize_by(const ResizePasses& passes, const Image& image, int32_t width, int32_t height,
+                Resample filter) {
   ESP_CHECK(image.width > 0 && image.height > 0 && width > 0 && height > 0);
   if (image.width == width && image.height == height) return image;
-  if (image.width == width) return resize_height(image, height, filter);
-  const Image wide = resize_width(image, width, filter);
-  return wide.height == height ? wide : resize_height(wide, height, filter);
+  if (image.width == width) return resize_height(image, height, filter, passes);
+  const Image wide = resize_width(image, width, filter, passes);
+  return wide.height == height ? wide : resize_height(wide, height, filter, passes);
 }
 
 }  // namespace espalier

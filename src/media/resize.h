@@ -9,6 +9,7 @@
 #include <cstdint>
 
 #include "media/image.h"
+#include "media/resize_passes.h"
 
 namespace espalier {
 
@@ -16,5 +17,8 @@ enum class Resample : uint8_t { kBilinear, kBicubic };
 
 // REQUIRES: the image and the new size have at least one pixel.
 Image resize(const Image& image, int32_t width, int32_t height, Resample filter);
+// The same by one of usable_resize_passes(), whose results are equal.
+Image resize_by(const ResizePasses& passes, const Image& image, int32_t width, int32_t height,
+                Resample filter);
 
 }  // namespace espalier

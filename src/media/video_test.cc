@@ -2,6 +2,7 @@
 // tools/goldens/make_video_goldens.py.
 #include "media/video.h"
 
+#include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -179,6 +180,49 @@ TEST(Video, FramesAreSampledAsTransformersDoes) {
     EXPECT_EQ(sample_frames(spec, total, rate), wanted);
   }
   EXPECT_GE(checked, 20);
+}
+
+// Of Qwen3-VL's processor: the times of pairs of frames.
+TEST(Video, PairsOfFramesHaveTransformersTimes) {
+  std::ifstream file(kVideoGoldens + "times.txt");
+  int checked = 0;
+  for (std::string line; std::getline(file, line); ++checked) {
+    std::istringstream words(line);
+    double rate = 0;
+    char bar = 0;
+    words >> rate >> bar;
+    std::vector<int32_t> indices;
+    for (int32_t index; words >> index;) indices.push_back(index);
+    std::string made;
+    for (const double seconds : grid_seconds(indices, rate, 2))
+      made += fmt::format("<{:.1f} seconds>", seconds);
+    EXPECT_TRUE(line.ends_with("| " + made)) << line << "\n" << made;
+  }
+  EXPECT_EQ(checked, 30);
+}
+
+// The same: bounds of all frames together.
+TEST(Video, FramesBecomeAsLargeAsTransformersMakesThem) {
+  std::ifstream file(kVideoGoldens + "areas.txt");
+  int checked = 0;
+  for (std::string line; std::getline(file, line); ++checked) {
+    SCOPED_TRACE(line);
+    std::istringstream words(line);
+    int32_t frames = 0, capped = 0;
+    ImageProcessorSpec::Size given, wanted;
+    char colon = 0;
+    words >> frames >> given.width >> given.height >> capped >> colon >> wanted.width >>
+        wanted.height;
+    ImageProcessorSpec spec;
+    spec.video.emplace();
+    spec.video->area = {.pixels_min = 65'536, .pixels_max = 2'097'152, .multiple = 32};
+    spec.video->area_of_all = true;
+    spec.video->frame_pixels = capped * 64 * 32 * 32;
+    const auto made = processed_size(given, spec.of_frames(frames));
+    ASSERT_TRUE(made) << made.error().message();
+    EXPECT_EQ(*made, wanted) << made->width << " x " << made->height;
+  }
+  EXPECT_GE(checked, 250);
 }
 
 }  // namespace

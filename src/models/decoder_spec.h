@@ -285,6 +285,9 @@ struct PatchesSpec {
   // Videos are read too: `frames` of them are one grid. Rotary positions of a second between two
   // grids; 0: a grid has one.
   bool videos = false;
+  // Grids of a video stand apart in the prompt, each behind its time as text, and its bounds are
+  // those of all frames together (Qwen3-VL).
+  bool grids_apart = false;
   double positions_per_second = 0;
   bool bias = false;             // of the patch embedding
   bool class_token = false;      // a learned row in front of the patches; no result is made of it
@@ -311,6 +314,9 @@ struct ImagesSpec {
   // and the second behind the last one (Pixtral); -1: they are one run.
   TokenId line_end = -1, picture_end = -1;
   TokenId video_placeholder = -1;  // of models that read videos
+  // Around each grid of a video, whose time stands in front of them as text (Qwen3-VL); -1: grids
+  // follow each other.
+  TokenId grid_begin = -1, grid_end = -1;
   // A picture's rows see all rows of their picture, also those behind them (Gemma 3).
   bool bidirectional = false;
   bool sounds = false;  // the model reads sounds in the place of pictures

@@ -33,6 +33,8 @@ ModelInfo describe_model(const DecoderSpec& spec) {
                              .line_end = spec.images->line_end,
                              .picture_end = spec.images->picture_end,
                              .video_placeholder = spec.images->video_placeholder,
+                             .grid_begin = spec.images->grid_begin,
+                             .grid_end = spec.images->grid_end,
                              .bidirectional = spec.images->bidirectional,
                              .sounds = spec.images->sounds};
   }

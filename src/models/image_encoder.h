@@ -67,9 +67,10 @@ class ImageEncoder {
   // the picture cannot be resized as the model demands.
   Result<PreparedImage> prepare(const Image& image, bool alone = true) const;
   // A video of these frames, which have one size, sampled so many a second: each grid is one tile.
-  // REQUIRES: info().patches.videos, and at least one frame. Fails as prepare() does.
+  // fitted: they are fit_image()'s of info().processor.of_frames(). REQUIRES:
+  // info().patches.videos, and at least one frame. Fails as prepare() does.
   virtual Result<PreparedImage> prepare_video(std::span<const Image> frames,
-                                              double frames_per_second) const;
+                                              double frames_per_second, bool fitted = false) const;
   // As plan(); num_frames: that are sampled.
   virtual Result<PreparedImage> plan_video(const ImageProcessorSpec::Size& picture,
                                            int32_t num_frames, double frames_per_second) const;
@@ -99,6 +100,9 @@ class ImageEncoder {
   virtual Status encode_batch(std::span<const EncoderTask> tasks);
 
  private:
+  // Of a video whose frames become `size`.
+  Result<PreparedImage> plan_grids(const ImageProcessorSpec::Size& size, int32_t num_frames,
+                                   double frames_per_second) const;
   // Of one tile; rows: [patches of the grid / merge ^ 2, width]. stop: encode()'s.
   virtual Status encode_tile(std::span<const float> patches, const PatchGrid& grid,
                              std::span<float> rows, const std::stop_token& stop) = 0;

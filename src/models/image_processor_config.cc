@@ -196,6 +196,18 @@ Status read_tiles(const JsonObject& config, const TilesSpec& tiles, ImageProcess
   return config.field_error("image_grid_pinpoints", "is another list than config.json's");
 }
 
+// Qwen3-VL's: bounds of all frames together and, where they are wanted, of one.
+Status read_area_of_all(const JsonObject& config, const PatchesSpec& patches,
+                        ImageProcessorSpec::Video& video) {
+  video.to_last = video.area_of_all = true;
+  ESP_ASSIGN_OR_RETURN(const bool each, config.boolean_or("cap_pixels_per_frame", false));
+  if (!each) return Status();
+  ESP_ASSIGN_OR_RETURN(const int64_t rows, config.integer_or("max_video_tokens", 768, 1, 1 << 20));
+  const int64_t side = patches.patch_size * patches.merge;
+  video.frame_pixels = rows * side * side;
+  return Status();
+}
+
 // video_preprocessor_config.json where there is one: old files have one for both.
 Status read_video(const std::filesystem::path& folder, const JsonObject& of_pictures,
                   const PatchesSpec& patches, ImageProcessorSpec& spec) {
@@ -204,12 +216,13 @@ Status read_video(const std::filesystem::path& folder, const JsonObject& of_pict
   if (std::filesystem::exists(own)) {
     ESP_ASSIGN_OR_RETURN(config, JsonObject::read(own));
   }
-  constexpr int64_t kPixels = 28 * 28;
+  const int64_t kPixels = patches.grids_apart ? 32 * 32 : 28 * 28;  // of a row, as released
   ImageProcessorSpec::Video video{
       .area = ImageProcessorSpec::Area{.pixels_min = 128 * kPixels, .pixels_max = 768 * kPixels},
       .multiple = patches.frames};
   ESP_RETURN_IF_ERROR(read_bounds(config, patches, *video.area));
   ESP_ASSIGN_OR_RETURN(video.frames_per_second, config.number_or("fps", video.frames_per_second));
+  if (patches.grids_apart) ESP_RETURN_IF_ERROR(read_area_of_all(config, patches, video));
   const auto read = [&](const char* field, int32_t& to) -> Status {
     constexpr int64_t kFramesMost = 1 << 16;
     ESP_ASSIGN_OR_RETURN(const int64_t count, config.integer_or(field, to, 0, kFramesMost));
@@ -301,8 +314,8 @@ Result<ImageProcessorSpec> read_frame_processor(const std::filesystem::path& fol
                         (!stated.size || *stated.size == *spec.crop);
   if (one_size) return spec;
   return fail(config.field_error(
-      "size", fmt::format("and crop_size are not {} x {}, the size of a picture's tile", side,
-                          side)));
+      "size",
+      fmt::format("and crop_size are not {} x {}, the size of a picture's tile", side, side)));
 }
 
 Status check_sound_processor(const std::filesystem::path& folder, const SoundSpec& sound) {

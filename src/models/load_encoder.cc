@@ -11,8 +11,8 @@
 #include "models/image_processor_config.h"
 #include "models/model_plan.h"
 #include "models/program/cpu_encoder.h"
-#include "models/two_encoders.h"
 #include "models/storage_format.h"
+#include "models/two_encoders.h"
 
 namespace espalier {
 
@@ -117,13 +117,21 @@ Result<PreparedImage> ImageEncoder::plan_video(const Size& picture, int32_t num_
                                                double frames_per_second) const {
   const PatchesSpec& patches = info().patches;
   ESP_CHECK(patches.videos && num_frames > 0, "{} frames", num_frames);
-  ESP_ASSIGN_OR_RETURN(const Size size, processed_size(picture, info().processor.of_frames()));
+  ESP_ASSIGN_OR_RETURN(const Size size,
+                       processed_size(picture, info().processor.of_frames(num_frames)));
+  return plan_grids(size, num_frames, frames_per_second);
+}
+
+Result<PreparedImage> ImageEncoder::plan_grids(const Size& size, int32_t num_frames,
+                                               double frames_per_second) const {
+  const PatchesSpec& patches = info().patches;
   PreparedImage out;
   out.grid = grid_of(size, patches);
   out.num_tiles = (num_frames + patches.frames - 1) / patches.frames;
   out.frame_rows = out.grid.size() / patches.square();
   out.num_rows = out.num_tiles * out.frame_rows;
   if (patches.num_patches == 0) out.grid_columns = out.grid.columns / patches.merge;
+  if (patches.grids_apart) return out;
   const bool timed = patches.positions_per_second > 0 && frames_per_second > 0;
   out.frame_positions =
       timed ? patches.frames / frames_per_second * patches.positions_per_second : 1;
@@ -136,16 +144,21 @@ Result<PreparedImage> ImageEncoder::plan_video(const Size& picture, int32_t num_
 }
 
 Result<PreparedImage> ImageEncoder::prepare_video(std::span<const Image> frames,
-                                                  double frames_per_second) const {
+                                                  double frames_per_second, bool fitted) const {
   ESP_CHECK(!frames.empty());
   const PatchesSpec& patches = info().patches;
+  const Size given{frames[0].width, frames[0].height};
+  ImageProcessorSpec processor = info().processor.of_frames(static_cast<int32_t>(frames.size()));
+  if (fitted) {
+    processor.area.reset();
+    processor.size = given;
+  }
+  ESP_ASSIGN_OR_RETURN(const Size size, processed_size(given, processor));
   ESP_ASSIGN_OR_RETURN(PreparedImage out,
-                       plan_video({frames[0].width, frames[0].height},
-                                  static_cast<int32_t>(frames.size()), frames_per_second));
+                       plan_grids(size, static_cast<int32_t>(frames.size()), frames_per_second));
   out.patches.reserve(static_cast<size_t>(out.num_tiles) * static_cast<size_t>(out.grid.size()) *
                       static_cast<size_t>(patches.features()));
   const auto each = static_cast<size_t>(patches.frames);
-  const ImageProcessorSpec processor = info().processor.of_frames();
   for (size_t begin = 0; begin < frames.size(); begin += each) {
     std::vector<PixelValues> pixels;
     for (const Image& frame : frames.subspan(begin, std::min(each, frames.size() - begin))) {
@@ -208,12 +221,12 @@ Result<std::optional<EncoderPlan>> plan_image_encoder(const ModelLoadOptions& op
                          read_image_processor(options.path, *spec->patches, spec->tiles));
   }
   ESP_ASSIGN_OR_RETURN(const ModelPlan plan, plan_model(options));
-  EncoderPlan out{.spec = std::move(*spec), .processor = processor, .type = plan.type, .videos = {}};
+  EncoderPlan out{
+      .spec = std::move(*spec), .processor = processor, .type = plan.type, .videos = {}};
   ESP_ASSIGN_OR_RETURN(std::optional<DecoderSpec> videos, make_video_encoder_spec(config));
   if (!videos) return out;
-  ESP_ASSIGN_OR_RETURN(
-      ImageProcessorSpec frames,
-      read_frame_processor(options.path, *videos->patches, processor));
+  ESP_ASSIGN_OR_RETURN(ImageProcessorSpec frames,
+                       read_frame_processor(options.path, *videos->patches, processor));
   out.processor.video = frames.video;
   out.videos = std::make_shared<const EncoderPlan>(EncoderPlan{
       .spec = std::move(*videos), .processor = std::move(frames), .type = plan.type, .videos = {}});

@@ -44,6 +44,7 @@ struct ImagesInfo {
   std::string_view mark = {}, marked = {};
   TokenId line_end = -1, picture_end = -1;
   TokenId video_placeholder = -1;  // of models that read videos
+  TokenId grid_begin = -1, grid_end = -1;
   bool bidirectional = false;
   bool sounds = false;  // it reads sounds in the place of pictures
 };

@@ -92,7 +92,7 @@ std::vector<RotarySpan> rotary_spans(const SeenPrompt& prompt) {
     if (span.rows->grid_columns == 0) return {};
     add_text(span.token_begin);
     const int32_t columns = span.rows->grid_columns;
-    const bool timed = span.rows->frame_rows > 0;
+    const bool timed = span.rows->frame_positions > 0;
     const int32_t time = timed ? static_cast<int32_t>(span.rows->frame_positions *
                                                       (span.first_row / span.rows->frame_rows))
                                : 0;

@@ -18,8 +18,8 @@ TwoEncoders::TwoEncoders(std::unique_ptr<ImageEncoder> pictures,
 }
 
 Result<PreparedImage> TwoEncoders::prepare_video(std::span<const Image> frames,
-                                                 double frames_per_second) const {
-  return videos_->prepare_video(frames, frames_per_second);
+                                                 double frames_per_second, bool fitted) const {
+  return videos_->prepare_video(frames, frames_per_second, fitted);
 }
 
 Result<PreparedImage> TwoEncoders::plan_video(const ImageProcessorSpec::Size& picture,

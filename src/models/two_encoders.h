@@ -17,8 +17,8 @@ class TwoEncoders final : public ImageEncoder {
   TwoEncoders(std::unique_ptr<ImageEncoder> pictures, std::unique_ptr<ImageEncoder> videos);
 
   const ImageEncoderInfo& info() const override { return info_; }
-  Result<PreparedImage> prepare_video(std::span<const Image> frames,
-                                      double frames_per_second) const override;
+  Result<PreparedImage> prepare_video(std::span<const Image> frames, double frames_per_second,
+                                      bool fitted) const override;
   Result<PreparedImage> plan_video(const ImageProcessorSpec::Size& picture, int32_t num_frames,
                                    double frames_per_second) const override;
   int32_t batch_max() const override { return pictures_->batch_max(); }

@@ -4,7 +4,6 @@
 
 #include "base/check.h"
 #include "base/rng.h"
-#include "speech/token_rules.h"
 
 namespace espalier::speech {
 
@@ -43,31 +42,44 @@ void Track::begin_tokens() {
 
 int32_t Track::logits_row() const { return detecting_ || num_cached_ > 0 ? -1 : prefix_.start_row; }
 
-void Track::accept(std::span<const float> start_logits, std::span<float> logits) {
+Track::Choice Track::choose(std::span<const float> start_logits, std::vector<float> logits) const {
+  Choice choice;
+  if (detecting_) {
+    choice.language = &choose_language(config_.tokens, logits);
+    return choice;
+  }
+  if (!start_logits.empty()) choice.no_speech = probability(start_logits, config_.tokens.no_speech);
+  choice.numbers = std::ranges::all_of(logits, [](float logit) { return logit == logit; });
+  if (!choice.numbers) return choice;
+  apply_rules(config_.tokens, generated_, input_.timestamps, logits);
+  const double uniform = input_.temperature > 0 ? hash_uniform(input_.seed, num_draws_) : 0;
+  choice.token = choose_token(logits, input_.temperature, uniform);
+  return choice;
+}
+
+void Track::accept(const Choice& choice) {
   ESP_CHECK(!finished_ && !needs_source_);
   if (detecting_) {
     detecting_ = false;
-    result_.language = choose_language(config_.tokens, logits).code;
+    result_.language = choice.language->code;
     return begin_tokens();
   }
-  if (!start_logits.empty()) no_speech_ = probability(start_logits, config_.tokens.no_speech);
+  if (choice.no_speech) no_speech_ = *choice.no_speech;
   num_cached_ += static_cast<int32_t>(pending_.size());
-  if (!std::ranges::all_of(logits, [](float logit) { return logit == logit; })) {
+  if (!choice.numbers) {
     return abort(error(StatusCode::kInternal,
                        "the model gave a logit that is not a number: its weights are damaged"));
   }
-  apply_rules(config_.tokens, generated_, input_.timestamps, logits);
-  const double uniform = input_.temperature > 0 ? hash_uniform(input_.seed, num_draws_++) : 0;
-  const auto choice = choose_token(logits, input_.temperature, uniform);
-  if (!choice) {
+  ++num_draws_;
+  if (!choice.token) {
     return abort(error(StatusCode::kInternal,
                        "the model gave an infinite logit, or none for a token that may come next: "
                        "its weights or its generation_config.json are damaged"));
   }
-  logprob_ += choice->logprob;
+  logprob_ += choice.token->logprob;
   ++num_choices_;
-  if (choice->token == config_.tokens.end) return end_window();
-  take(choice->token);
+  if (choice.token->token == config_.tokens.end) return end_window();
+  take(choice.token->token);
 }
 
 void Track::take(TokenId token) {

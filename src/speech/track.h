@@ -7,11 +7,13 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
 
 #include "media/mel.h"
+#include "speech/token_rules.h"
 #include "speech/transcriber.h"
 #include "speech/whisper_config.h"
 #include "speech/windows.h"
@@ -49,8 +51,16 @@ class Track {
   int32_t num_cached() const { return num_cached_; }
   int32_t logits_row() const;  // DecoderEntry's
 
-  // logits: of logits_row (empty: none), and of the last token; the second are changed.
-  void accept(std::span<const float> start_logits, std::span<float> logits);
+  // What follows the tokens that the decoder has read.
+  struct Choice {
+    const LanguageToken* language = nullptr;  // where it is being detected
+    std::optional<TokenChoice> token;         // else; none where no token may come next
+    std::optional<double> no_speech;
+    bool numbers = true;  // all logits are
+  };
+  // logits: of logits_row (empty: none), and of the last token. Tracks may choose at the same time.
+  Choice choose(std::span<const float> start_logits, std::vector<float> logits) const;
+  void accept(const Choice& choice);
 
   bool finished() const { return finished_; }
   // Ends it with a failure, if it has not ended.

@@ -55,6 +55,7 @@ class WhisperTranscriber final : public Transcriber {
   void end_cancelled();
   void encode_one();
   void step();
+  void choose(std::span<const DecoderEntry> entries, std::span<const float> logits);
   void count_end(const Job& job);
 
   const std::unique_ptr<WhisperModel> model_;
@@ -260,8 +261,13 @@ void WhisperTranscriber::encode_one() {
     if (track == nullptr || !track->needs_source()) continue;
     last_encoded_ = slot;
     const TimePoint begin = clock_.now();
-    model_->decoder().set_source(static_cast<int32_t>(slot),
-                                 model_->encoder().encode(track->mel(), track->first_frame()));
+    const Status encoded =
+        model_->runner().set_source(static_cast<int32_t>(slot), track->mel(), track->first_frame());
+    if (!encoded.ok()) {
+      track->abort(encoded);
+      count_end(std::exchange(running_[slot], {}));
+      return;
+    }
     track->source_is_set();
     std::lock_guard lock(mutex_);
     ++stats_.num_windows;
@@ -282,21 +288,44 @@ void WhisperTranscriber::step() {
   }
   if (entries.empty()) return;
   const TimePoint begin = clock_.now();
-  const std::span<const float> logits = model_->decoder().step(entries);
-  const auto vocab = static_cast<size_t>(model_->config().sizes.vocab_size);
-  std::vector<float> own(vocab);
-  size_t row = 0;
+  const auto logits = model_->runner().step(entries);
+  for (const DecoderEntry& entry : entries)
+    if (!logits) running_[static_cast<size_t>(entry.slot)].track->abort(logits.error());
+  if (logits) choose(entries, *logits);
   for (const DecoderEntry& entry : entries) {
-    std::span<const float> start_logits;
-    if (entry.logits_row >= 0) start_logits = logits.subspan(row++ * vocab, vocab);
-    std::ranges::copy(logits.subspan(row++ * vocab, vocab), own.begin());
     Job& job = running_[static_cast<size_t>(entry.slot)];
-    job.track->accept(start_logits, own);
     if (job.track->finished()) count_end(std::exchange(job, {}));
   }
   std::lock_guard lock(mutex_);
   ++stats_.num_steps;
   stats_.decode_seconds += to_seconds(clock_.now() - begin);
+}
+
+// The rules and the choice among a large vocabulary take longer than a GPU's step, so the threads
+// share the entries; what follows of them is told in their order.
+void WhisperTranscriber::choose(std::span<const DecoderEntry> entries,
+                                std::span<const float> logits) {
+  const auto vocab = static_cast<size_t>(model_->config().sizes.vocab_size);
+  std::vector<Track::Choice> choices(entries.size());
+  std::vector<size_t> rows;  // of each entry's last token
+  size_t row = 0;
+  for (const DecoderEntry& entry : entries) {
+    row += entry.logits_row >= 0 ? 1 : 0;
+    rows.push_back(row++);
+  }
+  const auto choose_one = [&](size_t i) {
+    const DecoderEntry& entry = entries[i];
+    const auto own = logits.subspan(rows[i] * vocab, vocab);
+    const auto start = entry.logits_row >= 0 ? logits.subspan((rows[i] - 1) * vocab, vocab)
+                                             : std::span<const float>();
+    choices[i] = running_[static_cast<size_t>(entry.slot)].track->choose(
+        start, std::vector<float>(own.begin(), own.end()));
+  };
+  model_->pool().parallel_for(std::ssize(entries), 1, [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) choose_one(static_cast<size_t>(i));
+  });
+  for (size_t i = 0; i < entries.size(); ++i)
+    running_[static_cast<size_t>(entries[i].slot)].track->accept(choices[i]);
 }
 
 void WhisperTranscriber::count_end(const Job& job) {

@@ -1,4 +1,4 @@
-// Speech to text by a model of the Whisper family, on the CPU.
+// Speech to text by a model of the Whisper family, on the CPU or a GPU.
 //
 //   ESP_ASSIGN_OR_RETURN(auto transcriber, Transcriber::create({.path = "whisper-tiny"}));
 //   ESP_ASSIGN_OR_RETURN(auto id, transcriber->submit({.samples = sound}, [](auto&& event) {...}));
@@ -16,18 +16,20 @@
 
 #include "base/status.h"
 #include "seams/vocab_view.h"
+#include "speech/whisper_runner.h"
 
 namespace espalier {
 
 class Tokenizer;
 
 struct TranscriberOptions {
-  std::filesystem::path path;  // a folder of Hugging Face's: openai/whisper-*
-  std::string dtype = "auto";  // auto, float32, bfloat16
-  int32_t num_threads = 0;     // 0: one a usable core
-  int32_t running_max = 0;     // requests whose windows are decoded together; 0: 8
-  int32_t waiting_max = 0;     // requests beyond; more are refused; 0: 64
-  uint64_t seed = 0;           // of requests at a temperature above 0
+  std::filesystem::path path;           // a folder of Hugging Face's: openai/whisper-*
+  std::string dtype = "auto";           // auto, float32, bfloat16
+  int32_t num_threads = 0;              // 0: one a usable core
+  int32_t running_max = 0;              // requests whose windows are decoded together; 0: 8
+  int32_t waiting_max = 0;              // requests beyond; more are refused; 0: 64
+  uint64_t seed = 0;                    // of requests at a temperature above 0
+  speech::MakeRunner make_runner = {};  // what computes; none: the CPU
 };
 
 // What the loaded model is.

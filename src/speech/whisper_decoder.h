@@ -14,19 +14,11 @@
 #include "seams/vocab_view.h"
 #include "speech/cpu_layers.h"
 #include "speech/whisper_config.h"
+#include "speech/whisper_runner.h"
 #include "speech/whisper_weights.h"
 #include "tensor/buffer.h"
 
 namespace espalier::speech {
-
-// New tokens of a slot. `tokens` is borrowed.
-struct DecoderEntry {
-  int32_t slot = 0;
-  int32_t num_cached = 0;           // tokens whose keys and values the slot has
-  std::span<const TokenId> tokens;  // at least one
-  int32_t logits_row =
-      -1;  // of these, whose logits are wanted too, beside the last one's; -1: none
-};
 
 class WhisperDecoder {
  public:

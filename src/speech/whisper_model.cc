@@ -3,6 +3,8 @@
 #include "base/log.h"
 #include "checkpoint/checkpoint.h"
 #include "speech/languages.h"
+#include "speech/whisper_decoder.h"
+#include "speech/whisper_weights.h"
 #include "speech/windows.h"
 
 namespace espalier {
@@ -74,17 +76,16 @@ Result<std::unique_ptr<WhisperModel>> WhisperModel::load(const TranscriberOption
   std::unique_ptr<WhisperModel> model(new WhisperModel(options.num_threads));
   model->tokenizer_ = std::move(stated.tokenizer);
   model->config_ = std::move(stated.config);
-  ESP_ASSIGN_OR_RETURN(model->backend_, kernels::CpuBackend::create(model->pool_));
-  const WhisperSizes& sizes = model->config_.sizes;
-  ESP_ASSIGN_OR_RETURN(model->weights_,
-                       load_whisper_weights(*model->backend_, checkpoint, sizes, options.dtype));
-  model->info_ = describe(model->config_, options, model->weights_.type);
-  model->info_.num_parameters = model->weights_.num_parameters;
-  model->info_.weight_bytes = model->weights_.size_bytes;
-  model->encoder_ = std::make_unique<WhisperEncoder>(sizes, model->weights_, *model->backend_);
-  ESP_ASSIGN_OR_RETURN(
-      model->decoder_,
-      WhisperDecoder::create(sizes, model->weights_, *model->backend_, model->info_.running_max));
+  const MakeRunner make = options.make_runner ? options.make_runner : make_cpu_runner;
+  ESP_ASSIGN_OR_RETURN(const DType type, whisper_matrix_type(checkpoint, options.dtype));
+  model->info_ = describe(model->config_, options, type);
+  ESP_ASSIGN_OR_RETURN(model->runner_, make({.checkpoint = checkpoint,
+                                             .sizes = model->config_.sizes,
+                                             .pool = model->pool_,
+                                             .dtype = options.dtype,
+                                             .num_slots = model->info_.running_max}));
+  model->info_.num_parameters = model->runner_->info().num_parameters;
+  model->info_.weight_bytes = model->runner_->info().weight_bytes;
   log_info("speech model loaded parameters={} weight_bytes={} dtype={} languages={} slots={}",
            model->info_.num_parameters, model->info_.weight_bytes, model->info_.dtype,
            model->info_.languages.size(), model->info_.running_max);

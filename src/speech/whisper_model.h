@@ -1,4 +1,4 @@
-// A Whisper model as it is loaded from a folder: threads, weights, encoder, decoder and tokenizer.
+// A Whisper model as it is loaded from a folder: threads, what computes it, and tokenizer.
 // Used from one thread, but for config() and tokenizer(), which never change.
 #pragma once
 
@@ -6,8 +6,7 @@
 
 #include "speech/transcriber.h"
 #include "speech/whisper_config.h"
-#include "speech/whisper_decoder.h"
-#include "speech/whisper_encoder.h"
+#include "speech/whisper_runner.h"
 #include "tensor/work_pool.h"
 #include "text/tokenizer/tokenizer.h"
 
@@ -22,21 +21,17 @@ class WhisperModel {
   const WhisperConfig& config() const { return config_; }
   const Tokenizer& tokenizer() const { return *tokenizer_; }
   const TranscriberInfo& info() const { return info_; }
-  WhisperEncoder& encoder() { return *encoder_; }
-  WhisperDecoder& decoder() { return *decoder_; }
+  WhisperRunner& runner() { return *runner_; }
   WorkPool& pool() { return pool_; }
 
  private:
   explicit WhisperModel(int32_t num_threads) : pool_(num_threads) {}
 
   WorkPool pool_;
-  std::unique_ptr<kernels::CpuBackend> backend_;
   std::unique_ptr<Tokenizer> tokenizer_;
   WhisperConfig config_;
-  WhisperWeights weights_;
   TranscriberInfo info_;
-  std::unique_ptr<WhisperEncoder> encoder_;
-  std::unique_ptr<WhisperDecoder> decoder_;
+  std::unique_ptr<WhisperRunner> runner_;
 };
 
 }  // namespace espalier::speech

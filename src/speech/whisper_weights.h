@@ -14,56 +14,80 @@
 
 namespace espalier::speech {
 
-struct LayerNormWeights {
-  std::vector<float> weight, bias;  // [width]
+// Of a back end: Format::Matrix is [outputs, inputs], Format::Vector has numbers one behind the
+// other.
+template <typename Format>
+struct LayerNormOf {
+  typename Format::Vector weight, bias;  // [width]
 };
 
-struct LinearWeights {
-  kernels::PackedMatrix matrix;
-  std::vector<float> bias;  // [outputs]; empty: none
+template <typename Format>
+struct LinearOf {
+  typename Format::Matrix matrix;
+  typename Format::Vector bias;  // [outputs]
 };
 
 // Queries, keys and values of the same rows are one matrix.
-struct SelfAttentionWeights {
-  LayerNormWeights norm;
-  LinearWeights qkv, output;
+template <typename Format>
+struct SelfAttentionOf {
+  LayerNormOf<Format> norm;
+  LinearOf<Format> qkv, output;
 };
 
 // Keys and values are of the encoder's rows: all layers' keys and values, layer by layer.
-struct CrossAttentionWeights {
-  LayerNormWeights norm;
-  LinearWeights query, key, value, output;
+template <typename Format>
+struct CrossAttentionOf {
+  LayerNormOf<Format> norm;
+  LinearOf<Format> query, key, value, output;
 };
 
-struct MlpWeights {
-  LayerNormWeights norm;
-  LinearWeights up, down;
+template <typename Format>
+struct MlpOf {
+  LayerNormOf<Format> norm;
+  LinearOf<Format> up, down;
 };
 
-struct EncoderLayerWeights {
-  SelfAttentionWeights attention;
-  MlpWeights mlp;
+template <typename Format>
+struct EncoderLayerOf {
+  SelfAttentionOf<Format> attention;
+  MlpOf<Format> mlp;
 };
 
-struct DecoderLayerWeights {
-  SelfAttentionWeights attention;
-  CrossAttentionWeights cross;
-  MlpWeights mlp;
+template <typename Format>
+struct DecoderLayerOf {
+  SelfAttentionOf<Format> attention;
+  CrossAttentionOf<Format> cross;
+  MlpOf<Format> mlp;
 };
 
-struct WhisperWeights {
-  DType type = DType::kFloat32;  // of matrices
+template <typename Format>
+struct WhisperWeightsOf {
   // Rows of three adjacent inputs, input by input.
-  LinearWeights conv1, conv2;
-  std::vector<float> source_positions;  // [max_source_positions, width]
-  std::vector<EncoderLayerWeights> encoder_layers;
-  LayerNormWeights encoder_norm;
+  LinearOf<Format> conv1, conv2;
+  typename Format::Vector source_positions;  // [max_source_positions, width]
+  std::vector<EncoderLayerOf<Format>> encoder_layers;
+  LayerNormOf<Format> encoder_norm;
 
-  kernels::PackedMatrix tokens;         // [vocab_size, width]: the embedding, and the head
-  std::vector<float> target_positions;  // [max_target_positions, width]
-  std::vector<DecoderLayerWeights> decoder_layers;
-  LayerNormWeights decoder_norm;
+  typename Format::Matrix tokens;            // [vocab_size, width]: the embedding, and the head
+  typename Format::Vector target_positions;  // [max_target_positions, width]
+  std::vector<DecoderLayerOf<Format>> decoder_layers;
+  LayerNormOf<Format> decoder_norm;
+};
 
+struct CpuFormat {
+  using Matrix = kernels::PackedMatrix;
+  using Vector = std::vector<float>;
+};
+using LayerNormWeights = LayerNormOf<CpuFormat>;
+using LinearWeights = LinearOf<CpuFormat>;
+using SelfAttentionWeights = SelfAttentionOf<CpuFormat>;
+using CrossAttentionWeights = CrossAttentionOf<CpuFormat>;
+using MlpWeights = MlpOf<CpuFormat>;
+using EncoderLayerWeights = EncoderLayerOf<CpuFormat>;
+using DecoderLayerWeights = DecoderLayerOf<CpuFormat>;
+
+struct WhisperWeights : WhisperWeightsOf<CpuFormat> {
+  DType type = DType::kFloat32;  // of matrices
   int64_t num_parameters = 0;
   int64_t size_bytes = 0;  // in memory
 };

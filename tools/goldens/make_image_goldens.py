@@ -37,6 +37,7 @@ from transformers.models.llava_next.image_processing_pil_llava_next import Llava
 from transformers.models.llava_onevision.image_processing_pil_llava_onevision import LlavaOnevisionImageProcessorPil
 from transformers.models.pixtral.image_processing_pil_pixtral import PixtralImageProcessorPil
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
+from transformers.models.qwen3_vl.video_processing_qwen3_vl import smart_resize as all_frames_size
 from transformers.models.siglip.image_processing_pil_siglip import SiglipImageProcessorPil
 
 from make_media_goldens import drawn
@@ -246,9 +247,19 @@ def whole_frames():
     return {"pixel_values_videos": torch.cat([torch.as_tensor(numpy.asarray(frame)) for frame in frames])[None]}
 
 
-def video_inputs(processor):
+def frames_together(processor):
+    """Of Qwen3-VL: the bounds are those of all frames."""
+    width, height = VIDEO_SIZE
+    high, wide = all_frames_size(VIDEO_FRAMES, height, width, factor=processor.patch_size * processor.merge_size,
+                                 min_pixels=processor.size["shortest_edge"], max_pixels=processor.size["longest_edge"])
+    frames = [Image.fromarray(drawn_frame(i)).resize((wide, high), Image.Resampling.BICUBIC) for i in range(VIDEO_FRAMES)]
+    return [processor(frame, return_tensors="pt", do_resize=False) for frame in frames]
+
+
+def video_inputs(processor, together):
     """Frames resized as pictures are (transformers resizes videos by torchvision, whose filter rounds otherwise)."""
-    frames = [processor(Image.fromarray(drawn_frame(i)), return_tensors="pt") for i in range(VIDEO_FRAMES)]
+    frames = frames_together(processor) if together else [
+        processor(Image.fromarray(drawn_frame(i)), return_tensors="pt") for i in range(VIDEO_FRAMES)]
     size, grid = processor.patch_size, torch.as_tensor(numpy.asarray(frames[0]["image_grid_thw"]))[0]
     values = [torch.as_tensor(numpy.asarray(frame["pixel_values"])).view(-1, 3, 2, size, size)[:, :, :1]
               for frame in frames]
@@ -259,15 +270,21 @@ def video_inputs(processor):
 
 def add_video(model, processor, picture, reference, text):
     still = model.config.model_type == "llava_next_video"
-    inputs = whole_frames() if still else video_inputs(processor)
-    rows = torch.cat([*model.get_video_features(**inputs).pooler_output])
+    inputs = whole_frames() if still else video_inputs(processor, model.config.model_type == "qwen3_vl")
+    made = model.get_video_features(**inputs)
+    rows = torch.cat([torch.cat([*made.pooler_output]), *(torch.cat([*part]) for part in getattr(made, "deepstack_features", None) or [])], dim=-1)
     rows = rows.reshape(-1, rows.shape[-1]).float().contiguous()
     reference["video_size"] = torch.tensor(VIDEO_SIZE, dtype=torch.int32)
     reference["video_frames"] = torch.tensor([VIDEO_FRAMES], dtype=torch.int32)
     reference["video_rate"] = torch.tensor([VIDEO_RATE])
     reference["video_rows"] = rows
     image = [model.config.image_token_id] * reference["rows_0"].shape[0]
-    prompt = torch.tensor(text[:4] + image + text[4:7] + [VIDEO_TOKEN] * rows.shape[0] + text[7:])
+    video = [VIDEO_TOKEN] * rows.shape[0]
+    if model.config.model_type == "qwen3_vl":  # a text, and tokens around the rows of each grid
+        count = len(video) // int(inputs["video_grid_thw"][0, 0])
+        grids = range(len(video) // count)
+        video = [token for i in grids for token in [20 + i, 21, 95] + [VIDEO_TOKEN] * count + [96]]
+    prompt = torch.tensor(text[:4] + image + text[4:7] + video + text[7:])
     reference["video_prompt"] = prompt.int()
     types = (prompt == model.config.image_token_id).int() + 2 * (prompt == VIDEO_TOKEN).int()
     more = {"second_per_grid_ts": [2 / VIDEO_RATE]} if model.config.model_type == "qwen2_5_vl" else {}
@@ -307,7 +324,7 @@ def make(folder, config, processor):
                 longer = torch.cat([longer, seen_logits(model, longer, both)[-1:].argmax(-1)])
             reference["seen_tokens"] = longer[-12:].int()
             reference.update(counts_of(model, processor))
-        if config.model_type in ("qwen2_vl", "qwen2_5_vl", "llava_next_video"):
+        if config.model_type in ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "llava_next_video"):
             add_video(model, processor, pictures[0], reference, prompt.tolist())
     save_file(reference, folder / "reference.safetensors")
 

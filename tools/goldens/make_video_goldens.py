@@ -8,6 +8,9 @@ them.
   videos.txt             NAME frames rate width height: of each file, frames counted by decoding them
   NAME.INDEX.png         that frame as PyAV converts it to RGB
   sampling.txt           MODEL total rate: indices that transformers' video processor of the model samples
+  times.txt              rate | indices of frames | what Qwen3-VL's processor writes in front of each pair of them
+  areas.txt              frames width height cap: width and height that Qwen3-VL's processor makes of them, of at least
+                         65,536 pixels in all frames and at most 2,097,152; cap: at most 64 squares of 32 x 32 a frame
 """
 import pathlib
 import sys
@@ -69,6 +72,8 @@ def main():
             Image.fromarray(pixels).save(folder / f"{name}.{index}.png", optimize=True)
     (folder / "videos.txt").write_text("\n".join(lines) + "\n")
     (folder / "sampling.txt").write_text("\n".join(sampled()) + "\n")
+    (folder / "times.txt").write_text("\n".join(times()) + "\n")
+    (folder / "areas.txt").write_text("\n".join(areas()) + "\n")
 
 
 def sampled():
@@ -84,6 +89,31 @@ def sampled():
             data = VideoMetadata(total_num_frames=total, fps=rate, duration=total / rate)
             indices = processor.sample_frames(metadata=data, **how)
             yield f"{name} {total} {rate}: " + " ".join(str(int(index)) for index in indices)
+
+
+def times():
+    from transformers.models.qwen3_vl.processing_qwen3_vl import Qwen3VLProcessor
+    state = numpy.random.default_rng(25)
+    for rate in (24.0, 29.97, 25.0, 3.6, 1.0, 60.0):
+        for count in (1, 2, 5, 8, 33):
+            indices = sorted(int(i) for i in state.choice(2000, count, replace=False))
+            made = Qwen3VLProcessor._calculate_timestamps(None, list(indices), rate)
+            yield " | ".join([str(rate), " ".join(map(str, indices)), "".join(f"<{time:.1f} seconds>" for time in made)])
+
+
+def areas():
+    from transformers.models.qwen3_vl.video_processing_qwen3_vl import smart_resize
+    state = numpy.random.default_rng(26)
+    least, most = 65536, 2097152
+    for index in range(300):
+        frames = int(state.integers(2, 40))
+        width, height = (int(n) for n in state.integers(*((4, 80) if index % 3 == 0 else (20, 1000)), 2))
+        cap = index % 2
+        if max(width, height) > 150 * min(width, height):
+            continue
+        room = max(min(64 * 32 * 32, most // frames), int(least * 1.05)) * frames if cap else most
+        high, wide = smart_resize(frames, height, width, factor=32, min_pixels=least, max_pixels=room)
+        yield f"{frames} {width} {height} {cap}: {wide} {high}"
 
 
 if __name__ == "__main__":

@@ -158,6 +158,12 @@ Status ImagePool::check_kind(const ImageInput& input) const {
                "it is a video, and this model reads pictures alone: send its frames as pictures");
 }
 
+// Of a video whose grids stand behind their times; rate: of the frames that the indices count.
+void ImagePool::set_times(Shots& shots, std::span<const int32_t> indices, double rate) const {
+  const PatchesSpec& patches = encoder_->info().patches;
+  if (patches.grids_apart) shots.grid_seconds = grid_seconds(indices, rate, patches.frames);
+}
+
 // The frames that are sampled, of whose files no others are read.
 Result<ImagePool::Shots> ImagePool::read_frames(const ImageInput& input, const Asked& asked) const {
   const ImageProcessorSpec::Video& spec = *encoder_->info().processor.video;
@@ -167,6 +173,8 @@ Result<ImagePool::Shots> ImagePool::read_frames(const ImageInput& input, const A
   shots.frames_per_second = spec.frames_per_second;
   if (input.frames_per_second > 0)
     shots.frames_per_second = static_cast<double>(indices.size()) / total * input.frames_per_second;
+  set_times(shots, indices,
+            input.frames_per_second > 0 ? input.frames_per_second : spec.frames_per_second);
   int64_t bytes = 0;
   for (const int32_t index : indices) {
     if (asked.stop.stop_requested()) return fail(encoding_stopped());
@@ -199,6 +207,7 @@ Result<ImagePool::Shots> ImagePool::open_video(const ImageInput& input) const {
   shots.indices = sample_frames(spec, header.num_frames, header.frames_per_second);
   shots.frames_per_second =
       static_cast<double>(shots.indices.size()) / header.num_frames * header.frames_per_second;
+  set_times(shots, shots.indices, header.frames_per_second);
   return shots;
 }
 
@@ -229,7 +238,8 @@ Status ImagePool::decode(Shots& shots) const {
 
 // Frames are resized as they come, so that memory holds what the encoder reads.
 Status ImagePool::decode_video(Shots& shots, const Asked& asked) const {
-  const ImageProcessorSpec spec = encoder_->info().processor.of_frames();
+  const ImageProcessorSpec spec =
+      encoder_->info().processor.of_frames(static_cast<int32_t>(shots.count()));
   int64_t pixels = 0;
   return shots.video->read(
       shots.indices,
@@ -264,7 +274,8 @@ Result<EncodedImage> ImagePool::encode(const ImageInput& input, const Asked& ask
                       "all keys of pictures are used up: start the engine again"));
   std::lock_guard lock(mutex_);
   ++stats_.num_images_total;
-  return EncodedImage{.key = *key, .rows = std::move(rows)};
+  return EncodedImage{
+      .key = *key, .rows = std::move(rows), .grid_seconds = std::move(shots.grid_seconds)};
 }
 
 std::shared_ptr<const EncodedRows> ImagePool::find(const SpanKeys::Digest& digest) {
@@ -326,7 +337,8 @@ Result<PreparedImage> ImagePool::plan(const Shots& shots, const Asked& asked) co
 
 Result<PreparedImage> ImagePool::prepare(const Shots& shots, const Asked& asked) const {
   if (shots.sound) return encoder_->prepare_sound(*shots.sound);
-  if (shots.is_video()) return encoder_->prepare_video(shots.images, shots.frames_per_second);
+  if (shots.is_video())
+    return encoder_->prepare_video(shots.images, shots.frames_per_second, shots.video != nullptr);
   return encoder_->prepare(shots.images[0], asked.alone);
 }
 

@@ -99,6 +99,7 @@ class ImagePool {
     double frames_per_second = 0;      // of a video, as sampled
     std::unique_ptr<VideoFile> video;  // of files[0]
     std::vector<int32_t> indices;      // of its frames
+    std::vector<double> grid_seconds;  // EncodedImage's
     std::optional<Audio> sound;        // of files[0]
 
     bool is_video() const { return frames_per_second > 0; }
@@ -108,6 +109,7 @@ class ImagePool {
   Status check_kind(const ImageInput& input) const;
   Result<Shots> read_frames(const ImageInput& input, const Asked& asked) const;
   Result<Shots> open_video(const ImageInput& input) const;
+  void set_times(Shots& shots, std::span<const int32_t> indices, double rate) const;
   Result<Shots> read_files(const ImageInput& input, const Asked& asked) const;
   Status decode(Shots& shots) const;
   Status decode_video(Shots& shots, const Asked& asked) const;

@@ -440,6 +440,34 @@ TEST(ImagesEngine, VideosTakeTheirPlaces) {
   }
 }
 
+// Qwen3-VL's: each pair of frames behind its time. The golden models have no tokenizer, so the
+// prompt brings the times (video_times_test.cc has the others).
+TEST(ImagesEngine, GridsOfVideosStandBehindTheirTimes) {
+  constexpr TokenId kVideo = 98;
+  auto engine = load_golden("../images/qwen3_vl", {.schedule = {.chunked_prefill_size = 7}});
+  ASSERT_NE(engine, nullptr);
+  const auto expanded = reference<TokenId>("video_prompt", "qwen3_vl");
+  GenerateRequest request = seen_request();
+  request.input_ids = expanded;
+  request.images = {picture(40, 31), video_of(5)};
+  const auto first = engine->generate(request);
+  ASSERT_TRUE(first) << first.error().message();
+  EXPECT_EQ(first->stats.prompt_tokens, std::ssize(expanded));
+  const auto again = engine->generate(request);
+  ASSERT_TRUE(again) << again.error().message();
+  EXPECT_EQ(again->output_ids, first->output_ids);
+  EXPECT_EQ(again->stats.cached_tokens, std::ssize(expanded) - 1);
+  EXPECT_EQ(engine->stats().images.num_encoded, 2);
+  request.images[1].frames_per_second = 1;  // other times are another video
+  EXPECT_TRUE(engine->generate(request));
+  EXPECT_EQ(engine->stats().images.num_encoded, 3);
+  request.input_ids = {90, kPlaceholder, kVideo, 66};
+  const auto refused = engine->generate(request);
+  ASSERT_FALSE(refused);
+  EXPECT_EQ(refused.error().code(), StatusCode::kUnimplemented);
+  EXPECT_THAT(refused.error().message(), HasSubstr("has no tokenizer"));
+}
+
 TEST(ImagesEngine, VideosNeedAModelThatReadsThem) {
   auto engine = load_golden(kSeeing, {});
   ASSERT_NE(engine, nullptr);

@@ -43,7 +43,7 @@ std::vector<EncodedImage> in_order(std::span<const TokenId> prompt, const Images
   return out;
 }
 
-// What stands in a prompt for a picture.
+// What stands in a prompt for a picture; for a video whose grids stand apart, one grid.
 void append_picture(const ImagesInfo& info, const PictureShape& picture,
                     std::vector<TokenId>& out) {
   const int32_t line = picture.line_rows > 0 ? picture.line_rows : picture.num_rows;
@@ -58,7 +58,7 @@ void append_picture(const ImagesInfo& info, const PictureShape& picture,
 bool is_expanded(std::span<const TokenId> prompt, const ImagesInfo& info,
                  std::span<const PictureShape> pictures) {
   std::vector<TokenId> wanted;
-  size_t next = 0;
+  size_t next = 0, grid = 0;
   while (true) {
     const auto at =
         std::ranges::find_if(prompt, [&](TokenId id) { return is_placeholder(info, id); });
@@ -66,11 +66,33 @@ bool is_expanded(std::span<const TokenId> prompt, const ImagesInfo& info,
     if (next == pictures.size()) return false;
     prompt = prompt.subspan(static_cast<size_t>(at - prompt.begin()));
     wanted.clear();
-    append_picture(info, pictures[next++], wanted);
+    append_picture(info, pictures[next], wanted);
     if (prompt.size() < wanted.size() || !std::ranges::equal(prompt.first(wanted.size()), wanted))
       return false;
     prompt = prompt.subspan(wanted.size());
+    if (++grid < pictures[next].grid_seconds.size()) continue;
+    ++next;
+    grid = 0;
   }
+}
+
+// A video whose grids stand apart: the time of each, what begins it, its rows, and what ends it. Of
+// a prompt in which the latter stand around the placeholder already, `expanded` has the first one
+// at its end, and the caller leaves out the other.
+Status append_video(const ImagesInfo& info, const PictureShape& video,
+                    const AppendTime& append_time, std::vector<TokenId>& expanded) {
+  if (!append_time) {
+    return error(StatusCode::kUnimplemented,
+                 "the times of a video's frames stand in the prompt as text, and this engine has "
+                 "no tokenizer: expand the placeholder as transformers' processor does");
+  }
+  for (const double seconds : video.grid_seconds) {
+    append_time(seconds, expanded);
+    expanded.push_back(info.grid_begin);
+    append_picture(info, video, expanded);
+    expanded.push_back(info.grid_end);
+  }
+  return Status();
 }
 
 // Puts the picture's key in place of the placeholders from `at` on.
@@ -78,17 +100,22 @@ std::vector<TokenId>::iterator place_image(const EncodedImage& image, int32_t sh
                                            std::vector<TokenId>& prompt,
                                            std::vector<TokenId>::iterator at, PromptSpans& out) {
   const EncodedRows& rows = *image.rows;
+  const TokenId placeholder = *at;
   const auto first = static_cast<int32_t>(at - prompt.begin());
   for (int32_t row = 0; row < rows.num_rows;) {
     const auto begin = static_cast<int32_t>(at - prompt.begin());
     // All grids of a video begin at its own rotary position.
-    const bool timed = rows.frame_rows > 0 && rows.grid_columns > 0;
+    const bool timed = rows.frame_positions > 0 && rows.grid_columns > 0;
     const int32_t rotary = (timed ? first : begin) + shift;
     const PromptSpan& span = out.spans.emplace_back(
         PromptSpan{.begin = begin, .rows = image.rows, .rotary = rotary, .first_row = row});
     at = std::fill_n(at, span.count(), image.key);
     row += span.count();
     if (rows.line_rows > 0) ++at;  // what ends the line
+    if (image.grid_seconds.empty() || row == rows.num_rows) continue;
+    // Behind the next grid's time, which is text.
+    shift = span.rotary_shift();
+    at = std::find(at, prompt.end(), placeholder);
   }
   return at;
 }
@@ -117,12 +144,14 @@ Result<std::string> mark_pictures(std::string text, const ImagesInfo& info, size
 
 Result<std::vector<TokenId>> expand_placeholders(std::vector<TokenId> prompt,
                                                  const ImagesInfo& info,
-                                                 std::span<const PictureShape> pictures) {
+                                                 std::span<const PictureShape> pictures,
+                                                 const AppendTime& append_time) {
   if (is_expanded(prompt, info, pictures)) return prompt;
   const auto count =
       std::ranges::count_if(prompt, [&](TokenId id) { return is_placeholder(info, id); });
   int64_t rows = 0;
-  for (const PictureShape& picture : pictures) rows += picture.num_rows;
+  for (const PictureShape& picture : pictures)
+    rows += picture.num_rows * std::max<int64_t>(1, std::ssize(picture.grid_seconds));
   if (pictures.empty()) {
     return fail(
         invalid_argument("the prompt has {} placeholders of {}s (token {}) and the request no {}: "
@@ -139,7 +168,8 @@ Result<std::vector<TokenId>> expand_placeholders(std::vector<TokenId> prompt,
   std::vector<TokenId> expanded;
   expanded.reserve(prompt.size() + static_cast<size_t>(rows));
   size_t next = 0;
-  for (const TokenId id : prompt) {
+  for (size_t at = 0; at < prompt.size(); ++at) {
+    const TokenId id = prompt[at];
     if (!is_placeholder(info, id)) {
       expanded.push_back(id);
       continue;
@@ -151,7 +181,16 @@ Result<std::vector<TokenId>> expand_placeholders(std::vector<TokenId> prompt,
           "and videos in the order of their placeholders",
           next, id, picture.video ? "video stands" : "picture stands"));
     }
-    append_picture(info, picture, expanded);
+    if (picture.grid_seconds.empty()) {
+      append_picture(info, picture, expanded);
+      continue;
+    }
+    if (at > 0 && prompt[at - 1] == info.grid_begin && at + 1 < prompt.size() &&
+        prompt[at + 1] == info.grid_end) {
+      expanded.pop_back();
+      ++at;
+    }
+    ESP_RETURN_IF_ERROR(append_video(info, picture, append_time, expanded));
   }
   return expanded;
 }
@@ -173,12 +212,18 @@ Status rows_depend_on_sizes() {
 
 Result<std::shared_ptr<const PromptSpans>> place_images(const ImagesInfo& info,
                                                         std::span<const EncodedImage> given,
-                                                        std::vector<TokenId>& prompt) {
+                                                        std::vector<TokenId>& prompt,
+                                                        const AppendTime& append_time) {
   const std::vector<EncodedImage> images = in_order(prompt, info, given);
   std::vector<PictureShape> pictures;
-  for (const EncodedImage& image : images)
-    pictures.push_back({image.rows->num_rows, image.rows->line_rows, image.rows->frame_rows > 0});
-  ESP_ASSIGN_OR_RETURN(prompt, expand_placeholders(std::move(prompt), info, pictures));
+  for (const EncodedImage& image : images) {
+    const EncodedRows& rows = *image.rows;
+    pictures.push_back({.num_rows = image.grid_seconds.empty() ? rows.num_rows : rows.frame_rows,
+                        .line_rows = rows.line_rows,
+                        .video = rows.frame_rows > 0,
+                        .grid_seconds = image.grid_seconds});
+  }
+  ESP_ASSIGN_OR_RETURN(prompt, expand_placeholders(std::move(prompt), info, pictures, append_time));
   auto placed = std::make_shared<PromptSpans>();
   placed->placeholder = info.placeholder;
   placed->whole = info.bidirectional;

@@ -115,6 +115,49 @@ TEST(PlaceImages, KindsComeInTheOrderOfTheirPlaceholders) {
   EXPECT_FALSE(place_images(info, images, prompt));
 }
 
+// A video whose grids stand behind their times, in all forms that a prompt may have.
+TEST(PlaceImages, GridsStandBehindTheirTimes) {
+  constexpr ImagesInfo kApart{
+      .placeholder = 7, .video_placeholder = 8, .grid_begin = 5, .grid_end = 6};
+  auto rows = std::make_shared<EncodedRows>();
+  rows->num_rows = 6;
+  rows->frame_rows = 3;
+  rows->grid_columns = 1;
+  const AppendTime append = [](double seconds, std::vector<TokenId>& prompt) {
+    prompt.push_back(static_cast<TokenId>(40 + seconds * 4));
+  };
+  const std::vector<EncodedImage> images = {
+      {.key = 100, .rows = rows, .grid_seconds = {0.25, 1.75}}};
+  const std::vector<TokenId> wanted = {1, 41, 5, 100, 100, 100, 6, 47, 5, 100, 100, 100, 6, 2};
+  for (std::vector<TokenId> prompt :
+       {std::vector<TokenId>{1, 5, 8, 6, 2}, std::vector<TokenId>{1, 8, 2},
+        std::vector<TokenId>{1, 41, 5, 8, 8, 8, 6, 47, 5, 8, 8, 8, 6, 2}}) {
+    const auto placed = place_images(kApart, images, prompt, append);
+    ASSERT_TRUE(placed) << placed.error().message();
+    EXPECT_EQ(prompt, wanted);
+    const std::vector<PromptSpan>& spans = (*placed)->spans;
+    ASSERT_EQ(spans.size(), 2u);
+    EXPECT_EQ(spans[0].begin, 3);
+    EXPECT_EQ(spans[1].begin, 9);
+    EXPECT_EQ(spans[1].first_row, 3);
+    EXPECT_EQ(spans[0].rotary, 3);
+    EXPECT_EQ(spans[0].rotary_shift(), 0);  // three lines of a column are three positions
+    EXPECT_EQ(spans[1].rotary, 9);
+    EXPECT_EQ(spans[1].time(), 0);
+  }
+  rows->grid_columns = 3;  // one line of three, which takes three positions, too
+  std::vector<TokenId> prompt = {1, 5, 8, 6, 2};
+  EXPECT_EQ((*place_images(kApart, images, prompt, append))->spans[1].rotary, 9);
+  for (std::vector<TokenId> wrong :
+       {std::vector<TokenId>{1, 41, 5, 8, 8, 6, 47, 5, 8, 8, 8, 6}, std::vector<TokenId>{8, 8}}) {
+    const auto placed = place_images(kApart, images, wrong, append);
+    ASSERT_FALSE(placed);
+    EXPECT_EQ(placed.error().code(), StatusCode::kInvalidArgument);
+  }
+  prompt = {1, 8, 2};
+  EXPECT_EQ(place_images(kApart, images, prompt).error().code(), StatusCode::kUnimplemented);
+}
+
 TEST(PlaceImages, LinesStandApart) {
   constexpr ImagesInfo kLines{.placeholder = 9, .width = 2, .line_end = 12, .picture_end = 13};
   const auto of = [](TokenId key, int32_t num_rows, int32_t line_rows) {

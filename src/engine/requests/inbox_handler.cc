@@ -192,7 +192,7 @@ Status InboxHandler::check_tokens(const LiveRequest& request) const {
 Status InboxHandler::place_pictures(LiveRequest& request) const {
   if (!parts_.images) return {};
   const std::vector<EncodedImage> images = std::exchange(request.images, {});
-  auto spans = place_images(*parts_.images, images, request.prompt_ids);
+  auto spans = place_images(*parts_.images, images, request.prompt_ids, parts_.append_time);
   if (!spans) return spans.error();
   if (!images.empty()) request.spans = *std::move(spans);
   return {};

@@ -13,6 +13,7 @@
 #include "engine/beams/beam_runner.h"
 #include "engine/disaggregation/disaggregation.h"
 #include "engine/executor/executor.h"
+#include "engine/images/place_images.h"
 #include "engine/requests/event_emitter.h"
 #include "engine/requests/inbox.h"
 #include "engine/requests/request_proposer.h"
@@ -42,6 +43,7 @@ class InboxHandler {
     Disaggregation* disaggregation = nullptr;  // the same
     std::optional<PooledInfo> pooled;
     std::optional<ImagesInfo> images;
+    AppendTime append_time;  // of videos; empty without a tokenizer
     int32_t vocab_size = 0;
     LengthLimit length_limit;
   };

@@ -8,6 +8,7 @@
 #include "base/log.h"
 #include "engine/startup/device.h"
 #include "engine/startup/system_info.h"
+#include "speech/cuda/cuda_whisper.h"
 #include "speech/transcriber.h"
 
 namespace espalier {
@@ -114,14 +115,6 @@ Status check_settings(const EngineConfig& c) {
     return invalid_argument(
         "max_audio_bytes is {} and max_audio_seconds {}, but both must be above 0",
         c.audio.max_audio_bytes, c.audio.max_audio_seconds);
-  ESP_ASSIGN_OR_RETURN(const DeviceName device, parse_device(c.compute.device));
-  if (device.kind == "cuda") {
-    return error(StatusCode::kUnimplemented,
-                 "models of speech compute on the CPU, and the device is {}: start with --device "
-                 "cpu",
-                 c.compute.device);
-  }
-  if (device.kind == "auto") log_info("device cpu: models of speech compute there alone");
   return {};
 }
 
@@ -132,7 +125,15 @@ Result<std::unique_ptr<Engine>> start_speech_engine(const EngineConfig& user) {
   EngineConfig config = user;
   while (config.sampling.random_seed == 0) config.sampling.random_seed = std::random_device{}();
   const int32_t cpus = std::max(1, read_system_info().num_cpus);
-  config.compute.device = "cpu";
+  ESP_ASSIGN_OR_RETURN(const EngineDevice device,
+                       choose_device(config.compute.device, config.compute.base_gpu_id));
+  config.compute.device = device.cuda ? "cuda" : "cpu";
+  speech::MakeRunner make_runner;
+  if (device.cuda) {
+    make_runner = [index = device.index](const speech::RunnerParts& parts) {
+      return speech::make_cuda_runner(parts, index);
+    };
+  }
   config.compute.num_threads =
       config.compute.num_threads == 0 ? cpus : std::min(config.compute.num_threads, cpus);
   ESP_ASSIGN_OR_RETURN(auto transcriber,
@@ -141,7 +142,8 @@ Result<std::unique_ptr<Engine>> start_speech_engine(const EngineConfig& user) {
                                             .num_threads = config.compute.num_threads,
                                             .running_max = config.schedule.max_running_requests,
                                             .waiting_max = config.schedule.max_queued_requests,
-                                            .seed = config.sampling.random_seed}));
+                                            .seed = config.sampling.random_seed,
+                                            .make_runner = std::move(make_runner)}));
   const TranscriberInfo& info = transcriber->info();
   config.model.dtype = info.dtype;
   config.model.context_length = info.context_length;

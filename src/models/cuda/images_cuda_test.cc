@@ -315,7 +315,8 @@ const auto kAnySize =
                      kTypes);
 const auto kPlaces =
     testing::Combine(testing::Values("qwen2_vl", "qwen2_5_vl", "qwen3_vl"), kTypes);
-const auto kVideos = testing::Combine(testing::Values("qwen2_vl", "qwen2_5_vl"), kTypes);
+const auto kVideos =
+    testing::Combine(testing::Values("qwen2_vl", "qwen2_5_vl", "qwen3_vl"), kTypes);
 const auto kDeep = testing::Combine(testing::Values("qwen3_vl"), kTypes);
 std::string name(const testing::TestParamInfo<ImagesCuda::ParamType>& info) {
   return std::string(std::get<0>(info.param)) + "_" + name_of(std::get<1>(info.param));

@@ -46,6 +46,14 @@ Status finish_qwen_vl_decoder(const JsonObject& config, const JsonObject& text,
   return Status();
 }
 
+Status read_qwen_videos(const JsonObject& config, DecoderSpec& spec) {
+  constexpr int64_t kVideoPlaceholder = 151656;
+  ESP_ASSIGN_OR_RETURN(const int64_t video,
+                       config.integer_or("video_token_id", kVideoPlaceholder, 0, 1 << 30));
+  if (video < spec.vocab_size) spec.images->video_placeholder = static_cast<TokenId>(video);
+  return Status();
+}
+
 Result<PatchesSpec> read_qwen_patches(const JsonObject& vision, int32_t patch_size) {
   PatchesSpec patches;
   ESP_ASSIGN_OR_RETURN(const int64_t side, vision.integer_or("patch_size", patch_size, 1, 1024));
@@ -127,10 +135,7 @@ Result<DecoderSpec> make_qwen_vl_decoder(const JsonObject& config) {
   ESP_ASSIGN_OR_RETURN(const JsonObject text, read_qwen_text(config));
   ESP_ASSIGN_OR_RETURN(DecoderSpec spec, make_qwen2_spec(text));
   ESP_RETURN_IF_ERROR(finish_qwen_vl_decoder(config, text, "qwen2_vl", spec));
-  constexpr int64_t kVideoPlaceholder = 151656;
-  ESP_ASSIGN_OR_RETURN(const int64_t video,
-                       config.integer_or("video_token_id", kVideoPlaceholder, 0, 1 << 30));
-  if (video < spec.vocab_size) spec.images->video_placeholder = static_cast<TokenId>(video);
+  ESP_RETURN_IF_ERROR(read_qwen_videos(config, spec));
   return spec;
 }
 

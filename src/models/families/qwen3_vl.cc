@@ -4,6 +4,7 @@
 // models/qwen3_vl.
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cmath>
 
 #include "models/families/clip_vision.h"
@@ -62,6 +63,22 @@ Status read_vision_mlp(const JsonObject& vision, MlpSpec& mlp) {
   return Status();
 }
 
+// The tokens around a grid of a video. A file without them reads no videos.
+Status read_grid_tokens(const JsonObject& config, ImagesSpec& images, int32_t vocab_size) {
+  constexpr int64_t kGridBegin = 151652, kGridEnd = 151653;
+  ESP_ASSIGN_OR_RETURN(const int64_t begin,
+                       config.integer_or("vision_start_token_id", kGridBegin, 0, 1 << 30));
+  ESP_ASSIGN_OR_RETURN(const int64_t end,
+                       config.integer_or("vision_end_token_id", kGridEnd, 0, 1 << 30));
+  if (std::max(begin, end) >= vocab_size) {
+    images.video_placeholder = -1;
+    return Status();
+  }
+  images.grid_begin = static_cast<TokenId>(begin);
+  images.grid_end = static_cast<TokenId>(end);
+  return Status();
+}
+
 WeightNames qwen3_vision_names() {
   WeightNames names = qwen_vision_names();
   names.position_embedding = "visual.pos_embed";
@@ -81,6 +98,8 @@ Result<DecoderSpec> make_qwen3_vl_spec(const JsonObject& config) {
   ESP_ASSIGN_OR_RETURN(const JsonObject vision, config.object("vision_config"));
   ESP_ASSIGN_OR_RETURN(const std::vector<int64_t> deepstack, read_deepstack(vision));
   spec.images->num_deep_parts = static_cast<int32_t>(deepstack.size());
+  ESP_RETURN_IF_ERROR(read_qwen_videos(config, spec));
+  ESP_RETURN_IF_ERROR(read_grid_tokens(config, *spec.images, spec.vocab_size));
   return spec;
 }
 
@@ -91,7 +110,7 @@ Result<DecoderSpec> make_qwen3_vl_encoder(const JsonObject& config) {
   ESP_ASSIGN_OR_RETURN(spec.model_type, vision.string_or("model_type", "qwen3_vl"));
   ESP_ASSIGN_OR_RETURN(spec.hidden_size, read_size_or(vision, "hidden_size", 1152));
   ESP_ASSIGN_OR_RETURN(PatchesSpec patches, read_qwen_patches(vision, 16));
-  patches.bias = true;
+  patches.bias = patches.videos = patches.grids_apart = true;
   ESP_ASSIGN_OR_RETURN(patches.position_side, read_position_side(vision));
   spec.learned_positions = patches.position_side * patches.position_side;
   spec.patches = patches;

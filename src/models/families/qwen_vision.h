@@ -20,6 +20,9 @@ Result<DType> read_qwen_dtype(const JsonObject& config, const JsonObject& text);
 Status finish_qwen_vl_decoder(const JsonObject& config, const JsonObject& text,
                               const char* model_type, DecoderSpec& spec);
 
+// The videos' placeholder, where the vocabulary has it.
+Status read_qwen_videos(const JsonObject& config, DecoderSpec& spec);
+
 // Of the vision_config; without windows and biases.
 Result<PatchesSpec> read_qwen_patches(const JsonObject& vision, int32_t patch_size);
 
