@@ -7,6 +7,7 @@
 
 #include "apps/expert_settings.h"
 #include "apps/kv_events_setting.h"
+#include "apps/served_models_file.h"
 #include "base/log.h"
 #include "engine/replicas/replica_choice.h"
 #include "engine/startup/device.h"
@@ -749,6 +750,7 @@ void add_engine_settings(SettingTable& table, AppConfig& config) {
 void add_server_settings(SettingTable& table, AppConfig& config) {
   add_node_rows(table, config.nodes);
   add_answer_rows(table, config.server);
+  add_served_models_row(table, config);
   add_observer_rows(table, config.server);
   add_playground_row(table, config.server);
   add_class_rows(table, config.server.answers);

@@ -23,8 +23,9 @@ struct AppConfig {
   ServerConfig server;
   std::string log_level = "info";
   Duration drain_timeout = std::chrono::seconds(30);
-  NodeSettings nodes;                  // of `serve`
-  std::filesystem::path warm_prompts;  // a file of prompts that are computed first; empty: none
+  NodeSettings nodes;                   // of `serve`
+  std::filesystem::path served_models;  // a file of several models; empty: engine.model's alone
+  std::filesystem::path warm_prompts;   // a file of prompts that are computed first; empty: none
 };
 
 // The engine's settings and the log level: for every command that runs a model.

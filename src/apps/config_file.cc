@@ -1,12 +1,12 @@
 // Configuration files, JSON or TOML: flat lists of settings, read into text and handed to the
 // table.
-#include <toml++/toml.h>
 #include <boost/json.hpp>
 #include <functional>
 #include <map>
 #include <sstream>
 
 #include "apps/settings.h"
+#include "apps/toml_values.h"
 #include "base/mapped_file.h"
 #include "checkpoint/json_object.h"
 
@@ -82,19 +82,7 @@ Result<std::vector<Entry>> read_toml(std::string_view text, const TakesJson& tak
     std::vector<Entry> entries;
     for (const auto& [name, value] : root) {
       Entry entry{std::string(name.str()), {}};
-      if (const toml::table* object = value.as_table(); object && takes_json(entry.key)) {
-        std::ostringstream json;
-        json << toml::json_formatter(*object);
-        entry.values.push_back(json.str());
-      } else if (const toml::array* items = value.as_array()) {
-        for (const toml::node& item : *items) {
-          ESP_ASSIGN_OR_RETURN(std::string scalar, toml_scalar(entry.key, item));
-          entry.values.push_back(std::move(scalar));
-        }
-      } else {
-        ESP_ASSIGN_OR_RETURN(std::string scalar, toml_scalar(entry.key, value));
-        entry.values.push_back(std::move(scalar));
-      }
+      ESP_ASSIGN_OR_RETURN(entry.values, toml_values(entry.key, value, takes_json(entry.key)));
       entries.push_back(std::move(entry));
     }
     return entries;
@@ -105,6 +93,25 @@ Result<std::vector<Entry>> read_toml(std::string_view text, const TakesJson& tak
 }
 
 }  // namespace
+
+Result<std::vector<std::string>> toml_values(std::string_view key, const toml::node& value,
+                                             bool takes_json) {
+  std::vector<std::string> out;
+  if (const toml::table* object = value.as_table(); object && takes_json) {
+    std::ostringstream json;
+    json << toml::json_formatter(*object);
+    out.push_back(json.str());
+  } else if (const toml::array* items = value.as_array()) {
+    for (const toml::node& item : *items) {
+      ESP_ASSIGN_OR_RETURN(std::string scalar, toml_scalar(key, item));
+      out.push_back(std::move(scalar));
+    }
+  } else {
+    ESP_ASSIGN_OR_RETURN(std::string scalar, toml_scalar(key, value));
+    out.push_back(std::move(scalar));
+  }
+  return out;
+}
 
 Status apply_config_file(SettingTable& table, const std::filesystem::path& path,
                          const SettingTable& known_elsewhere) {

@@ -6,6 +6,7 @@
 
 #include "apps/commands.h"
 #include "apps/node.h"
+#include "apps/served_models_file.h"
 #include "apps/session.h"
 #include "apps/signals.h"
 #include "apps/warm_prompts.h"
@@ -33,6 +34,22 @@ void log_plan(const Engine& engine) {
       config.cache.disable_radix_cache ? "off" : "on");
 }
 
+// In /server_info, beside the settings of engine and server.
+void show_settings(AppConfig& config) {
+  config.server.private_paths = {{"download_dir", config.hub.download_dir.string()},
+                                 {"warm_prompts", config.warm_prompts.string()},
+                                 {"served_models", config.served_models.string()},
+                                 {"dist_init_addr", config.nodes.dist_init_addr}};
+  config.server.extra_info = {
+      {"log_level", config.log_level},
+      {"revision", config.hub.revision},
+      {"drain_timeout", fmt::format("{}", to_seconds(config.drain_timeout))},
+      {"nnodes", fmt::format("{}", config.nodes.nnodes)},
+      {"node_rank", fmt::format("{}", config.nodes.node_rank)},
+      {"dist_timeout", fmt::format("{}", config.nodes.dist_timeout)},
+      {"dist_heartbeat_timeout", fmt::format("{}", config.nodes.dist_heartbeat_timeout)}};
+}
+
 }  // namespace
 
 int run_serve(const std::vector<std::string>& args) {
@@ -49,11 +66,18 @@ int run_serve(const std::vector<std::string>& args) {
       true};
   if (const auto exit_code = parse_engine_command(command, table, config, args)) return *exit_code;
 
+  if (const Status status = check_served_models(table, config); !status.ok())
+    return report(status, kExitUsage);
   config.nodes.version = ESPALIER_VERSION;
   if (config.nodes.node_rank > 0) return run_follower(config);
   // Errors in these are reported before the model is loaded, which may take minutes.
   Result<net::BoundAddress> address = Server::reserve(config.server);
   if (!address) return report(address.error(), kExitFailure);
+  Result<ServedModels> served_models = ServedModels();
+  if (!config.served_models.empty()) {
+    served_models = read_served_models(config);
+    if (!served_models) return report(served_models.error(), kExitUsage);
+  }
   std::vector<GenerateRequest> warm_prompts;
   if (!config.warm_prompts.empty()) {
     auto read = read_warm_prompts(config.warm_prompts);
@@ -65,24 +89,20 @@ int run_serve(const std::vector<std::string>& args) {
   signal(SIGPIPE, SIG_IGN);
   signal(SIGXFSZ, SIG_IGN);  // a log file at its largest size ends no requests
   config.engine.disaggregation.disaggregation_host = config.server.host;
-  Result<std::unique_ptr<Engine>> engine = start_engine(config);
-  if (!engine) return report(engine.error(), kExitFailure);
-  if (!warm_prompts.empty()) compute_warm_prompts(**engine, std::move(warm_prompts));
+  std::unique_ptr<Engine> engine;  // of one model; a server of several has its own
+  if (config.served_models.empty()) {
+    Result<std::unique_ptr<Engine>> started_engine = start_engine(config);
+    if (!started_engine) return report(started_engine.error(), kExitFailure);
+    engine = *std::move(started_engine);
+    if (!warm_prompts.empty()) compute_warm_prompts(*engine, std::move(warm_prompts));
+    log_plan(*engine);
+  }
   signals.begin_serving();
-  log_plan(**engine);
-  config.server.private_paths = {{"download_dir", config.hub.download_dir.string()},
-                                 {"warm_prompts", config.warm_prompts.string()},
-                                 {"dist_init_addr", config.nodes.dist_init_addr}};
-  config.server.extra_info = {
-      {"log_level", config.log_level},
-      {"revision", config.hub.revision},
-      {"drain_timeout", fmt::format("{}", to_seconds(config.drain_timeout))},
-      {"nnodes", fmt::format("{}", config.nodes.nnodes)},
-      {"node_rank", fmt::format("{}", config.nodes.node_rank)},
-      {"dist_timeout", fmt::format("{}", config.nodes.dist_timeout)},
-      {"dist_heartbeat_timeout", fmt::format("{}", config.nodes.dist_heartbeat_timeout)}};
+  show_settings(config);
   Result<std::unique_ptr<Server>> server =
-      Server::create(config.server, **engine, std::move(*address));
+      engine != nullptr
+          ? Server::create(config.server, *engine, std::move(*address))
+          : Server::create(config.server, *std::move(served_models), std::move(*address));
   if (!server) return report(server.error(), kExitFailure);
   if (Status status = (*server)->start(); !status.ok()) return report(status, kExitFailure);
   log_info("ready url={}://{}:{} startup_ms={:.0f}", is_https ? "https" : "http",
@@ -98,7 +118,7 @@ int run_serve(const std::vector<std::string>& args) {
            to_seconds(config.drain_timeout));
   (*server)->stop(config.drain_timeout);
   server->reset();
-  engine->reset();
+  engine = nullptr;
   log_info("stopped");
   return kExitOk;
 }

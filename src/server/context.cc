@@ -12,6 +12,7 @@
 #include "server/dialects/response_store.h"
 #include "server/errors.h"
 #include "server/observations.h"
+#include "server/served_models/model_registry.h"
 #include "tenants/tenants.h"
 
 namespace espalier::server {
@@ -33,7 +34,20 @@ void WorkerPool::stop() {
   threads_.clear();
 }
 
-Context::Context(ServerConfig c, Engine& e) : config(std::move(c)), engine(e) {
+ServerParts::ServerParts() = default;
+ServerParts::~ServerParts() = default;
+
+Context::Context(ServerConfig c, Engine& e, std::shared_ptr<ServerParts> p)
+    : config(std::move(c)),
+      engine(e),
+      parts(std::move(p)),
+      http(parts->http),
+      stopping(parts->stopping),
+      accounts(parts->accounts),
+      tenants(parts->tenants),
+      responses(parts->responses),
+      background(parts->background),
+      batches(parts->batches) {
   if (WeightControl* const weights = engine.weights())
     weights->name_first(config.answers.weight_version);
 }

@@ -26,6 +26,7 @@ class Tenants;
 namespace espalier::server {
 class BackgroundResponses;
 struct Batches;
+class ModelRegistry;
 struct Observations;
 class ResponseStore;
 }  // namespace espalier::server
@@ -74,10 +75,32 @@ struct WorkThreads {
   WorkerPool sounds;
 };
 
-// Shared by the routes and by the answers in progress, which may outlive the server by a moment.
-// The engine outlives both. Immutable after create() but for the atomics.
+struct Context;
+
+// What a server has once, however many models it has. Immutable after start() but for the atomics.
+struct ServerParts {
+  ServerParts();
+  ~ServerParts();
+
+  std::atomic<const net::HttpServer*> http{nullptr};  // while the server serves
+  std::atomic<bool> stopping{false};
+  int64_t created_unix = 0;  // seconds
+  // Bounds over all requests, for /metrics; set before the server answers.
+  std::vector<std::shared_ptr<MemoryAccount>> accounts;
+  std::unique_ptr<Tenants> tenants;                 // null without --api-keys-file
+  std::unique_ptr<ResponseStore> responses;         // answers of /v1/responses, by id
+  std::unique_ptr<BackgroundResponses> background;  // those that run without a client
+  std::unique_ptr<Batches> batches;                 // null without --storage-path
+  // Of a server of several models; null and empty where it has one:
+  std::unique_ptr<Engine> front_engine;  // of the routes that need no model
+  std::unique_ptr<ModelRegistry> models;
+  std::weak_ptr<Context> front;
+};
+
+// One model of a server. Shared by the routes and by the answers in progress, which may outlive the
+// server by a moment. The engine outlives both. Immutable after open_context() but for the atomics.
 struct Context {
-  Context(ServerConfig c, Engine& e);
+  Context(ServerConfig c, Engine& e, std::shared_ptr<ServerParts> p);
   ~Context();
 
   ServerConfig config;
@@ -89,15 +112,15 @@ struct Context {
   std::optional<ReasoningFormat> reasoning_format;  // none: reasoning is text
   std::unique_ptr<Observations> observed;           // what /metrics, /requests and /cache_tree show
   std::unique_ptr<WorkThreads> threads;
-  std::atomic<const net::HttpServer*> http{nullptr};  // while the server serves
-  int64_t created_unix = 0;                           // seconds
-  std::atomic<bool> stopping{false};
-  // Bounds over all requests, for /metrics; set before the server answers.
-  std::vector<std::shared_ptr<MemoryAccount>> accounts;
-  std::unique_ptr<Tenants> tenants;                 // null without --api-keys-file
-  std::unique_ptr<ResponseStore> responses;         // answers of /v1/responses, by id
-  std::unique_ptr<BackgroundResponses> background;  // those that run without a client
-  std::unique_ptr<Batches> batches;                 // null without --storage-path
+  const std::shared_ptr<ServerParts> parts;  // shared by the contexts of all models
+  // Of `parts`:
+  std::atomic<const net::HttpServer*>& http;
+  std::atomic<bool>& stopping;
+  std::vector<std::shared_ptr<MemoryAccount>>& accounts;
+  std::unique_ptr<Tenants>& tenants;
+  std::unique_ptr<ResponseStore>& responses;
+  std::unique_ptr<BackgroundResponses>& background;
+  std::unique_ptr<Batches>& batches;
 
   // The name of the weights that an epoch had (RequestStats::weight_epoch), or that serve now.
   std::string weight_version(int32_t epoch) const;

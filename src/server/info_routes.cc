@@ -13,6 +13,8 @@
 #include "server/observations.h"
 #include "server/playground/playground.h"
 #include "server/routes.h"
+#include "server/served_models/dispatch.h"
+#include "server/served_models/model_registry.h"
 #include "speech/transcriber.h"
 
 namespace espalier::server {
@@ -35,7 +37,7 @@ HttpResponse draining() { return http_error(503, "the server is stopping"); }
 void write_model(JsonWriter& w, const Context& context, std::string_view adapter = {}) {
   const std::string_view id = adapter.empty() ? std::string_view(context.model_name) : adapter;
   w.begin_object().member("id", id).member("object", "model");
-  w.member("created", context.created_unix).member("owned_by", "sglang");
+  w.member("created", context.parts->created_unix).member("owned_by", "sglang");
   w.member("root", id).key("parent");
   adapter.empty() ? static_cast<void>(w.null()) : static_cast<void>(w.value(context.model_name));
   w.member("max_model_len", context.engine.context_length()).end_object();
@@ -129,15 +131,16 @@ void write_expert_settings(JsonWriter& w, const ComputeSettings& c) {
       .member("expert_distribution_recorder_mode", c.expert_distribution_recorder_mode);
 }
 
+bool is_rounded(std::string_view dtype) {
+  return dtype == "q8_0" || dtype == "q4_k" || dtype == "fp8" || dtype == "int4" ||
+         dtype == "mxfp4";
+}
+
 void write_engine_settings(JsonWriter& w, const EngineConfig& e) {
   w.member("skip_tokenizer_init", e.model.skip_tokenizer_init);
   w.member("load_format", e.model.load_format == LoadFormat::kDummy ? "dummy" : "auto");
   w.member("dtype", e.model.dtype).member("kv_cache_dtype", e.cache.kv_cache_dtype);
-  write_text_or_null(w, "quantization",
-                     e.model.dtype == "q8_0" || e.model.dtype == "q4_k" || e.model.dtype == "fp8" ||
-                             e.model.dtype == "int4" || e.model.dtype == "mxfp4"
-                         ? e.model.dtype
-                         : "");
+  write_text_or_null(w, "quantization", is_rounded(e.model.dtype) ? e.model.dtype : "");
   w.member("is_embedding", e.model.is_embedding);
   w.member("json_model_override_args", e.model.json_model_override_args);
   w.member("context_length", e.model.context_length)
@@ -472,6 +475,7 @@ void handle_health_generate(const ContextPtr& context, HttpRequest&&, ResponsePt
 
 void handle_models(const ContextPtr& context, HttpRequest&& request, ResponsePtr response) {
   if (from_anthropic_client(request)) return response->send(anthropic_models(*context));
+  if (context->parts->models != nullptr) return send_json(response, served_models_json(*context));
   std::string out;
   JsonWriter w(out);
   w.begin_object().member("object", "list").key("data").begin_array();
@@ -485,6 +489,11 @@ void handle_model(const ContextPtr& context, HttpRequest&& request, ResponsePtr 
   if (from_anthropic_client(request))
     return response->send(anthropic_model(*context, request.param("model")));
   const std::string name(request.param("model"));
+  if (context->parts->models != nullptr) {
+    std::string found = served_model_json(*context, name);
+    return found.empty() ? response->send(model_not_found(name))
+                         : send_json(response, std::move(found));
+  }
   std::string adapter;
   if (name != context->model_name) {
     const std::vector<LoadedAdapter> adapters = context->engine.adapters();
@@ -577,6 +586,22 @@ void handle_server_info(const ContextPtr& context, HttpRequest&& request, Respon
   send_json(response, std::move(out));
 }
 
+// Models that are not ready have none but the registry's figures.
+std::string scrape_all(const Context& front, const ModelRegistry& models,
+                       const Metrics::Http& http) {
+  std::vector<ContextPtr> ready;
+  std::vector<Metrics::Source> sources;
+  for (size_t i = 0; i < models.size(); ++i) {
+    ContextPtr model = models.look_at(i);
+    if (model == nullptr) continue;
+    sources.push_back({.metrics = &model->observed->metrics, .engine = &model->engine});
+    ready.push_back(std::move(model));
+  }
+  std::string out = front.observed->metrics.scrape(sources, http);
+  append_metrics(out, models);
+  return out;
+}
+
 void handle_metrics(const ContextPtr& context, HttpRequest&&, ResponsePtr response) {
   HttpResponse answer;
   answer.headers = {{"Content-Type", "text/plain; version=0.0.4; charset=utf-8"}};
@@ -593,9 +618,11 @@ void handle_metrics(const ContextPtr& context, HttpRequest&&, ResponsePtr respon
   if (context->observed->gpus != nullptr) http.gpus = context->observed->gpus->figures();
   http.routes = context->observed->http->read();
   http.num_routing_keys = context->observed->http->num_routing_keys();
-  if (const WeightControl* const weights = context->engine.weights())
-    http.released_memory_bytes = weights->released_memory().released_bytes;
-  answer.body = context->observed->metrics.scrape(context->engine, http);
+  if (const ModelRegistry* const models = context->parts->models.get()) {
+    answer.body = scrape_all(*context, *models, http);
+  } else {
+    answer.body = context->observed->metrics.scrape(context->engine, http);
+  }
   if (context->observed->spans != nullptr)
     append_metrics(answer.body, context->observed->spans->counts());
   if (context->observed->recorder != nullptr)
@@ -644,8 +671,9 @@ void handle_openapi(const ContextPtr&, HttpRequest&&, ResponsePtr response) {
 
 void handle_delete_model(const ContextPtr& context, HttpRequest&&, ResponsePtr response) {
   response->send(http_error(
-      501, fmt::format("DELETE /v1/models/{{id}} is not served here: a server has the one model "
-                       "of its --model-path, '{}'; end the server and delete the folder there",
+      501, fmt::format("DELETE /v1/models/{{id}} is not served here: a server has the model "
+                       "of its --model-path, '{}', or those of its --served-models; end the server "
+                       "and delete the folder there",
                        context->model_name)));
 }
 
@@ -655,7 +683,7 @@ const std::vector<Route>& info_routes() {
   using enum Access;
   static const std::vector<Route> table = {
       {{"GET"}, "/", kOpen, "What is served here", handle_root},
-      {{"GET"}, "/v1/models", kUser, "The model that is served", handle_models},
+      {{"GET"}, "/v1/models", kUser, "The models that are served", handle_models},
       {{"GET"}, "/v1/models/{model*}", kUser, "One model", handle_model},
       {{"DELETE"},
        "/v1/models/{model*}",

@@ -6,12 +6,14 @@
 #include <prometheus/text_serializer.h>
 
 #include <algorithm>
+#include <iterator>
 #include <limits>
 #include <map>
 #include <mutex>
 #include <shared_mutex>
 #include <utility>
 
+#include "engine/weights/weight_control.h"
 #include "server/vllm_metrics.h"
 
 namespace espalier::server {
@@ -99,7 +101,7 @@ Metrics::Impl::Series& Metrics::Impl::of(int32_t priority) {
 
 Metrics::Metrics(const std::string& model_name, bool by_priority)
     : impl_(std::make_unique<Impl>()) {
-  impl_->labels = {{"model_name", model_name}};
+  if (!model_name.empty()) impl_->labels = {{"model_name", model_name}};
   impl_->by_priority = by_priority;
   if (!by_priority) impl_->others = impl_->made(impl_->labels);
 }
@@ -199,6 +201,17 @@ class Figures {
     append_vllm_names(families_, model == labels_.end() ? "" : model->second, cache);
   }
   std::string text() const { return prometheus::TextSerializer().Serialize(families_); }
+  std::vector<prometheus::MetricFamily> take() { return std::move(families_); }
+  // A name stands once, with the series of all.
+  void merge(std::vector<prometheus::MetricFamily> others) {
+    for (prometheus::MetricFamily& other : others) {
+      const auto same = std::ranges::find(families_, other.name, &prometheus::MetricFamily::name);
+      if (same == families_.end())
+        families_.push_back(std::move(other));
+      else
+        std::ranges::move(other.metric, std::back_inserter(same->metric));
+    }
+  }
 
  private:
   prometheus::ClientMetric labelled() const {
@@ -563,9 +576,10 @@ void add_replicas(Figures& f, const std::vector<const Engine*>& replicas) {
 
 }  // namespace
 
-std::string Metrics::scrape(const Engine& engine, const Http& http) const {
+namespace {
+
+void add_model(Figures& f, Engine& engine) {
   const EngineStats s = engine.stats();
-  Figures f(impl_->registry.Collect(), impl_->labels);
   add_load(f, engine, s);
   add_memory_of_model(f, s);
   add_experts(f, s);
@@ -577,18 +591,42 @@ std::string Metrics::scrape(const Engine& engine, const Http& http) const {
   add_disaggregation(f, s);
   add_replicas(f, engine.replicas());
   add_adapters(f, engine);
+  const WeightControl* const weights = engine.weights();
+  f.gauge("espalier:released_memory_bytes",
+          "Memory of weights and cache that is given back until /resume_memory_occupation.",
+          weights == nullptr ? int64_t{0} : weights->released_memory().released_bytes);
+  const int32_t page_size = engine.config().cache.page_size;
+  f.add_vllm_names({.block_size = page_size, .num_blocks = s.memory.kv_tokens / page_size});
+}
+
+void add_server(Figures& f, const Metrics::Http& http) {
   add_gpus(f, http.gpus);
   for (const auto& account : http.accounts) add_memory(f, *account);
   add_http(f, http);
-  f.gauge("espalier:released_memory_bytes",
-          "Memory of weights and cache that is given back until /resume_memory_occupation.",
-          http.released_memory_bytes);
   if (!http.num_refused.empty())
     f.counters("espalier:rate_limited_total", "Calls refused by the limits of their key.", "tenant",
                http.num_refused);
-  const int32_t page_size = engine.config().cache.page_size;
-  f.add_vllm_names({.block_size = page_size, .num_blocks = s.memory.kv_tokens / page_size});
+}
+
+}  // namespace
+
+std::string Metrics::scrape(Engine& engine, const Http& http) const {
+  Figures f(impl_->registry.Collect(), impl_->labels);
+  add_model(f, engine);
+  add_server(f, http);
   return f.text();
+}
+
+std::string Metrics::scrape(const std::vector<Source>& models, const Http& http) const {
+  Figures all({}, impl_->labels);
+  for (const Source& model : models) {
+    const Impl& impl = *model.metrics->impl_;
+    Figures f(impl.registry.Collect(), impl.labels);
+    add_model(f, *model.engine);
+    all.merge(f.take());
+  }
+  add_server(all, http);
+  return all.text();
 }
 
 }  // namespace espalier::server

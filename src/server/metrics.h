@@ -15,9 +15,10 @@ namespace espalier::server {
 // Thread-safe.
 class Metrics {
  public:
-  // `model_name` labels every series; with `by_priority` the request's priority labels those of
-  // latencies and lengths, as SGLang does under a scheduler with priorities. Clients choose
-  // priorities, so what comes after the first kPrioritiesMax of them is labelled "other".
+  // `model_name` labels every series ("": none has that label); with `by_priority` the request's
+  // priority labels those of latencies and lengths, as SGLang does under a scheduler with
+  // priorities. Clients choose priorities, so what comes after the first kPrioritiesMax of them is
+  // labelled "other".
   Metrics(const std::string& model_name, bool by_priority);
   ~Metrics();
 
@@ -36,10 +37,16 @@ class Metrics {
     std::vector<cuda::GpuFigures> gpus;                        // of this computer
     std::vector<HttpCounts::Figures> routes;
     int64_t num_routing_keys = 0;
-    int64_t released_memory_bytes = 0;
   };
   // The exposition text: what was observed, and the engine's figures as they are now.
-  std::string scrape(const Engine& engine, const Http& http) const;
+  std::string scrape(Engine& engine, const Http& http) const;
+  // Of a server of several models: the series of each under its own label, and the server's under
+  // this one's.
+  struct Source {
+    const Metrics* metrics = nullptr;
+    Engine* engine = nullptr;
+  };
+  std::string scrape(const std::vector<Source>& models, const Http& http) const;
 
  private:
   struct Impl;

@@ -26,10 +26,11 @@ struct Observations {
   Metrics metrics;                                                          // GET /metrics
   const std::shared_ptr<HttpCounts> http = std::make_shared<HttpCounts>();  // GET /metrics
   RequestLog requests;                                                      // GET /requests
-  std::unique_ptr<RequestRecorder> recorder;  // null without --request-log
-  Profiler profiler;                          // /start_profile
-  ExpertRecord experts;                       // /start_expert_distribution_record
-  std::unique_ptr<SpanExporter> spans;        // null without --otlp-traces-endpoint
+  // Shared by all models of a server; null without --request-log.
+  std::shared_ptr<RequestRecorder> recorder;
+  Profiler profiler;                    // /start_profile
+  ExpertRecord experts;                 // /start_expert_distribution_record
+  std::shared_ptr<SpanExporter> spans;  // the same, without --otlp-traces-endpoint
   // One for each replica; none but with --kv-events-config's zmq.
   std::vector<std::unique_ptr<KvEventPublisher>> kv_events;
   const std::shared_ptr<TreeWatch> tree;  // GET /cache_tree; shared with a reading under way

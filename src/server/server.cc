@@ -6,21 +6,22 @@
 #include <mutex>
 
 #include "base/log.h"
-#include "engine/speech/speech_engine.h"
 #include "engine/startup/system_info.h"
 #include "net/http_server.h"
 #include "server/authorize.h"
 #include "server/batches/batches.h"
-#include "server/chat_plan.h"
 #include "server/context.h"
 #include "server/dialects/background_responses.h"
 #include "server/dialects/response_store.h"
 #include "server/errors.h"
-#include "server/kv_event_publisher.h"
 #include "server/observations.h"
+#include "server/open_context.h"
 #include "server/routes.h"
+#include "server/served_models/dispatch.h"
+#include "server/served_models/engine_host.h"
+#include "server/served_models/front_engine.h"
+#include "server/served_models/model_registry.h"
 #include "tenants/tenants.h"
-#include "text/parse/tool_call_parser.h"
 
 namespace espalier {
 
@@ -94,11 +95,13 @@ Result<std::unique_ptr<Tenants>> read_tenants(const ServerConfig& config) {
   return read;
 }
 
-std::string name_of_model(const ServerConfig& config, const Engine& engine) {
-  if (!config.answers.served_model_name.empty()) return config.answers.served_model_name;
-  std::filesystem::path path = engine.config().model.model_path;
-  if (!path.has_filename()) path = path.parent_path();  // "models/llama/"
-  return path.empty() ? "default" : path.filename().string();
+Result<std::shared_ptr<server::ServerParts>> make_parts(const ServerConfig& config) {
+  auto parts = std::make_shared<server::ServerParts>();
+  ESP_ASSIGN_OR_RETURN(parts->tenants, read_tenants(config));
+  parts->created_unix = std::chrono::duration_cast<std::chrono::seconds>(
+                            std::chrono::system_clock::now().time_since_epoch())
+                            .count();
+  return parts;
 }
 
 // A descriptor for each connection, and some.
@@ -137,7 +140,7 @@ void call_route(const ContextPtr& context, server::LineCall call, ResponsePtr re
     request.path = call.path;
     request.tenant = call.owner;
     request.body = std::move(call.body);
-    return server::handle(context, route, std::move(request), std::move(response));
+    return server::dispatch(context, route, std::move(request), std::move(response));
   }
 }
 
@@ -178,25 +181,6 @@ Status open_batches(const ContextPtr& context) {
   return {};
 }
 
-Status choose_parsers(server::Context& context) {
-  const ServerConfig& c = context.config;
-  if (context.chat) context.tool_call_format = context.chat->tool_call_format();
-  if (!c.answers.tool_call_parser.empty()) {
-    ESP_ASSIGN_OR_RETURN([[maybe_unused]] const auto parser,
-                         make_tool_call_parser(c.answers.tool_call_parser, {}, nullptr,
-                                               server::response_template_of(context)));
-    context.tool_call_format = c.answers.tool_call_parser;
-  }
-  std::string reasoning = c.answers.reasoning_parser;
-  if (reasoning.empty() && context.chat) reasoning = context.chat->reasoning_format();
-  if (!reasoning.empty() && reasoning != "none") {
-    ESP_ASSIGN_OR_RETURN(
-        context.reasoning_format,
-        server::named_reasoning_format(reasoning, context.chat ? &*context.chat : nullptr));
-  }
-  return {};
-}
-
 }  // namespace
 
 struct Server::Impl {
@@ -217,7 +201,7 @@ Status Server::Impl::add_routes(net::Router& router) {
           [context = context, &route, &row = context->observed->http->add(route.pattern, method)](
               HttpRequest&& request, ResponsePtr response) {
             response = context->observed->http->watch(row, request, std::move(response));
-            server::handle(context, route, std::move(request), std::move(response));
+            server::dispatch(context, route, std::move(request), std::move(response));
           },
           [context = context, &route](const HttpRequest& head) {
             return server::refusal(context->config.access, context->tenants.get(), route.access,
@@ -242,57 +226,34 @@ Result<net::BoundAddress> Server::reserve(const ServerConfig& config) {
 Result<std::unique_ptr<Server>> Server::create(ServerConfig config, Engine& engine,
                                                std::optional<net::BoundAddress> address) {
   ESP_RETURN_IF_ERROR(check(config));
+  ESP_ASSIGN_OR_RETURN(auto parts, make_parts(config));
   auto impl = std::make_unique<Impl>();
   impl->address = std::move(address);
-  impl->context = std::make_shared<Context>(std::move(config), engine);
-  Context& context = *impl->context;
-  ESP_ASSIGN_OR_RETURN(context.tenants, read_tenants(context.config));
-  context.model_name = name_of_model(context.config, engine);
-  context.created_unix = std::chrono::duration_cast<std::chrono::seconds>(
-                             std::chrono::system_clock::now().time_since_epoch())
-                             .count();
-  auto chat = server::ChatFormat::load(context.config.answers.chat_template,
-                                       engine.config().model.model_path, engine.tokenizer());
-  if (transcriber_of(engine) != nullptr) {
-    context.chat_missing =
-        error(StatusCode::kFailedPrecondition,
-              "this model turns speech into text and does not chat: POST an audio file to "
-              "/v1/audio/transcriptions, or start a server with a language model");
-  } else if (chat) {
-    context.chat = std::move(*chat);
-  } else if (!context.config.answers.chat_template.empty()) {
-    return fail(chat.error());
-  } else {
-    context.chat_missing =
-        error(StatusCode::kFailedPrecondition,
-              "this model has no usable chat template ({}): start the server with --chat-template, "
-              "or use /v1/completions",
-              chat.error().message());
-  }
-  ESP_RETURN_IF_ERROR(choose_parsers(context));
-  context.observed = std::make_unique<server::Observations>(context.model_name, engine);
-  if (!context.config.telemetry.otlp_traces_endpoint.empty()) {
-    ESP_ASSIGN_OR_RETURN(context.observed->spans,
-                         server::SpanExporter::start(context.config.telemetry.otlp_traces_endpoint,
-                                                     context.config.telemetry.otlp_service_name));
-  }
-  if (!context.config.telemetry.request_log.empty()) {
-    ESP_ASSIGN_OR_RETURN(context.observed->recorder,
-                         server::RequestRecorder::start(
-                             {.path = context.config.telemetry.request_log,
-                              .keeps_prompts = context.config.telemetry.request_log_prompts,
-                              .max_bytes = context.config.telemetry.request_log_max_bytes}));
-  }
-  if (!context.config.telemetry.kv_events.endpoint.empty()) {
-    int32_t dp_rank = 0;
-    for (const Engine* const replica : engine.replicas()) {
-      auto publisher =
-          server::KvEventPublisher::start(context.config.telemetry.kv_events, *replica, dp_rank++);
-      if (!publisher) return fail(publisher.error().with_context("--kv-events-config"));
-      context.observed->kv_events.push_back(std::move(*publisher));
-    }
-  }
-  context.threads = std::make_unique<server::WorkThreads>(context.config.limits.worker_threads);
+  ESP_ASSIGN_OR_RETURN(impl->context,
+                       server::open_context(std::move(config), engine, std::move(parts)));
+  return std::unique_ptr<Server>(new Server(std::move(impl)));
+}
+
+Result<std::unique_ptr<Server>> Server::create(ServerConfig config, ServedModels models,
+                                               std::optional<net::BoundAddress> address) {
+  ESP_RETURN_IF_ERROR(check(config));
+  if (models.models.empty()) return fail(invalid_argument("a server has at least one model"));
+  ESP_ASSIGN_OR_RETURN(const auto parts, make_parts(config));
+  parts->front_engine = std::make_unique<server::FrontEngine>(parts);
+  const server::ModelRegistry::Settings settings{.bytes_max = models.memory_limit,
+                                                 .load_timeout = models.load_timeout};
+  std::vector<server::RegisteredModel> registered = server::registered_models(models);
+  config.answers = {};
+  config.answers.served_model_name = models.models.front().name;
+  config.telemetry.kv_events = {};
+  auto host = std::make_unique<server::EngineHost>(std::move(models), config, parts);
+  parts->models =
+      std::make_unique<server::ModelRegistry>(std::move(registered), std::move(host), settings);
+  auto impl = std::make_unique<Impl>();
+  impl->address = std::move(address);
+  ESP_ASSIGN_OR_RETURN(impl->context,
+                       server::open_front(std::move(config), *parts->front_engine, parts));
+  parts->front = impl->context;
   return std::unique_ptr<Server>(new Server(std::move(impl)));
 }
 
@@ -331,6 +292,10 @@ Status Server::start() {
   raise_descriptor_limit(c.limits.max_connections);
   if (!impl_->address) {
     ESP_ASSIGN_OR_RETURN(impl_->address, bind(c));
+  }
+  if (server::ModelRegistry* const models = impl_->context->parts->models.get()) {
+    models->start();
+    models->wait_until_settled();
   }
   auto started = HttpServer::start(std::move(http), std::move(router),
                                    std::move(*std::exchange(impl_->address, std::nullopt)));
@@ -372,6 +337,7 @@ void Server::stop(Duration timeout) {
   impl_->context->threads->grammars.stop();
   impl_->context->threads->weights.stop();
   impl_->context->threads->sounds.stop();
+  if (server::ModelRegistry* const models = impl_->context->parts->models.get()) models->stop();
   impl_->context->batches.reset();  // answers in progress may outlive the server, its folder not
 }
 

@@ -1,4 +1,4 @@
-// The HTTP face of an engine: native, OpenAI and admin routes over one Engine.
+// The HTTP face of an engine, or of several: native, OpenAI and admin routes.
 //
 //   ESP_ASSIGN_OR_RETURN(auto server, Server::create(config, *engine));
 //   ESP_RETURN_IF_ERROR(server->start());   // port() answers from here on
@@ -13,6 +13,7 @@
 #include "base/clock.h"
 #include "base/status.h"
 #include "net/bound_address.h"
+#include "server/served_models/served_models.h"
 #include "server/server_config.h"
 
 namespace espalier {
@@ -31,9 +32,15 @@ class Server {
   // binds host and port.
   static Result<std::unique_ptr<Server>> create(
       ServerConfig config, Engine& engine, std::optional<net::BoundAddress> address = std::nullopt);
+  // A server of several models, which it loads, puts to sleep and unloads itself. The name, the
+  // templates and the parsers in `config` are not read: each model brings its own.
+  static Result<std::unique_ptr<Server>> create(
+      ServerConfig config, ServedModels models,
+      std::optional<net::BoundAddress> address = std::nullopt);
   ~Server();  // stop(0) when it still runs
 
-  // Binds, where reserve() has not, and serves. A port that is taken fails with kFailedPrecondition
+  // Binds, where reserve() has not, and serves, once the models that are to be preloaded are loaded
+  // or could not be. A port that is taken fails with kFailedPrecondition
   // and names it.
   Status start();
   int port() const;  // the bound one; 0 before start()

@@ -110,6 +110,13 @@ def picture(path):
     path.symlink_to(PICTURES / "shapes.png")
 
 
+def served_models(path):
+    """The models that ship, as docs/several_models.md writes their file."""
+    entries = {"stories": str(DEFAULT_MODEL), "seeing": "seeing"}
+    path.write_text("\n".join(f'[[model]]\nname = "{name}"\nmodel_path = {json.dumps(model)}\nmemory = "64MiB"\n'
+                              for name, model in entries.items()))
+
+
 def keys(path):
     """The file of one tenant."""
     path.write_text(json.dumps([{"name": "search", "key": "sk-1", "requests_per_minute": 600}]))
@@ -127,6 +134,7 @@ MADE = {
     "model-Q4_K_M.gguf": gguf,
     "my-folder-Q4.gguf": gguf,
     "keys.json": keys,
+    "models.toml": served_models,
     "talk.flac": lambda path: path.symlink_to(SOUNDS / "mono.flac"),
     "vortrag.mp3": lambda path: path.symlink_to(SOUNDS / "layer3.mp3"),
     "requests.jsonl": request_log,

@@ -2,22 +2,45 @@
 
 #include <fmt/chrono.h>
 
+#include <algorithm>
+#include <string>
+#include <vector>
+
 #include "server/errors.h"
 #include "server/json_writer.h"
+#include "server/served_models/model_registry.h"
 
 namespace espalier::server {
 namespace {
 
-// The model is as old as the server: a checkpoint does not state when it was released.
-void write_anthropic_model(JsonWriter& w, const Context& context) {
-  const int32_t length = context.engine.context_length();
-  const auto created = static_cast<std::time_t>(context.created_unix);
-  w.begin_object().member("type", "model").member("id", context.model_name);
-  w.member("display_name", context.model_name);
+// The model is as old as the server: a checkpoint does not state when it was released. loaded: null
+// for a model of several that is not ready, whose lengths are not known then.
+void write_anthropic_model(JsonWriter& w, const Context& context, std::string_view name,
+                           const Context* loaded) {
+  const auto created = static_cast<std::time_t>(context.parts->created_unix);
+  w.begin_object().member("type", "model").member("id", name).member("display_name", name);
   w.member("created_at", fmt::format("{:%Y-%m-%dT%H:%M:%SZ}", fmt::gmtime(created)));
   w.member("lifecycle", "active").key("deprecated_at").null().key("capabilities").null();
-  w.member("max_input_tokens", max_input_len(context.engine)).member("max_tokens", length);
+  if (loaded != nullptr)
+    w.member("max_input_tokens", max_input_len(loaded->engine))
+        .member("max_tokens", loaded->engine.context_length());
+  else
+    w.key("max_input_tokens").null().key("max_tokens").null();
   w.end_object();
+}
+
+std::vector<std::string> served_names(const Context& context) {
+  const ModelRegistry* const models = context.parts->models.get();
+  if (models == nullptr) return {context.model_name};
+  std::vector<std::string> names;
+  for (size_t i = 0; i < models->size(); ++i) names.push_back(models->model(i).name);
+  return names;
+}
+
+void write_named(JsonWriter& w, const Context& context, std::string_view name) {
+  const ModelRegistry* const models = context.parts->models.get();
+  if (models == nullptr) return write_anthropic_model(w, context, name, &context);
+  write_anthropic_model(w, context, name, models->look_at(*models->find(name)).get());
 }
 
 }  // namespace
@@ -27,24 +50,29 @@ bool from_anthropic_client(const net::HttpRequest& request) {
 }
 
 net::HttpResponse anthropic_models(const Context& context) {
+  const std::vector<std::string> names = served_names(context);
   std::string out;
   JsonWriter w(out);
   w.begin_object().key("data").begin_array();
-  write_anthropic_model(w, context);
-  w.end_array().member("has_more", false).member("first_id", context.model_name);
-  w.member("last_id", context.model_name).end_object();
+  for (const std::string& name : names) write_named(w, context, name);
+  w.end_array().member("has_more", false).member("first_id", names.front());
+  w.member("last_id", names.back()).end_object();
   return net::HttpResponse::json(200, std::move(out));
 }
 
 net::HttpResponse anthropic_model(const Context& context, std::string_view id) {
-  if (id != context.model_name)
-    return error_response(
-        Dialect::kAnthropic,
-        error(StatusCode::kNotFound, "the model '{}' does not exist: '{}' is served", id,
-              context.model_name));
+  const std::vector<std::string> names = served_names(context);
+  if (std::ranges::find(names, id) == names.end()) {
+    std::string served;
+    for (const std::string& name : names)
+      served += fmt::format("{}'{}'", served.empty() ? "" : ", ", name);
+    return error_response(Dialect::kAnthropic, error(StatusCode::kNotFound,
+                                                     "the model '{}' does not exist: {} {} served",
+                                                     id, served, names.size() > 1 ? "are" : "is"));
+  }
   std::string out;
   JsonWriter w(out);
-  write_anthropic_model(w, context);
+  write_named(w, context, id);
   return net::HttpResponse::json(200, std::move(out));
 }
 

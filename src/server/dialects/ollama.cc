@@ -8,6 +8,7 @@
 #include "server/images.h"
 #include "server/openai_generation.h"
 #include "server/routes.h"
+#include "server/served_models/model_registry.h"
 #include "server/start_generation.h"
 
 namespace espalier::server {
@@ -489,7 +490,7 @@ void write_details(JsonWriter& w, const Context& context) {
 
 void write_ollama_model(JsonWriter& w, const Context& context, bool running) {
   const int64_t bytes = context.engine.model_info().weight_bytes;
-  const auto started = std::chrono::system_clock::from_time_t(context.created_unix);
+  const auto started = std::chrono::system_clock::from_time_t(context.parts->created_unix);
   w.begin_object().member("name", context.model_name).member("model", context.model_name);
   w.member("size", bytes).member("digest", "");
   if (running) {
@@ -502,11 +503,32 @@ void write_ollama_model(JsonWriter& w, const Context& context, bool running) {
   w.end_object();
 }
 
+// Of several models those that are ready run. What a model is like is known while it is.
+void write_served_models(JsonWriter& w, const Context& front, const ModelRegistry& models,
+                         bool running) {
+  const std::string started =
+      ollama_time_text(std::chrono::system_clock::from_time_t(front.parts->created_unix));
+  const std::vector<ModelReport> reports = models.reports();
+  for (size_t i = 0; i < models.size(); ++i) {
+    const ContextPtr ready = models.look_at(i);
+    if (ready != nullptr) {
+      write_ollama_model(w, *ready, running);
+    } else if (!running) {
+      const std::string& name = models.model(i).name;
+      w.begin_object().member("name", name).member("model", name).member("modified_at", started);
+      w.member("size", reports[i].bytes).member("digest", "").end_object();
+    }
+  }
+}
+
 void answer_models(const Context& context, const net::ResponsePtr& response, bool running) {
   std::string out;
   JsonWriter w(out);
   w.begin_object().key("models").begin_array();
-  write_ollama_model(w, context, running);
+  if (const ModelRegistry* const models = context.parts->models.get())
+    write_served_models(w, context, *models, running);
+  else
+    write_ollama_model(w, context, running);
   w.end_array().end_object();
   response->send(net::HttpResponse::json(200, std::move(out)));
 }
