@@ -87,7 +87,9 @@ TEST(WholeAttentionRanks, RequestsThatEndEarlyLeaveNothing) {
   size_t index = 0;
   for (Collector& collector : collectors) {
     ASSERT_TRUE(collector.wait_end());
-    if (index++ % 2 == 1) EXPECT_EQ(collector.finish_type(), FinishReason::Type::kLength);
+    if (index++ % 2 == 1) {
+      EXPECT_EQ(collector.finish_type(), FinishReason::Type::kLength);
+    }
   }
   EXPECT_TRUE(engine->flush_cache().ok());
   const EngineStats stats = engine->stats();

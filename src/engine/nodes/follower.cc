@@ -30,7 +30,9 @@ Result<EngineConfig> agree_on_plan(NodePart& part) {
   const ModelInfo& info = part.part_info();
   ESP_ASSIGN_OR_RETURN(const NodePlan wish, receive_plan(link));
   const EngineConfig wished = with_plan(part.config, wish);
-  if (part.gpu) ESP_ASSIGN_OR_RETURN(part.system, part.gpu->reserve(wished));
+  if (part.gpu) {
+    ESP_ASSIGN_OR_RETURN(part.system, part.gpu->reserve(wished));
+  }
   ESP_ASSIGN_OR_RETURN(const EngineConfig own, resolve(wished, info, part.system));
   std::string answer;
   nodes::append_int(answer, own.cache.max_total_tokens);

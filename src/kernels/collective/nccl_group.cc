@@ -33,6 +33,8 @@ class NcclRank final : public DeviceCollective {
   void set_buffers(std::vector<const void*>) override {}
   Status all_reduce(const AllReduceArgs& args, const LaunchOptions& launch) override;
   Status all_gather(const AllGatherArgs& args, const LaunchOptions& launch) override;
+  Status gather_rows(const RankRowsArgs& args, const LaunchOptions& launch) override;
+  Status scatter_sums(const RankRowsArgs& args, const LaunchOptions& launch) override;
   Status share_tokens(const ShareTokensArgs& args, const LaunchOptions& launch) override;
 
  private:
@@ -42,7 +44,11 @@ class NcclRank final : public DeviceCollective {
     std::byte *part = nullptr, *gathered = nullptr;
     int32_t* tokens = nullptr;
   };
-  Status gather_rows(const AllGatherArgs& args, const LaunchOptions& launch);
+  Status gather_block(const AllGatherArgs& args, const LaunchOptions& launch);
+  // Calls make(rank, the rank's rows of `all`, their elements) for each rank that has rows, as one
+  // operation of NCCL.
+  template <typename Make>
+  Status each_part(const char* what, const RankRowsArgs& args, const Make& make) const;
 
   NcclGroup& group_;
   const Ranks ranks_;
@@ -220,12 +226,12 @@ Status NcclRank::all_gather(const AllGatherArgs& args, const LaunchOptions& laun
     block.part = static_cast<const std::byte*>(args.part) + first * args.part_stride * size;
     if (args.out != nullptr)
       block.out = static_cast<std::byte*>(args.out) + first * args.out_stride * size;
-    ESP_RETURN_IF_ERROR(gather_rows(block, launch));
+    ESP_RETURN_IF_ERROR(gather_block(block, launch));
   }
   return {};
 }
 
-Status NcclRank::gather_rows(const AllGatherArgs& args, const LaunchOptions& launch) {
+Status NcclRank::gather_block(const AllGatherArgs& args, const LaunchOptions& launch) {
   const int32_t rows = args.rows, columns = args.columns;
   const void* part = args.part;
   if (args.part_stride != columns && rows > 1) {
@@ -258,6 +264,38 @@ Status NcclRank::gather_rows(const AllGatherArgs& args, const LaunchOptions& lau
                    launch);
 }
 
+template <typename Make>
+Status NcclRank::each_part(const char* what, const RankRowsArgs& args, const Make& make) const {
+  ESP_RETURN_IF_ERROR(check_rank_rows(what, args, ranks_));
+  return group_.call(what, [&] {
+    const NcclLibrary& library = group_.library_;
+    int first = library.group_start();
+    auto* rows = static_cast<std::byte*>(args.all);
+    for (int32_t rank = 0; rank < ranks_.num_ranks && first == 0; ++rank) {
+      const size_t elements = size_t(args.counts[rank]) * size_t(args.columns);
+      if (elements > 0) first = make(rank, rows, elements);
+      rows += elements * dtype_size(args.type);
+    }
+    const int ended = library.group_end();
+    return first == 0 ? ended : first;
+  });
+}
+
+Status NcclRank::gather_rows(const RankRowsArgs& args, const LaunchOptions& launch) {
+  return each_part("gather_rows", args, [&](int32_t rank, std::byte* rows, size_t elements) {
+    return group_.library_.broadcast(rank == ranks_.rank ? args.own : rows, rows, elements,
+                                     nccl_type(args.type), rank, comm_, launch.stream);
+  });
+}
+
+Status NcclRank::scatter_sums(const RankRowsArgs& args, const LaunchOptions& launch) {
+  return each_part("scatter_sums", args, [&](int32_t rank, std::byte* rows, size_t elements) {
+    return group_.library_.reduce(rows, rank == ranks_.rank ? args.own : rows, elements,
+                                  nccl_type(args.type), NcclLibrary::kSum, rank, comm_,
+                                  launch.stream);
+  });
+}
+
 Status NcclRank::share_tokens(const ShareTokensArgs& args, const LaunchOptions& launch) {
   ESP_RETURN_IF_ERROR(check_share_tokens(args, group_.options_.tokens_max));
   if (args.rows == 0) return {};
@@ -286,7 +324,9 @@ Result<std::unique_ptr<DeviceGroup>> DeviceGroup::create_nccl(const DeviceGroupO
         invalid_argument("{} ranks, {} tokens", options.devices.size(), options.tokens_max));
   ESP_ASSIGN_OR_RETURN(const NcclLibrary* library, nccl_library());
   std::string bytes = ranks.id;
-  if (bytes.empty()) ESP_ASSIGN_OR_RETURN(bytes, new_nccl_id());
+  if (bytes.empty()) {
+    ESP_ASSIGN_OR_RETURN(bytes, new_nccl_id());
+  }
   NcclId id{};
   if (bytes.size() != sizeof id.bytes)
     return fail(invalid_argument("an id of NCCL has {} bytes, not {}", sizeof id.bytes,

@@ -27,6 +27,7 @@ Result<NcclLibrary> open_library() {
   find(library, "ncclGroupStart", out.group_start, missing);
   find(library, "ncclGroupEnd", out.group_end, missing);
   find(library, "ncclAllReduce", out.all_reduce, missing);
+  find(library, "ncclReduce", out.reduce, missing);
   find(library, "ncclAllGather", out.all_gather, missing);
   find(library, "ncclBroadcast", out.broadcast, missing);
   find(library, "ncclGetErrorString", out.get_error_string, missing);

@@ -31,6 +31,8 @@ struct NcclLibrary {
   int (*group_end)();
   int (*all_reduce)(const void* from, void* to, size_t count, int type, int op, NcclComm comm,
                     Stream stream);
+  int (*reduce)(const void* from, void* to, size_t count, int type, int op, int root, NcclComm comm,
+                Stream stream);
   int (*all_gather)(const void* part, void* all, size_t count, int type, NcclComm comm,
                     Stream stream);
   int (*broadcast)(const void* from, void* to, size_t count, int type, int root, NcclComm comm,

@@ -27,6 +27,8 @@ class DeviceArray {
   explicit DeviceArray(size_t count) : count_(count) {
     EXPECT_EQ(cudaMalloc(&data_, std::max<size_t>(1, count) * sizeof(T)), cudaSuccess);
     cudaMemset(data_, 0xff, std::max<size_t>(1, count) * sizeof(T));  // NaN: unwritten shows
+    // Streams of tests do not wait for the one that fills.
+    EXPECT_EQ(cudaStreamSynchronize(cudaStreamLegacy), cudaSuccess);
   }
   explicit DeviceArray(const std::vector<T>& values) : DeviceArray(values.size()) { set(values); }
   DeviceArray(DeviceArray&& other) noexcept : data_(other.data_), count_(other.count_) {

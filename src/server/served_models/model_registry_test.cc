@@ -221,7 +221,9 @@ TEST_F(ModelRegistryTest, StopAnswersWhoWaits) {
   first = nullptr;
   registry_->stop();
   const Result<ContextPtr> got = made.get_future().get();
-  if (!got) EXPECT_EQ(got.error().code(), StatusCode::kUnavailable);
+  if (!got) {
+    EXPECT_EQ(got.error().code(), StatusCode::kUnavailable);
+  }
   EXPECT_FALSE(acquire(0));
 }
 

@@ -220,7 +220,7 @@ Status ModelSchedule::reason(size_t model, int64_t free_bytes) const {
   const Model& m = at(model);
   if (m.lacks_memory) return m.last_failure;
   if (is_stopped(m.state) && !fits(model, free_bytes)) return no_memory(model, free_bytes);
-  return error(StatusCode::kUnavailable,
+  return error(StatusCode::kUnavailable, "{}",
                is_stopped(m.state) ? "other models are being loaded" : "it is still being loaded");
 }
 

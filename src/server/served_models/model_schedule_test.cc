@@ -262,11 +262,16 @@ class World {
       ASSERT_TRUE(schedule_->wanted(step.model));
       return;
     }
-    if (step.kind == Kind::kSleep) ASSERT_TRUE(was_ready[step.model]);
+    if (step.kind == Kind::kSleep) {
+      ASSERT_TRUE(was_ready[step.model]);
+    }
     if (!was_ready[step.model] || is_due(step.model)) return;
     // What gives way before its time was used no later than any other idle model that is ready.
-    for (size_t m = 0; m < users_.size(); ++m)
-      if (was_ready[m] && users_[m] == 0) ASSERT_LE(last_[step.model], last_[m]) << m;
+    for (size_t m = 0; m < users_.size(); ++m) {
+      if (was_ready[m] && users_[m] == 0) {
+        ASSERT_LE(last_[step.model], last_[m]) << m;
+      }
+    }
   }
 
   bool is_due(size_t m) const { return keep_[m] && now_ >= last_[m] + *keep_[m]; }
@@ -303,7 +308,9 @@ class World {
       step();
     }
     for (size_t m = 0; m < users_.size(); ++m) EXPECT_FALSE(schedule_->wanted(m)) << m;
-    if (limit_ > 0) EXPECT_LE(schedule_->total_bytes(), limit_);
+    if (limit_ > 0) {
+      EXPECT_LE(schedule_->total_bytes(), limit_);
+    }
     now_ += seconds(1000);
     for (int i = 0; i < 100; ++i) step();
     EXPECT_FALSE(schedule_->next_stop());

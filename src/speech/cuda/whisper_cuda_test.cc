@@ -129,7 +129,9 @@ TEST_P(WhisperCuda, TranscribesAsTransformersDoes) {
                                         .timestamps = each.timestamps});
     ASSERT_TRUE(made) << made.error().to_string();
     EXPECT_EQ(made->text, each.text) << each.samples;
-    if (each.timestamps) EXPECT_EQ(made->segments.size(), each.segments.size());
+    if (each.timestamps) {
+      EXPECT_EQ(made->segments.size(), each.segments.size());
+    }
   }
 }
 
