@@ -703,8 +703,8 @@ void add_limit_rows(SettingTable& table, AppConfig& config) {
 void add_node_rows(SettingTable& table, NodeSettings& nodes) {
   table.group("Nodes");
   table.integer("nnodes", nodes.nnodes, 1, 1024,
-                "processes, each on a computer of its own, that compute one model together, on "
-                "CPUs; they divide the ranks of --tp-size");
+                "processes, each on a computer of its own, that compute one model together; they "
+                "divide the ranks of --tp-size");
   table.integer("node-rank", nodes.node_rank, 0, 1023,
                 "which of them this is; 0 is the leader, which alone serves requests");
   shown_default(table.text("dist-init-addr", nodes.dist_init_addr, "HOST:PORT",

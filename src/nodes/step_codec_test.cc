@@ -171,6 +171,47 @@ TEST(StepCodec, SendsTheNewPagesOfATableAlone) {
   EXPECT_EQ(encoder.encode(batch, std::vector<TokenId>{1}, {}).size(), first);
 }
 
+// A device that keeps tables takes the pages that are new to it: a table keeps its version while
+// pages are appended, and has another one when they are others.
+TEST(StepCodec, TablesKeepTheirVersionWhileTheyGrow) {
+  ForwardBatch batch;
+  batch.step = 1;
+  batch.entries.push_back(
+      {.slot = 2, .num_query_tokens = 1, .prefix_len = 3, .num_pages = 1, .table_version = 7});
+  batch.positions = {3};
+  batch.page_tables = {11, 12};
+  StepEncoder encoder;
+  StepDecoder decoder(kLimits);
+  const auto version_of = [&] {
+    const Status status = decoder.decode(encoder.encode(batch, std::vector<TokenId>{1}, {}));
+    EXPECT_TRUE(status.ok()) << status.message();
+    return decoder.batch().entries[0].table_version;
+  };
+  const uint64_t first = version_of();
+  EXPECT_NE(first, 0u);
+  batch.entries[0].prefix_len = 4, batch.entries[0].num_pages = 2, batch.positions = {4};
+  EXPECT_EQ(version_of(), first);
+  batch.entries[0].table_version = 8, batch.page_tables = {13, 14};
+  EXPECT_NE(version_of(), first);
+}
+
+TEST(StepCodec, TokensOfSlotsAreForNodesThatHaveThem) {
+  ForwardBatch batch;
+  batch.step = 1;
+  batch.entries.push_back({.num_query_tokens = 1, .num_pages = 1, .table_version = 1});
+  batch.entries[0].slot = 0;
+  batch.positions = {0};
+  batch.page_tables = {5};
+  StepEncoder encoder;
+  const std::string bytes(encoder.encode(batch, std::vector<TokenId>{kTokenFromSlot}, {}));
+  EXPECT_EQ(StepDecoder(kLimits).decode(bytes).code(), StatusCode::kDataLoss);
+  StepLimits limits = kLimits;
+  limits.tokens_from_slots = true;
+  StepDecoder decoder(limits);
+  ASSERT_TRUE(decoder.decode(bytes).ok());
+  EXPECT_EQ(decoder.batch().token_ids, std::vector<TokenId>{kTokenFromSlot});
+}
+
 // Every index of what is taken is within its bounds.
 void expect_within_limits(const ForwardBatch& batch, const PageCopies& copies) {
   EXPECT_LE(batch.num_tokens(), kLimits.max_tokens);

@@ -1,5 +1,6 @@
 """One model computed by two processes, as on two nodes: every token and log-probability of one process, refusals,
-and what is left when a node is killed, stopped or started wrongly. ESPALIER_KILLS: how many are killed."""
+and what is left when a node is killed, stopped or started wrongly. ESPALIER_KILLS: how many are killed.
+ESPALIER_TEST_GPUS=1: also by two processes with a GPU each."""
 import contextlib
 import http.client
 import json
@@ -20,6 +21,8 @@ COMMON = ["--device", "cpu", "--num-threads", "2", "--max-total-tokens", "8192"]
 PROMPTS = ["The river begins in the hills", "1 2 3 4 5 6", "Q: What is", "The capital of France is"]
 SCHEMA = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"], "additionalProperties": False}
 CANNOT_GO_ON = 70
+GPUS = ["--device", "cuda", "--max-total-tokens", "8192", "--random-seed", "1"]
+needs_gpus = unittest.skipUnless(os.environ.get("ESPALIER_TEST_GPUS"), "needs two GPUs: ESPALIER_TEST_GPUS=1")
 
 
 PORTS = random.Random(os.getpid())
@@ -157,6 +160,29 @@ class TheSameAnswers(unittest.TestCase):
             self.assertEqual(leader.post("/v1/embeddings", body)["data"], want)
 
 
+@needs_gpus
+class TheSameAnswersOfGpus(unittest.TestCase):
+    def compare(self, *args, text=True):
+        args = [*GPUS, "--dtype", "float32", "--enable-deterministic-inference", "--tp-size", "2", *args]
+        with harness.Server(*args) as server:
+            want = answers(server, text)
+        with two_nodes(*args, follower_args=[*args, "--base-gpu-id", "1"]) as (leader, follower):
+            self.assertIn('collectives="NCCL"', leader.output())
+            self.assertEqual(answers(leader, text), want)
+            self.assertEqual(leader.stop(), 0, leader.output())
+            self.assertEqual(follower.wait(), 0, follower.output())
+
+    def test_of_the_model_that_ships(self):
+        self.compare()
+        self.compare("--disable-cuda-graph")
+
+    def test_of_golden_models(self):
+        for model, more in (("llama_untied_bias", ("--speculative-algorithm", "NGRAM")),
+                            ("qwen3_moe", ("--ep-size", "2", "--page-size", "16", "--chunked-prefill-size", "32"))):
+            with self.subTest(model):
+                self.compare("--model-path", os.path.join(GOLDENS, model), "--skip-tokenizer-init", *more, text=False)
+
+
 class Operations(unittest.TestCase):
     def test_work_or_are_refused_by_name(self):
         with two_nodes(*COMMON, "--tp-size", "2") as (leader, _):
@@ -283,9 +309,11 @@ class NodesThatEnd(unittest.TestCase):
         self.seconds_max = max(self.seconds_max, time.monotonic() - started)
         return code
 
+    COMMON, OF_FOLLOWER = COMMON, []
+
     def lose(self, victim, tokens, signal_number):
-        args = [*COMMON, "--tp-size", "2", "--dist-heartbeat-timeout", "1" if signal_number == signal.SIGSTOP else "5"]
-        with two_nodes(*args) as (leader, follower):
+        args = [*self.COMMON, "--tp-size", "2", "--dist-heartbeat-timeout", "1" if signal_number == signal.SIGSTOP else "5"]
+        with two_nodes(*args, follower_args=[*args, *self.OF_FOLLOWER]) as (leader, follower):
             requests = Requests(leader, 3)
             harness.wait_until(lambda: requests.tokens >= tokens or len(requests.ends) == 3, "tokens")
             lost, left = (leader, follower) if victim == "leader" else (follower, leader)
@@ -317,14 +345,21 @@ class NodesThatEnd(unittest.TestCase):
 
     def test_that_are_stopped(self):
         self.lose("follower", 30, signal.SIGTERM)
-        with two_nodes(*COMMON, "--tp-size", "2") as (leader, follower):
+        args = [*self.COMMON, "--tp-size", "2"]
+        with two_nodes(*args, follower_args=[*args, *self.OF_FOLLOWER]) as (leader, follower):
             self.assertEqual(leader.stop(), 0)
             self.assertEqual(follower.wait(), 0, follower.output())
 
     def test_idle_ones_too(self):
-        with two_nodes(*COMMON, "--tp-size", "2") as (leader, follower):
+        args = [*self.COMMON, "--tp-size", "2"]
+        with two_nodes(*args, follower_args=[*args, *self.OF_FOLLOWER]) as (leader, follower):
             follower.process.kill()
             self.assertEqual(self.end_of(leader.process), CANNOT_GO_ON)
+
+
+@needs_gpus
+class NodesOnGpusThatEnd(NodesThatEnd):
+    COMMON, OF_FOLLOWER = GPUS, ["--base-gpu-id", "1"]
 
 
 if __name__ == "__main__":

@@ -136,7 +136,8 @@ Status Follower::run() {
       return part_.group->status();
     }
     if (part_.gpu) {
-      if (const Status launched = launch_on_gpu(); !launched.ok()) part_.group->set_failure(launched);
+      if (const Status launched = launch_on_gpu(); !launched.ok())
+        part_.group->set_failure(launched);
     } else {
       compute_on_cpu();
     }

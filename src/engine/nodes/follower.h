@@ -33,7 +33,7 @@ class Follower {
   Status launch_on_gpu();
 
   NodePart part_;
-  std::optional<KvPool> kv_;  // on CPUs
+  std::optional<KvPool> kv_;            // on CPUs
   std::deque<ForwardBatch> in_flight_;  // on GPUs
   const nodes::StepLimits limits_;
   nodes::StepDecoder decoder_;

@@ -163,15 +163,16 @@ Result<NodePart> start_node_part(const EngineConfig& config, const NodeSettings&
                       stated.architecture));
   // Before a node waits for the others.
   ESP_ASSIGN_OR_RETURN(const EngineConfig effective, resolve(part.config, stated, part.system));
-  ESP_ASSIGN_OR_RETURN(part.group, join_nodes(part.config, settings,
-                                              [hook = part.on_lost,
-                                               on_failure = std::move(on_failure)](const Status& why) {
-                                                {
-                                                  const std::lock_guard lock(hook->mutex);
-                                                  if (hook->stop) hook->stop();
-                                                }
-                                                on_failure(why);
-                                              }));
+  ESP_ASSIGN_OR_RETURN(
+      part.group,
+      join_nodes(part.config, settings,
+                 [hook = part.on_lost, on_failure = std::move(on_failure)](const Status& why) {
+                   {
+                     const std::lock_guard lock(hook->mutex);
+                     if (hook->stop) hook->stop();
+                   }
+                   on_failure(why);
+                 }));
   if (device.cuda) {
     ESP_RETURN_IF_ERROR(start_gpu_part(part));
     return part;

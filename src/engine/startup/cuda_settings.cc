@@ -24,7 +24,7 @@ int32_t max_draft_samples(const EngineConfig& c) {
 }  // namespace
 
 CudaExecutorConfig cuda_executor_config(const EngineConfig& sizes, const SystemInfo& system,
-                                   int64_t encoder_bytes) {
+                                        int64_t encoder_bytes) {
   const int32_t chunk =
       std::min(sizes.schedule.chunked_prefill_size, sizes.schedule.max_prefill_tokens);
   return {.max_slots = sizes.schedule.max_running_requests,

@@ -24,8 +24,8 @@ Status sum_rank_rows(const PeerView& peers, const PeerBuffers& all, const RankRo
                      const LaunchOptions& launch);
 Status share_slot_tokens(const PeerView& peers, const ShareTokensArgs& args,
                          const LaunchOptions& launch);
-// to[row, p * columns + c] = from[p * from_part + row * from_stride + c]: parts that lie behind each
-// other, side by side. 16-byte aligned; strides in elements.
+// to[row, p * columns + c] = from[p * from_part + row * from_stride + c]: parts that lie behind
+// each other, side by side. 16-byte aligned; strides in elements.
 struct RowCopies {
   DType type = DType::kFloat32;
   const void* from = nullptr;

@@ -116,8 +116,7 @@ TEST_F(NcclCuda, PartsOfRowsLieSideBySide) {
   for (const auto& [rows, columns] : {std::pair{1, 24}, {5, 30}, {70, 64128}}) {
     const int64_t part_stride = columns + 8, out_stride = int64_t{columns} * 2 + 6;
     std::vector<std::vector<float>> parts;
-    for (int r = 0; r < 2; ++r)
-      parts.push_back(test::random_floats(rng_, rows * part_stride, 1));
+    for (int r = 0; r < 2; ++r) parts.push_back(test::random_floats(rng_, rows * part_stride, 1));
     std::vector<float> got;
     each([&](int32_t rank, ec::Stream& stream) {
       const DeviceArray<float> part(parts[static_cast<size_t>(rank)]);
@@ -137,9 +136,8 @@ TEST_F(NcclCuda, PartsOfRowsLieSideBySide) {
     for (int row = 0; row < rows; ++row)
       for (int r = 0; r < 2; ++r)
         for (int c = 0; c < columns; ++c)
-          num_wrong +=
-              got[static_cast<size_t>(row * out_stride + r * columns + c)] !=
-              parts[static_cast<size_t>(r)][static_cast<size_t>(row * part_stride + c)];
+          num_wrong += got[static_cast<size_t>(row * out_stride + r * columns + c)] !=
+                       parts[static_cast<size_t>(r)][static_cast<size_t>(row * part_stride + c)];
     EXPECT_EQ(num_wrong, 0u) << rows << " x " << columns;
   }
 }

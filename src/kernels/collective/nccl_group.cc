@@ -1,5 +1,6 @@
-// Ranks over NCCL, of one process or of several. Sums stand in x, and residuals and norms are a kernel of their
-// own behind them; gathered rows pass a buffer, since NCCL puts parts behind each other.
+// Ranks over NCCL, of one process or of several. Sums stand in x, and residuals and norms are a
+// kernel of their own behind them; gathered rows pass a buffer, since NCCL puts parts behind each
+// other.
 #include <algorithm>
 #include <mutex>
 #include <shared_mutex>
@@ -142,8 +143,8 @@ Status NcclGroup::allocate() {
     };
     ec::Arena measured;
     lay_out(measured);
-    ESP_ASSIGN_OR_RETURN(rank->block_, ec::DeviceBuffer::allocate(measured.used_bytes(),
-                                                                  "rows between ranks"));
+    ESP_ASSIGN_OR_RETURN(rank->block_,
+                         ec::DeviceBuffer::allocate(measured.used_bytes(), "rows between ranks"));
     ec::Arena arena(rank->block_.data());
     rank->buffers_ = lay_out(arena);
   }
@@ -329,8 +330,8 @@ Result<std::unique_ptr<DeviceGroup>> DeviceGroup::create_nccl(const DeviceGroupO
   }
   NcclId id{};
   if (bytes.size() != sizeof id.bytes)
-    return fail(invalid_argument("an id of NCCL has {} bytes, not {}", sizeof id.bytes,
-                                 bytes.size()));
+    return fail(
+        invalid_argument("an id of NCCL has {} bytes, not {}", sizeof id.bytes, bytes.size()));
   std::ranges::copy(bytes, id.bytes);
   auto group = std::make_unique<NcclGroup>(*library, options, ranks);
   ESP_RETURN_IF_ERROR(group->join(id));

@@ -36,10 +36,9 @@ class CudaRanks final : public Executor, public ReleasableMemory {
   // ranks do not divide, kUnavailable for devices that cannot read each other's memory where NCCL
   // is not there. all: where other processes have ranks too; each launches the same batches, and
   // rank 0's process alone has results.
-  static Result<std::unique_ptr<CudaRanks>> begin_load(const ModelPlan& plan,
-                                                       const ModelLoadOptions& options,
-                                                       const std::vector<int32_t>& devices,
-                                                       const kernels::cuda::NcclRanks* all = nullptr);
+  static Result<std::unique_ptr<CudaRanks>> begin_load(
+      const ModelPlan& plan, const ModelLoadOptions& options, const std::vector<int32_t>& devices,
+      const kernels::cuda::NcclRanks* all = nullptr);
   ~CudaRanks() override;
 
   // Of the whole model; and of what the rank with the largest part has of keys, values and weights.
