@@ -50,7 +50,7 @@ def measure(ratio, arguments):
     if arguments.threads:
         flags += ["--num-threads", str(arguments.threads)]
     with tempfile.TemporaryDirectory() as folder, \
-            common.Target("--model-path", together.with_long_context(folder), "--disable-radix-cache", *flags) as target:
+            common.Target("--model-path", together.with_long_context(folder), "--disable-radix-cache", "--fair-share", "tenant", *flags) as target:
         together.stream_gaps(target, time.monotonic() + 2)
         quiet, _ = together.stream_gaps(target, time.monotonic() + arguments.seconds / 2)
         done, gaps, seconds = prompts_beside(target, arguments.seconds, arguments.clients, streams=True)

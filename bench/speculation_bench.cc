@@ -25,6 +25,7 @@ namespace {
 
 struct Options {
   std::string model = "share/default_model";
+  std::string draft_model;  // of STANDALONE
   int rounds = 5, threads = 2, draft_tokens = 8;
   std::vector<std::string> only;
   std::vector<std::string> algorithms = {"NGRAM", "RADIX", "COMBINED", "EAGLE3"};
@@ -202,6 +203,8 @@ std::unique_ptr<Engine> start(const Options& options, const std::string& algorit
                       .speculation = {.speculative_algorithm = algorithm,
                                       .speculative_num_draft_tokens = options.draft_tokens}};
   config.model.model_path = options.model;
+  if (algorithm == "STANDALONE")
+    config.speculation.speculative_draft_model_path = options.draft_model;
   config.cache.max_total_tokens = 40000;
   config.sampling.random_seed = 1;
   auto engine = Engine::create(config);
@@ -266,6 +269,7 @@ int run(int argc, char** argv) {
   Options options;
   CLI::App app("Draft tokens on mixes of requests, by drafter");
   app.add_option("--model", options.model, "a model's folder")->capture_default_str();
+  app.add_option("--draft-model", options.draft_model, "the folder that STANDALONE reads");
   app.add_option("--rounds", options.rounds, "runs of each mix with each drafter")
       ->check(CLI::Range(1, 1000))
       ->capture_default_str();

@@ -5,8 +5,8 @@
 #include <cstdlib>
 #include <limits>
 
-#include "apps/expert_settings.h"
 #include "apps/kv_events_setting.h"
+#include "apps/rank_settings.h"
 #include "apps/served_models_file.h"
 #include "base/log.h"
 #include "engine/replicas/replica_choice.h"
@@ -338,14 +338,17 @@ void add_grammar_rows(SettingTable& table, EngineConfig& engine) {
                "sample every token, those that a grammar leaves no choice for too");
   table.toggle("disable-drafts", engine.grammar.disable_draft_tokens,
                "propose no draft tokens from earlier answers of the same grammar");
-  table.choice("speculative-algorithm", engine.speculation.speculative_algorithm,
-               {"none", "NGRAM", "RADIX", "COMBINED", "EAGLE3", "NEXTN", "STANDALONE"},
-               "draft tokens for requests without a grammar, verified by the model's own samples: "
-               "NGRAM takes them from the request's text and from recent answers, RADIX from what "
-               "other requests said behind the same prefix, COMBINED from whichever was right of "
-               "late, EAGLE3 from a draft head, NEXTN from the checkpoint's layer for multi-token "
-               "prediction, STANDALONE from a draft model; where that is measured to pay; changes "
-               "no answer");
+  table.choice(
+      "speculative-algorithm", engine.speculation.speculative_algorithm,
+      {"none", "auto", "NGRAM", "RADIX", "COMBINED", "EAGLE3", "NEXTN", "STANDALONE"},
+      "draft tokens, verified by the model's own samples: NGRAM takes them from the text of a "
+      "request "
+      "without a grammar and from recent answers, RADIX from what other requests said behind the "
+      "same "
+      "prefix, COMBINED from whichever was right of late, EAGLE3 from a draft head, NEXTN from the "
+      "checkpoint's layer for multi-token prediction, STANDALONE from a draft model, auto from a "
+      "head "
+      "in the model's folder on the CPU; where it pays");
   table.path("speculative-draft-model-path", engine.speculation.speculative_draft_model_path,
              "folder of the draft head that EAGLE3 or NEXTN runs, or of the draft model of "
              "STANDALONE; empty: `draft` in the model's folder, of NEXTN the model's");
@@ -418,8 +421,7 @@ void add_system_rows(SettingTable& table, EngineConfig& engine) {
           "CPU parts of the threads; each has a part of the heads and of the features")
       .aliases = {"tensor-parallel-size", "tp"};
   table.toggle("disable-custom-all-reduce", engine.compute.disable_custom_all_reduce,
-               "let the GPUs of --tp-size exchange by NCCL, which must be installed, though they "
-               "have peer access");
+               "let the GPUs of --tp-size exchange by NCCL, which must be installed");
   add_stage_rows(table, engine);
   add_expert_rows(table, engine.compute);
   table
@@ -698,27 +700,6 @@ void add_limit_rows(SettingTable& table, AppConfig& config) {
   table.integer("io-threads", server.limits.io_threads, 1, 256, "threads that serve sockets");
   table.integer("worker-threads", server.limits.worker_threads, 1, 256,
                 "threads that read large bodies and long texts");
-}
-
-void add_node_rows(SettingTable& table, NodeSettings& nodes) {
-  table.group("Nodes");
-  table.integer("nnodes", nodes.nnodes, 1, 1024,
-                "processes, each on a computer of its own, that compute one model together; they "
-                "divide the ranks of --tp-size");
-  table.integer("node-rank", nodes.node_rank, 0, 1023,
-                "which of them this is; 0 is the leader, which alone serves requests");
-  shown_default(table.text("dist-init-addr", nodes.dist_init_addr, "HOST:PORT",
-                           "where the leader listens for the other nodes; the same on all nodes"),
-                "none");
-  shown_default(table.text("dist-token", nodes.dist_token, "TOKEN",
-                           "that all nodes share; needed where the address of --dist-init-addr is "
-                           "not this computer alone"),
-                "none");
-  table.number("dist-timeout", nodes.dist_timeout, 0.1, 86400,
-               "seconds until all nodes have joined");
-  table.number("dist-heartbeat-timeout", nodes.dist_heartbeat_timeout, 0.1, 600,
-               "seconds without a sign of life after which a node is gone: requests end with an "
-               "error, and all nodes end");
 }
 
 }  // namespace

@@ -72,7 +72,7 @@ TEST(Describe, PagesStateEverySetting) {
   EXPECT_EQ(pages[0].file_name, "tool.1");
   EXPECT_EQ(pages[1].file_name, "tool-paint.1");
   EXPECT_EQ(pages[3].file_name, "tool-all-paint.1");
-  EXPECT_THAT(pages[1].text, HasSubstr("\\fB\\-\\-colour\\fR \\fIred|green\\fR"));
+  EXPECT_THAT(pages[1].text, HasSubstr("\\fB\\-\\-colour\\fR \\fIred|\\:green\\fR"));
   EXPECT_THAT(pages[1].text, HasSubstr("[red]"));
   EXPECT_THAT(pages[1].text, HasSubstr("ESPALIER_COLOUR"));
   EXPECT_THAT(pages[0].text, HasSubstr("tool\\-paint"));

@@ -249,8 +249,9 @@ Finding check_nccl(std::optional<int> version, int32_t num_devices) {
             ""};
   if (num_devices < 2)
     return {"NCCL", Health::kGood, "not installed, and not needed without several GPUs", ""};
-  return {"NCCL", Health::kNote, "libnccl.so.2 is not installed",
-          "only GPUs without peer access, and --disable-custom-all-reduce, need it: install libnccl2"};
+  return {
+      "NCCL", Health::kNote, "libnccl.so.2 is not installed",
+      "only GPUs without peer access, and --disable-custom-all-reduce, need it: install libnccl2"};
 }
 
 std::vector<Finding> examine(const DoctorOptions& options) {

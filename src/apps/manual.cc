@@ -9,7 +9,8 @@
 namespace espalier::apps {
 namespace {
 
-// Text for roff: backslashes and dashes as they are, and no line that begins as a request does.
+// Text for roff: backslashes and dashes as they are, no line that begins as a request does, and
+// alternatives that may stand on several lines.
 std::string roff(std::string_view text) {
   std::string out;
   bool begins = true;
@@ -21,6 +22,7 @@ std::string roff(std::string_view text) {
       out += "\\-";
     else
       out += c;
+    if (c == '|') out += "\\:";
     begins = c == '\n';
   }
   return out;

@@ -284,16 +284,17 @@ Status check_draft_head(const EngineConfig& c) {
   }
   if (settings.has_draft_model() && settings.speculative_draft_model_path.empty())
     return invalid_argument(
-        "speculative_algorithm is STANDALONE, which drafts with another model: set "
+        "speculative_algorithm is STANDALONE, whose draft tokens come from another model: set "
         "speculative_draft_model_path to the folder of a small one of the same vocabulary");
   if (settings.speculative_num_steps < 1 || settings.speculative_num_steps > HeadText::kChainMax)
     return invalid_argument("speculative_num_steps is {}, but must be 1 to {}",
                             settings.speculative_num_steps, HeadText::kChainMax);
   if (c.tiers.enable_hierarchical_cache || c.disaggregation.disaggregation_mode != "null")
-    return error(StatusCode::kUnimplemented,
-                 "speculative_algorithm {} keeps keys of what drafts on the device alone: "
-                 "leave enable_hierarchical_cache and disaggregation_mode out, or set COMBINED",
-                 settings.speculative_algorithm);
+    return error(
+        StatusCode::kUnimplemented,
+        "speculative_algorithm {} keeps keys of its draft head or model on the device alone: "
+        "leave enable_hierarchical_cache and disaggregation_mode out, or set COMBINED",
+        settings.speculative_algorithm);
   return {};
 }
 
@@ -423,7 +424,7 @@ Result<KvType> resolve_kv_type(const EngineConfig& config, const ModelInfo& info
         invalid_argument("kv_cache_dtype is '{}', but must be auto, float32, bfloat16 or fp8_e4m3",
                          config.cache.kv_cache_dtype));
   const int64_t parameters =
-      info.num_held_parameters > 0 ? info.num_held_parameters : info.num_parameters;
+      info.num_loaded_parameters > 0 ? info.num_loaded_parameters : info.num_parameters;
   const bool float32 = parameters > 0 && info.weight_bytes >= 4 * parameters;
   return float32 ? KvType::kFloat32 : KvType::kBFloat16;
 }

@@ -148,7 +148,7 @@ TEST_P(DraftHeadEngineCuda, DeterministicAnswersAreTheSameBits) {
 INSTANTIATE_TEST_SUITE_P(Heads, DraftHeadEngineCuda, testing::ValuesIn(kCudaHeads),
                          [](const auto& heads) { return std::string(heads.param.name); });
 
-// Requests under a grammar have no chains, and stand beside those that do.
+// Requests under a grammar stand beside those without one, and have chains too.
 TEST(DraftHeadGrammarCuda, AnswersAreThoseOfTheCpu) {
   ESPALIER_REQUIRE_DEVICE();
   const auto answers = [](const char* device, const char* algorithm) {

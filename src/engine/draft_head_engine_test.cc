@@ -18,7 +18,8 @@ namespace {
 const std::filesystem::path kRandomHead = "tests/golden/draft/llama_tied_llama3";
 const std::filesystem::path kMtpModels = "tests/golden/mtp";
 
-// A model, what drafts for it, and where that is; empty: in its own checkpoint.
+// A model, how its draft tokens are made, and where the head or draft model is; empty: in its own
+// checkpoint.
 struct Heads {
   const char *name, *algorithm;
   std::filesystem::path model, head;
@@ -135,9 +136,9 @@ TEST(DraftHeadOfCheckpoint, ThatIsRightIsAccepted) {
                              {"STANDALONE", llama, llama, 2},
                              {"STANDALONE", llama, llama, 1, 2}}) {
     SCOPED_TRACE(right.algorithm);
-    const auto load = [&](bool drafts) {
+    const auto load = [&](bool with_draft) {
       EngineConfig config{.compute = {.tp_size = right.tp_size, .pp_size = right.pp_size}};
-      if (drafts)
+      if (with_draft)
         config.speculation = {.speculative_algorithm = right.algorithm,
                               .speculative_draft_model_path = right.draft};
       return load_golden(std::filesystem::absolute(right.model).string(), config);

@@ -77,12 +77,13 @@ void log_start(const EngineConfig& c, const std::string& device, const ModelInfo
       device, info.architecture, info.num_parameters, c.cache.max_total_tokens,
       c.cache.max_window_tokens, c.model.context_length, c.schedule.max_running_requests,
       c.schedule.chunked_prefill_size, c.compute.num_threads, seconds);
-  if (c.model.context_length > c.cache.max_total_tokens + 1)  // the last token has no keys
+  const int32_t tokens = c.cache.max_total_tokens / c.compute.attention_ranks();  // of one request
+  if (c.model.context_length > tokens + 1)  // the last token has no keys
     log_warning(
         "the context of {} tokens is longer than the KV cache of {}: prompt and output of a "
         "request share at most {}; raise max_total_tokens or mem_fraction_static, or lower "
         "context_length",
-        c.model.context_length, c.cache.max_total_tokens, c.cache.max_total_tokens + 1);
+        c.model.context_length, tokens, tokens + 1);
 }
 
 }  // namespace
@@ -212,10 +213,11 @@ Result<std::unique_ptr<Engine>> create_one(const EngineConfig& user, MakePrefixC
 Result<std::unique_ptr<Engine>> Engine::create(const EngineConfig& config,
                                                MakePrefixCache make_cache) {
   if (is_transcriber(config.model.model_path)) return start_speech_engine(config);
-  // As SGLang counts: attention then is done in --dp-size parts, not by replicas.
-  if (config.compute.enable_dp_attention && config.compute.dp_size == config.compute.tp_size) {
+  // As SGLang counts: attention then is done in --dp-size parts, not by replicas. Any other number
+  // is refused.
+  if (config.compute.enable_dp_attention) {
     EngineConfig one = config;
-    one.compute.dp_size = 1;
+    if (one.compute.dp_size == one.compute.tp_size) one.compute.dp_size = 1;
     return create_one(one, std::move(make_cache), {});
   }
   if (config.compute.dp_size <= 1) return create_one(config, std::move(make_cache), {});

@@ -161,7 +161,7 @@ EngineImpl::EngineImpl(const EngineConfig& config, Parts parts, CacheParts cache
       parts_(std::move(parts)),
       sampling_context_(make_sampling_context(config, parts_)),
       cache_parts_(std::move(cache)),
-      registry_(max_samples(config), eviction_rule(config)),
+      registry_(max_samples(config), eviction_rule(config), config.schedule.max_running_requests),
       adapters_(*parts_.executor, {.rank_max = config.lora.max_lora_rank,
                                    .num_loaded_max = config.lora.max_loaded_loras,
                                    .bytes_max = config.lora.max_lora_bytes}),
@@ -282,10 +282,12 @@ Status check_inputs(const GenerateRequest& request, const ModelInfo& info, const
   ESP_RETURN_IF_ERROR(check_use(request, info));
   if (request.images.empty()) return {};
   if (!info.images)
-    return error(StatusCode::kUnimplemented,
-                 "the prompt has images (image_data), but {} reads text alone: leave them out, or "
-                 "start with a model that reads them",
-                 info.architecture);
+    return error(
+        StatusCode::kUnimplemented,
+        "the prompt has images (image_data, video_data), but {} reads text alone: leave them "
+        "out, or "
+        "start with a model that reads them",
+        info.architecture);
   if (!has_encoder)
     return error(StatusCode::kUnimplemented,
                  "the engine was started without an encoder of pictures");

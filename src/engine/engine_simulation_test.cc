@@ -50,7 +50,7 @@ class ActingExecutor final : public Executor {
     return device_.wait(step);
   }
   int32_t draft_samples_max() const override { return device_.draft_samples_max(); }
-  bool drafts_with_penalties() const override { return device_.drafts_with_penalties(); }
+  bool penalises_draft_tokens() const override { return device_.penalises_draft_tokens(); }
   int32_t chain_max() const override { return device_.chain_max(); }
   PageCopier* page_copier() override { return device_.page_copier(); }
 

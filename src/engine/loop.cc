@@ -33,7 +33,7 @@ SchedulerConfig scheduler_config(const EngineConfig& c, const Executor& executor
           c.grammar.disable_draft_tokens && c.speculation.speculative_algorithm == "none"
               ? 0
               : executor.draft_samples_max(),
-      .drafts_with_penalties = executor.drafts_with_penalties(),
+      .penalises_draft_tokens = executor.penalises_draft_tokens(),
       .chain_max = c.speculation.has_draft_head() ? executor.chain_max() : 0,
       .find_shared_prefixes = c.compute.device == "cuda" && !c.compute.disable_cascade_attention &&
                               !c.compute.enable_deterministic_inference,

@@ -246,6 +246,23 @@ TEST(Registry, ALowerPriorityGivesWayToAHigherOne) {
               testing::SizeIs(3));  // equal, one, two; never what runs
 }
 
+// All seven arrive before the scheduler has seen the first.
+TEST(Registry, WhatRunsAsItArrivesGivesWayToNone) {
+  RequestRegistry r(4, QueueEvictionRule::kLowestPriority, 1);
+  std::vector<RequestId> ids;
+  for (int32_t priority = 1; priority <= 7; ++priority) {
+    const auto admitted = r.admit({.rid = std::to_string(priority), .priority = priority});
+    ASSERT_TRUE(admitted) << admitted.error().message();
+    ids.push_back(admitted->id);
+    if (priority <= 4) {
+      EXPECT_THAT(admitted->evicted, ElementsAre());
+    } else {
+      EXPECT_THAT(admitted->evicted, ElementsAre(ids[static_cast<size_t>(priority) - 4]));
+    }
+  }
+  EXPECT_EQ(r.admit({.rid = "low", .priority = 3}).error().code(), StatusCode::kResourceExhausted);
+}
+
 TEST(Registry, TheLargestShareGivesWay) {
   RequestRegistry r(6, QueueEvictionRule::kLargestShare);
   const auto admit = [&](const char* rid, const char* share, int32_t n = 1) {

@@ -1,6 +1,6 @@
 // Data-parallel attention in the whole engine: requests that belong to ranks get the tokens of one
-// rank, alone, in a crowd, cut into chunks, from the cache and through retractions; and what does
-// not go with it is refused by name.
+// rank, alone, in a crowd, cut into chunks, from the cache and in small pools; and what does not go
+// with it is refused by name.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -61,11 +61,14 @@ TEST_P(WholeAttentionEngine, GivesTheTokensOfOneRank) {
     check("whole experts", {.compute = {.ep_size = 2}});
 }
 
-// A pool for about two sequences on each rank.
-TEST_P(WholeAttentionEngine, LetsSequencesWaitAndReturn) {
-  EngineConfig config{.cache = {.max_total_tokens = 330},
-                      .schedule = {.schedule_conservativeness = 0.01}};
-  EXPECT_GT(check("a small pool", config).requests.num_retractions, 0);
+// A pool for about one sequence on each rank: some wait, and some lose their pages and come back,
+// which depends on when they came. That no page is lost then is simulation_test.cc's.
+TEST_P(WholeAttentionEngine, AnswersInASmallPool) {
+  const EngineStats stats =
+      check("a small pool",
+            {.cache = {.max_total_tokens = 240}, .schedule = {.schedule_conservativeness = 0.01}});
+  EXPECT_EQ(stats.memory.kv_tokens, 240);
+  EXPECT_EQ(stats.memory.kv_tokens_running, 0);
 }
 
 INSTANTIATE_TEST_SUITE_P(Goldens, WholeAttentionEngine,
@@ -78,7 +81,7 @@ TEST(WholeAttentionRanks, RequestsThatEndEarlyLeaveNothing) {
   std::list<Collector> collectors;
   std::vector<std::string> rids;
   for (GenerateRequest request : make_requests()) {
-    request.sampling.max_new_tokens = 200;
+    request.sampling.max_new_tokens = 100;
     const auto rid = engine->submit(std::move(request), collectors.emplace_back().sink());
     ASSERT_TRUE(rid);
     rids.push_back(*rid);
@@ -87,9 +90,9 @@ TEST(WholeAttentionRanks, RequestsThatEndEarlyLeaveNothing) {
   size_t index = 0;
   for (Collector& collector : collectors) {
     ASSERT_TRUE(collector.wait_end());
-    if (index++ % 2 == 1) {
-      EXPECT_EQ(collector.finish_type(), FinishReason::Type::kLength);
-    }
+    if (index++ % 2 == 0) continue;
+    EXPECT_EQ(collector.finish_type(), FinishReason::Type::kLength)
+        << collector.result().finish.status.to_string();
   }
   EXPECT_TRUE(engine->flush_cache().ok());
   const EngineStats stats = engine->stats();
@@ -106,6 +109,7 @@ TEST(WholeAttentionRanks, ShareThePoolEvenly) {
   ASSERT_NE(engine, nullptr);
   EXPECT_EQ(engine->config().cache.max_total_tokens, 1000);
   EXPECT_EQ(engine->config().schedule.max_running_requests, 6);
+  ASSERT_TRUE(engine->generate(make_requests().front()));  // so that the loop has published
   EXPECT_EQ(engine->stats().memory.kv_tokens, 1000);
   EXPECT_LE(engine->context_length(), 501);
   EXPECT_FALSE(engine->can_join_branches());

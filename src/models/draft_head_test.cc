@@ -115,8 +115,8 @@ TEST_F(DraftHeadTest, NamesWhatIsWrong) {
        "midlayer.mlp.gate_proj.weight");
 }
 
-// The head runs whole beside ranks, which sum in another order and have a part
-// of the embedding each.
+// The head runs whole beside ranks, which sum in another order and have a part of the embedding
+// each.
 TEST_F(DraftHeadTest, LogitsAreTheReferencesBesideRanks) {
   const HeadReference reference = read_head_reference(kHead);
   for (const int32_t ranks : {2, 4}) {

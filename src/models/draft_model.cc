@@ -9,9 +9,8 @@
 namespace espalier {
 namespace {
 
-// Tokens that the draft model does not have are padding of the model's
-// vocabulary: it reads another in their place, and proposes none that the model
-// does not have.
+// Tokens that the draft model does not have are padding of the model's vocabulary: it reads another
+// in their place, and proposes none that the model does not have.
 class DraftModel final : public DraftHead {
  public:
   DraftModel(std::unique_ptr<Model> model, const ModelInfo& target)
@@ -78,16 +77,14 @@ Status check_draft_model(const ModelInfo& target, const ModelInfo& draft) {
   for (const ModelInfo* info : {&target, &draft}) {
     if (!info->pooled && !info->images) continue;
     return error(StatusCode::kUnimplemented,
-                 "{} {}, and a draft model and its model are for text that "
-                 "they generate: leave "
+                 "{} {}, and a draft model and its model are for text that they generate: leave "
                  "--speculative-algorithm out",
                  info->architecture, info->pooled ? "makes vectors" : "reads pictures");
   }
   if (target.kv_planes != draft.kv_planes) {
     const bool latents = draft.kv_planes == 1;
     return error(StatusCode::kUnimplemented,
-                 "the draft model {} keeps {}, and {} keeps {}: take a draft "
-                 "model that keeps what "
+                 "the draft model {} keeps {}, and {} keeps {}: take a draft model that keeps what "
                  "the model does, or set --speculative-algorithm to COMBINED",
                  draft.architecture, latents ? "latents" : "keys and values", target.architecture,
                  latents ? "keys and values" : "latents");

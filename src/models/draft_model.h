@@ -1,7 +1,6 @@
-// A draft model: another, smaller decoder of the same vocabulary beside a model
-// on the CPU, which drafts chains as a draft head does. It reads the text's
-// tokens alone, nothing of the model's states. Its keys and values lie in the
-// model's pages, in layers behind the model's own.
+// A draft model: another, smaller decoder of the same vocabulary beside a model on the CPU, which
+// drafts chains as a draft head does. It reads the text's tokens alone, nothing of the model's
+// states. Its keys and values lie in the model's pages, in layers behind the model's own.
 #pragma once
 
 #include <cstdint>
@@ -13,9 +12,9 @@
 
 namespace espalier {
 
-// kUnimplemented where one of the two is of a kind that does not go with the
-// other, by name. Vocabularies may differ in length, for they are padded;
-// whether their tokens are the same is the caller's to check.
+// kUnimplemented where one of the two is of a kind that does not go with the other, by name.
+// Vocabularies may differ in length, for they are padded; whether their tokens are the same is the
+// caller's to check.
 Status check_draft_model(const ModelInfo& target, const ModelInfo& draft);
 
 // REQUIRES: check_draft_model() of the two.

@@ -16,8 +16,7 @@ class DraftedModel final : public ForwardingModel {
         draft_(std::move(draft)),
         info_(target_->info()) {
     info_.draft_kv = draft_->kv_info();
-    // Together they say what type weights have, by which that of keys and
-    // values is chosen.
+    // Together they say what type weights have, by which that of keys and values is chosen.
     info_.weight_bytes += draft_->info().weight_bytes;
     info_.num_parameters += draft_->info().num_parameters;
   }

@@ -13,9 +13,8 @@ namespace {
 Status check_draft_target(const DecoderSpec& spec, const ModelLoadOptions& options) {
   if (options.pp_size != 1) {
     return error(StatusCode::kUnimplemented,
-                 "draft heads are not divided into stages: set "
-                 "--speculative-algorithm to COMBINED, "
-                 "or leave --pp-size out");
+                 "draft heads are not divided into stages: set --speculative-algorithm to "
+                 "COMBINED, or leave --pp-size out");
   }
   if (spec.pooling || spec.images) {
     return error(StatusCode::kUnimplemented,
@@ -59,10 +58,9 @@ Result<std::vector<TokenId>> read_draft_ids(const Checkpoint& checkpoint, const 
   const std::string folder = checkpoint.folder().string();
   if (d2t == nullptr) {
     if (spec.vocab_size == spec.draft->target_vocab_size) return ids;
-    return fail(
-        invalid_argument("{}: there is no tensor 'd2t', which names "
-                         "the {} tokens of the draft vocabulary",
-                         folder, count));
+    return fail(invalid_argument(
+        "{}: there is no tensor 'd2t', which names the {} tokens of the draft vocabulary", folder,
+        count));
   }
   if (d2t->dtype_name != "I64" || d2t->shape != std::vector<int64_t>{spec.vocab_size}) {
     return fail(
@@ -93,11 +91,9 @@ Result<std::unique_ptr<program::CpuDraftHead>> load_draft_head(const std::filesy
   CheckpointSource source(checkpoint, spec, types.type, &pool);
   ESP_ASSIGN_OR_RETURN(
       auto head, program::CpuDraftHead::create(spec, std::move(ids), types, source, pool, target));
-  log_info(
-      "draft head loaded path={} parameters={} weight_bytes={} "
-      "draft_vocab_size={}",
-      folder.string(), head->info().num_parameters, head->info().weight_bytes,
-      head->info().draft_vocab_size);
+  log_info("draft head loaded path={} parameters={} weight_bytes={} draft_vocab_size={}",
+           folder.string(), head->info().num_parameters, head->info().weight_bytes,
+           head->info().draft_vocab_size);
   return head;
 }
 

@@ -34,8 +34,7 @@ Result<std::optional<DecoderSpec>> plan_draft_head(const ModelLoadOptions& optio
 // id that the target does not have.
 Result<std::vector<TokenId>> read_draft_ids(const Checkpoint& checkpoint, const DecoderSpec& spec);
 
-// The weights of the spec; the model keeps the states that it reads. Its
-// vocabulary may be divided.
+// The weights of the spec; the model keeps the states that it reads. Its vocabulary may be divided.
 Result<std::unique_ptr<program::CpuDraftHead>> load_draft_head(const std::filesystem::path& folder,
                                                                const DecoderSpec& spec,
                                                                const WeightTypes& types,

@@ -51,9 +51,8 @@ Status check_changes(const JsonObject& config, const std::optional<JsonObject>& 
   const std::vector<std::string> unread = config.never_read(*changes);
   if (unread.empty()) return Status();
   return invalid_argument(
-      "json_model_override_args: '{}' is not a field of {} "
-      "that this model reads",
-      unread[0], config.name());
+      "json_model_override_args: '{}' is not a field of {} that this model reads", unread[0],
+      config.name());
 }
 
 // The spec of a folder's config.json (or of a GGUF's metadata), with generation_config.json's
@@ -83,10 +82,9 @@ Result<DType> choose_dtype(const std::string& name, DType of_checkpoint) {
       name == "mxfp4") {
     return of_checkpoint == DType::kFloat32 ? DType::kFloat32 : DType::kBFloat16;
   }
-  return fail(
-      invalid_argument("dtype '{}' is not known; use auto, bfloat16, "
-                       "float32, q8_0, q4_k, fp8, int4 or mxfp4",
-                       name));
+  return fail(invalid_argument(
+      "dtype '{}' is not known; use auto, bfloat16, float32, q8_0, q4_k, fp8, int4 or mxfp4",
+      name));
 }
 
 Status set_context_length(int32_t wanted, DecoderSpec& spec) {
@@ -120,29 +118,26 @@ class ModelWithPool final : public ForwardingModel {
 Status check_cpu_types(const DecoderSpec& spec, const WeightTypes& types) {
   if (types.mxfp4 && spec.names.experts != WeightNames::Experts::kFusedMxfp4) {
     return invalid_argument(
-        "experts are rounded to mxfp4 on a GPU; on the CPU take q4_k, which "
-        "has about the same "
+        "experts are rounded to mxfp4 on a GPU; on the CPU take q4_k, which has about the same "
         "size, and leave mxfp4 out for weights that are stored so");
   }
   if (types.int4) {
     return invalid_argument(
-        "weights of 4 bits as int4 need a GPU; on the CPU "
-        "take q4_k, which has about the same "
+        "weights of 4 bits as int4 need a GPU; on the CPU take q4_k, which has about the same "
         "size");
   }
   if (!types.e4m3) return Status();
   return invalid_argument(
-      "weights of 8 bits as fp8 need a GPU; on the CPU "
-      "take q8_0, which has the same size");
+      "weights of 8 bits as fp8 need a GPU; on the CPU take q8_0, which has the same size");
 }
 
 Result<std::unique_ptr<Model>> create_pipeline(const DecoderSpec& spec, const WeightTypes& types,
                                                const ModelLoadOptions& options, WorkPool& pool,
                                                const OpenWeights& open) {
   if (options.enable_lora)
-    return fail(error(StatusCode::kUnimplemented,
-                      "adapters are not divided into stages: leave "
-                      "--enable-lora or --pp-size out"));
+    return fail(
+        error(StatusCode::kUnimplemented,
+              "adapters are not divided into stages: leave --enable-lora or --pp-size out"));
   if (options.expert_counts != nullptr)
     return fail(error(StatusCode::kUnimplemented,
                       "experts' tokens are not counted in stages: leave "
@@ -165,8 +160,7 @@ Status check_hidden_states(const DecoderSpec& spec, const ModelLoadOptions& opti
                  spec.architecture);
   if (options.tp_size != 1 || options.pp_size != 1)
     return error(StatusCode::kUnimplemented,
-                 "hidden states are not returned by ranks or stages that divide a "
-                 "model: leave "
+                 "hidden states are not returned by ranks or stages that divide a model: leave "
                  "--enable-return-hidden-states, or --tp-size and --pp-size out");
   return {};
 }
@@ -190,8 +184,7 @@ Result<std::unique_ptr<Model>> create_ranks(const DecoderSpec& spec,
                                             const OpenWeights& open) {
   if (options.enable_lora)
     return fail(error(StatusCode::kUnimplemented,
-                      "adapters are not divided among ranks: leave "
-                      "--enable-lora or --tp-size "
+                      "adapters are not divided among ranks: leave --enable-lora or --tp-size "
                       "out"));
   ESP_ASSIGN_OR_RETURN(
       auto model, TensorParallelModel::create(
@@ -253,11 +246,9 @@ Result<std::unique_ptr<Model>> load(const ModelLoadOptions& options, RankGroup* 
     model = std::make_unique<ModelWithPool>(std::move(own_pool), std::move(model));
   }
   const ModelInfo& info = model->info();
-  log_info(
-      "model loaded path={} architecture={} parameters={} weight_bytes={} "
-      "seconds={:.2f}",
-      options.path.string(), info.architecture, info.num_parameters, info.weight_bytes,
-      std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count());
+  log_info("model loaded path={} architecture={} parameters={} weight_bytes={} seconds={:.2f}",
+           options.path.string(), info.architecture, info.num_parameters, info.weight_bytes,
+           std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count());
   return model;
 }
 

@@ -77,7 +77,7 @@ struct ModelInfo {
   int64_t weight_bytes = 0;  // as loaded
   // What weight_bytes are of, where ranks have some parameters each (whole attention); 0: of
   // num_parameters.
-  int64_t num_held_parameters = 0;
+  int64_t num_loaded_parameters = 0;
   std::vector<TokenId> eos_ids;      // from generation_config.json, else config.json
   std::optional<PooledInfo> pooled;  // the model makes vectors of texts, and does not generate
   std::optional<ImagesInfo> images;  // the model reads pictures

@@ -242,14 +242,11 @@ TEST_F(MtpTest, NamesWhatIsWrong) {
   using Kind = DraftSpec::Kind;
   for (const auto& [folder, expected, message] :
        {std::tuple(eagle, Kind::kMtp,
-                   "LlamaForCausalLMEagle3 is an EAGLE-3 head, which "
-                   "--speculative-algorithm "
+                   "LlamaForCausalLMEagle3 is an EAGLE-3 head, which --speculative-algorithm "
                    "EAGLE3 runs, and NEXTN runs layers for multi-token prediction"),
         std::tuple(mimo, Kind::kEagle3,
-                   "MiMoForCausalLM is a model with a layer for multi-token "
-                   "prediction, which "
-                   "--speculative-algorithm NEXTN runs, and EAGLE3 runs "
-                   "EAGLE-3 heads")}) {
+                   "MiMoForCausalLM is a model with a layer for multi-token prediction, which "
+                   "--speculative-algorithm NEXTN runs, and EAGLE3 runs EAGLE-3 heads")}) {
     const Status status = check_draft_kind_of(folder, expected);
     EXPECT_EQ(status.code(), StatusCode::kInvalidArgument) << folder;
     EXPECT_THAT(status.message(), HasSubstr(message));

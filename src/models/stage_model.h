@@ -27,7 +27,7 @@ struct StageRows {
   const float* received = nullptr;    // REQUIRED unless the stage embeds
   float* handed_on = nullptr;         // of the first rank of a stage that does not sample
   InputObserver* observer = nullptr;  // of the step on the CPU; null: none
-  const RankRows* ranks = nullptr;  // REQUIRED of a rank of several that has whole attention
+  const RankRows* ranks = nullptr;    // REQUIRED of a rank of several that has whole attention
 };
 
 class StageModel : public Model {

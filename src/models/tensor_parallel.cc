@@ -95,8 +95,8 @@ Status TensorParallelModel::load(const DecoderSpec& spec, const WeightTypes& typ
   info_ = describe_model(spec);
   for (const Rank& rank : ranks_) info_.weight_bytes += rank.model->info().weight_bytes;
   if (spec.whole_attention) {
-    info_.num_held_parameters =
-        program::num_held_parameters(spec, group_->rank(0).ranks().num_ranks);
+    info_.num_loaded_parameters =
+        program::num_loaded_parameters(spec, group_->rank(0).ranks().num_ranks);
     steps_ = std::make_unique<RankSteps>(group_->size());
     return Status();
   }

@@ -69,8 +69,7 @@ class TensorParallelModel final : public StageModel, public program::DraftTarget
   std::vector<float> finish_pooled(std::span<const float> row) override;
   Result<std::vector<DecoderWeights>> read_weights(const OpenWeights& open) override;
   void set_weights(std::vector<DecoderWeights> weights) override;
-  // For a head that runs whole, on other threads than the ranks', which wait
-  // meanwhile.
+  // For a head that runs whole, on other threads than the ranks', which wait meanwhile.
   program::CpuView kept_states() const override { return ranks_[0].model->kept_states(); }
   void embed(std::span<const TokenId> ids, const program::CpuView& out) override;
   const kernels::PackedMatrix* head_matrix() const override {

@@ -13,6 +13,8 @@
 
 #include "base/rng.h"
 #include "models/golden.h"
+#include "models/program/check.h"
+#include "models/program/gpu_passes.h"
 #include "models/program/partition.h"
 #include "models/rank_steps.h"
 #include "seams/rank_batches.h"
@@ -166,6 +168,26 @@ TEST_P(WholeAttention, GoesWithWholeExperts) {
   if (program::check_partition(spec, 4).ok()) expect_near_whole(4, 2);
 }
 
+// Blocks of experts stay one operation, norms go into the GEMMs behind them, and the number of
+// tokens alone says what ranks exchange.
+TEST_P(WholeAttention, IsAProgramOfGpus) {
+  DecoderSpec spec = golden_.spec;
+  spec.whole_attention = true;
+  const program::Program divided = program::gpu_passes(
+      program::partition(spec, {1, 2}, program::RankPages::kOwn), false, /*all_rows=*/true);
+  const Status status = program::check(divided);
+  EXPECT_TRUE(status.ok()) << status.message();
+  for (const program::Buffer& buffer : divided.buffers)
+    EXPECT_NE(buffer.rows.count, program::RowCount::kRankWanted) << buffer.name;
+  spec.whole_attention = false;
+  const program::Program whole = program::gpu_passes(program::partition(spec, {}));
+  EXPECT_EQ(program::find_alternatives(divided).size(), program::find_alternatives(whole).size());
+  const auto num_norms = [](const program::Program& of) {
+    return std::ranges::count(of.ops, program::OpKind::kNorm, &program::Op::kind);
+  };
+  EXPECT_EQ(num_norms(divided), num_norms(whole));
+}
+
 INSTANTIATE_TEST_SUITE_P(All, WholeAttention, testing::ValuesIn(golden::names()),
                          [](const auto& tested) { return tested.param; });
 
@@ -203,9 +225,9 @@ TEST(WholeAttentionParts, BytesOfRanksAreThoseOfWhatTheyHold) {
       const auto model = load_model(options);
       ASSERT_TRUE(model) << model.error().to_string();
       const ModelInfo& info = (*model)->info();
-      EXPECT_GT(info.num_held_parameters, info.num_parameters) << name;
-      EXPECT_LT(info.num_held_parameters, 2 * info.num_parameters) << name;
-      const bool is_float32 = info.weight_bytes >= 4 * info.num_held_parameters;
+      EXPECT_GT(info.num_loaded_parameters, info.num_parameters) << name;
+      EXPECT_LT(info.num_loaded_parameters, 2 * info.num_parameters) << name;
+      const bool is_float32 = info.weight_bytes >= 4 * info.num_loaded_parameters;
       EXPECT_EQ(is_float32, dtype == std::string("float32")) << name;
     }
   }

@@ -28,7 +28,8 @@ struct PageCopies {
 
 class StepEncoder {
  public:
-  // Valid until the next call. REQUIRES: the entries' prefix_len are resolved, and no entry has an adapter, embedding spans or hidden states.
+  // Valid until the next call. REQUIRES: the entries' prefix_len are resolved, and no entry has an
+  // adapter, embedding spans or hidden states.
   std::string_view encode(const ForwardBatch& batch, std::span<const TokenId> token_ids,
                           const PageCopies& copies);
 
@@ -51,7 +52,7 @@ struct StepLimits {
   int32_t context_length = 0;
   int32_t page_size = 1;
   int32_t num_pages = 0;
-  int32_t num_window_pages = 0;  // 0: the window's layers have no pages of their own
+  int32_t num_window_pages = 0;    // 0: the window's layers have no pages of their own
   bool tokens_from_slots = false;  // tokens may be kTokenFromSlot
   int32_t pages_of(int64_t tokens) const {
     return static_cast<int32_t>((tokens + page_size - 1) / page_size);

@@ -136,6 +136,16 @@ bool is_rounded(std::string_view dtype) {
          dtype == "mxfp4";
 }
 
+void write_step_settings(JsonWriter& w, const ScheduleSettings& s) {
+  w.member("schedule_bypass_bound", s.schedule_bypass_bound);
+  w.member("schedule_max_overtakes", s.schedule_bypass_bound);  // its former name
+  w.member("priority_scheduling_preemption_threshold", s.priority_scheduling_preemption_threshold);
+  w.member("disable_priority_preemption", s.disable_priority_preemption)
+      .member("max_inter_token_latency_ms", s.max_inter_token_latency_ms)
+      .member("mixed_step_ratio", s.mixed_step_ratio)
+      .member("mixed_step_ratio_most", s.mixed_step_ratio_most);
+}
+
 void write_engine_settings(JsonWriter& w, const EngineConfig& e) {
   w.member("skip_tokenizer_init", e.model.skip_tokenizer_init);
   w.member("load_format", e.model.load_format == LoadFormat::kDummy ? "dummy" : "auto");
@@ -158,14 +168,7 @@ void write_engine_settings(JsonWriter& w, const EngineConfig& e) {
   w.member("swa_full_tokens_ratio", e.cache.swa_full_tokens_ratio);
   w.member("swa_max_total_num_tokens", e.cache.max_window_tokens);
   w.member("disable_hybrid_swa_memory", e.cache.disable_hybrid_swa_memory);
-  w.member("schedule_bypass_bound", e.schedule.schedule_bypass_bound);
-  w.member("schedule_max_overtakes", e.schedule.schedule_bypass_bound);  // its former name
-  w.member("priority_scheduling_preemption_threshold",
-           e.schedule.priority_scheduling_preemption_threshold);
-  w.member("disable_priority_preemption", e.schedule.disable_priority_preemption)
-      .member("max_inter_token_latency_ms", e.schedule.max_inter_token_latency_ms)
-      .member("mixed_step_ratio", e.schedule.mixed_step_ratio)
-      .member("mixed_step_ratio_most", e.schedule.mixed_step_ratio_most);
+  write_step_settings(w, e.schedule);
   w.member("schedule_conservativeness", e.schedule.schedule_conservativeness);
   w.member("disable_radix_cache", e.cache.disable_radix_cache);
   w.member("enable_hierarchical_cache", e.tiers.enable_hierarchical_cache);
@@ -671,9 +674,9 @@ void handle_openapi(const ContextPtr&, HttpRequest&&, ResponsePtr response) {
 
 void handle_delete_model(const ContextPtr& context, HttpRequest&&, ResponsePtr response) {
   response->send(http_error(
-      501, fmt::format("DELETE /v1/models/{{id}} is not served here: a server has the model "
-                       "of its --model-path, '{}', or those of its --served-models; end the server "
-                       "and delete the folder there",
+      501, fmt::format("DELETE /v1/models/{{id}} is not served here: a server has the models "
+                       "that it was started with, among them '{}'; end the server and delete the "
+                       "folder there",
                        context->model_name)));
 }
 

@@ -302,7 +302,7 @@ void WhisperTranscriber::step() {
 }
 
 // The rules and the choice among a large vocabulary take longer than a GPU's step, so the threads
-// share the entries; what follows of them is told in their order.
+// share the entries; what follows from them comes in their order.
 void WhisperTranscriber::choose(std::span<const DecoderEntry> entries,
                                 std::span<const float> logits) {
   const auto vocab = static_cast<size_t>(model_->config().sizes.vocab_size);

@@ -87,6 +87,12 @@ def gguf(path):
     assert done.returncode == 0, done.stderr
 
 
+def texts(path):
+    """Texts to calibrate with, of strings and objects."""
+    text = "The sea was calm, and the old boat came home with the tide. " * 20
+    path.write_text("".join(json.dumps(line) + "\n" for line in (text, {"text": text}, text)))
+
+
 def request_log(path):
     """The log of a server that had one request."""
     with Server("--request-log", str(path)) as server:
@@ -135,6 +141,7 @@ MADE = {
     "my-folder-Q4.gguf": gguf,
     "keys.json": keys,
     "models.toml": served_models,
+    "texts.jsonl": texts,
     "talk.flac": lambda path: path.symlink_to(SOUNDS / "mono.flac"),
     "vortrag.mp3": lambda path: path.symlink_to(SOUNDS / "layer3.mp3"),
     "requests.jsonl": request_log,

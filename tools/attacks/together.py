@@ -100,17 +100,17 @@ def attack(target, ends, name, seed, counts):
         counts[name] += 1
 
 
-def attack_in_a_process(target, names, ends, seed):
-    """All kinds at once in a process of its own, at a low priority: the attackers are other machines, and the
-    good stream's times are not to be those of this interpreter. A function that awaits how often each attacked."""
-    def work(pipe):
+def attack_in_processes(target, ends, seed):
+    """Each kind in a process of its own, at a low priority: the attackers are other machines, and the good
+    stream's times are not to be those of this interpreter. A function that awaits how often each attacked."""
+    def work(name, pipe):
         os.nice(15)
         target.is_alive = lambda: True  # a process can ask this of its own children alone
         counts = collections.Counter()
-        works = [(name, i) for name in names for i in range(ATTACKS[name][1])]
-        run_threads([functools.partial(attack, target, ends, name, f"{seed} {name} {i}", counts) for name, i in works])
+        run_threads([functools.partial(attack, target, ends, name, f"{seed} {name} {i}", counts) for i in range(ATTACKS[name][1])])
         pipe.send(counts)
-    return in_a_process(work)
+    results = [in_a_process(functools.partial(work, name)) for name in ATTACKS]
+    return lambda: sum((result() or collections.Counter() for result in results), collections.Counter())
 
 
 def health_in_a_process(target, ends):
@@ -234,10 +234,10 @@ def run(budget):
         stream_gaps(target, time.monotonic() + 2)  # the first steps build what later ones find
         quiet, _ = stream_gaps(target, time.monotonic() + min(QUIET_SECONDS, seconds / 5))
         ends = time.monotonic() + seconds
-        attacks = attack_in_a_process(target, ATTACKS, ends, budget.seed)
+        attacks = attack_in_processes(target, ends, budget.seed)
         health = health_in_a_process(target, ends)
         gaps, refused = stream_gaps(target, ends)
-        seconds_of_health, counts = health(), attacks() or {}
+        seconds_of_health, counts = health(), attacks()
         outcome.case(sum(counts.values()))
         print(", ".join(f"{count} x {name}" for name, count in counts.items()))
         if not target.is_alive():

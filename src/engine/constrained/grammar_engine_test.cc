@@ -477,7 +477,7 @@ TEST(GrammarEngine, WhoeverFillsTheMasksAnswersAreTheSame) {
 }
 
 // The model that ships, whose tokens are longer: penalties, healing and draws are real. What runs
-// beside a request, whether steps overlap, and what drafts beside the grammar changes nothing.
+// beside a request, whether steps overlap, and where draft tokens come from changes nothing.
 TEST(GrammarEngine, WhateverElseIsAskedTheModelThatShipsKeepsToIt) {
   std::vector<std::vector<TokenId>> first;
   const std::pair<bool, const char*> ways[] = {

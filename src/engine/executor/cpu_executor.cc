@@ -254,14 +254,14 @@ void CpuExecutor::sample_entry(Sampler& sampler, const BatchEntry& entry, const 
 
 // What penalties count before a sample behind so many draft tokens of the entry.
 const TokenCounts* CpuExecutor::counts_before(const ForwardBatch& batch, const BatchEntry& entry,
-                                              int32_t num_drafts, int thread) {
+                                              int32_t num_before, int thread) {
   const Slot& slot = slots_[static_cast<size_t>(entry.slot)];
-  if (num_drafts == 0 || !slot.sampling->has_penalties()) return &slot.counts;
+  if (num_before == 0 || !slot.sampling->has_penalties()) return &slot.counts;
   TokenCounts& counts = counts_[static_cast<size_t>(thread)];
   counts = slot.counts;
   const auto first = static_cast<size_t>(entry.query_begin + entry.last_known() + 1);
   for (const TokenId token :
-       std::span(batch.token_ids).subspan(first, static_cast<size_t>(num_drafts)))
+       std::span(batch.token_ids).subspan(first, static_cast<size_t>(num_before)))
     counts.add_output(token);
   return &counts;
 }

@@ -54,7 +54,7 @@ class CpuExecutor final : public Executor, public ReleasableMemory {
   }
   void unload_adapter(AdapterId id) override { parts_.model->unload_adapter(id); }
   int32_t draft_samples_max() const override { return kDraftSamplesMax; }
-  bool drafts_with_penalties() const override { return true; }
+  bool penalises_draft_tokens() const override { return true; }
   int32_t chain_max() const override { return chains_ ? DraftChains::kChainMax : 0; }
   bool takes_lengths_from_slots() const override { return true; }
   // Of keys and values. The system backs their pages again when steps write them.
@@ -92,7 +92,7 @@ class CpuExecutor final : public Executor, public ReleasableMemory {
   void sample_entry(Sampler& sampler, const BatchEntry& entry, const SampleInput& input,
                     EntryResult& result);
   const TokenCounts* counts_before(const ForwardBatch& batch, const BatchEntry& entry,
-                                   int32_t num_drafts, int thread);
+                                   int32_t num_before, int thread);
   void note_outputs(const ForwardBatch& batch, const BatchEntry& entry, const EntryResult& result);
   static void sample_draft(Sampler& sampler, const SampleInput& input, TokenId& token,
                            TokenLogprobs& logprobs);

@@ -78,7 +78,7 @@ class Executor {
   virtual int32_t draft_samples_max() const { return 0; }
 
   // Whether entries with draft tokens may have penalties, whose counts then advance with these.
-  virtual bool drafts_with_penalties() const { return false; }
+  virtual bool penalises_draft_tokens() const { return false; }
 
   // The most that BatchEntry::chain_length may be. 0: there is no draft head, and it is not read.
   virtual int32_t chain_max() const { return 0; }

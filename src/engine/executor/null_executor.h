@@ -45,7 +45,7 @@ class NullExecutor final : public Executor {
 
   PageCopier* page_copier() override { return &copier_; }
   int32_t draft_samples_max() const override { return 16; }
-  bool drafts_with_penalties() const override { return true; }  // it has none
+  bool penalises_draft_tokens() const override { return true; }  // it has none
   int32_t chain_max() const override { return config_.chain_max; }
   bool takes_lengths_from_slots() const override { return true; }
 

@@ -167,11 +167,9 @@ Result<NodePart> start_node_part(const EngineConfig& config, const NodeSettings&
       part.group,
       join_nodes(part.config, settings,
                  [hook = part.on_lost, on_failure = std::move(on_failure)](const Status& why) {
-                   {
-                     const std::lock_guard lock(hook->mutex);
-                     if (hook->stop) hook->stop();
-                   }
-                   on_failure(why);
+                   on_failure(why);  // first, for what stops devices may wait for them
+                   const std::lock_guard lock(hook->mutex);
+                   if (hook->stop) hook->stop();
                  }));
   if (device.cuda) {
     ESP_RETURN_IF_ERROR(start_gpu_part(part));

@@ -74,7 +74,7 @@ class NodesExecutor final : public Executor {
   Status copy_pages(std::span<const PageId> from, std::span<const PageId> to) override;
   MemoryPlan memory_plan() const override { return inner().memory_plan(); }
   int32_t draft_samples_max() const override { return inner().draft_samples_max(); }
-  bool drafts_with_penalties() const override { return inner().drafts_with_penalties(); }
+  bool penalises_draft_tokens() const override { return inner().penalises_draft_tokens(); }
   int32_t chain_max() const override { return inner().chain_max(); }
   bool takes_lengths_from_slots() const override { return inner().takes_lengths_from_slots(); }
 

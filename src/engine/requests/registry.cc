@@ -21,7 +21,8 @@ Result<RequestRegistry::Admission> RequestRegistry::admit(const Arrival& arrival
   QueueEviction::Request request{static_cast<RequestId>(num_admitted_ + 1), num_samples, priority,
                                  share, rid};
   Admission admission{.id = request.id};
-  const int64_t excess = num_samples_ - num_evicted_samples_ + num_samples - max_samples_;
+  const int64_t num_together = num_samples_ - num_evicted_samples_ + num_samples;
+  const int64_t excess = num_together - max_samples_;
   if (excess > 0) {
     admission.evicted = eviction_.choose(request, excess);
     if (admission.evicted.empty())  // SGLang's words, which its clients compare
@@ -32,6 +33,7 @@ Result<RequestRegistry::Admission> RequestRegistry::admit(const Arrival& arrival
   ++num_admitted_;
   by_rid_.emplace(rid, Entry{.id = request.id});
   eviction_.add(std::move(request));
+  if (num_together <= max_running_) eviction_.on_scheduled(admission.id);
   return admission;
 }
 

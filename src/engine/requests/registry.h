@@ -23,9 +23,10 @@ Status rid_in_use_error(std::string_view rid);
 // Thread-safe. The one piece of state that callers and the loop share.
 class RequestRegistry {
  public:
-  // max_samples: unfinished samples of all requests together.
-  explicit RequestRegistry(int64_t max_samples, QueueEvictionRule rule = QueueEvictionRule::kNone)
-      : max_samples_(max_samples), eviction_(rule) {}
+  // max_samples: unfinished samples of all requests together; max_running: those that run at once.
+  explicit RequestRegistry(int64_t max_samples, QueueEvictionRule rule = QueueEvictionRule::kNone,
+                           int64_t max_running = 0)
+      : max_samples_(max_samples), max_running_(max_running), eviction_(rule) {}
 
   struct Arrival {
     std::string rid;
@@ -39,7 +40,8 @@ class RequestRegistry {
   };
   // Takes a request in. kUnavailable when closed, kAlreadyExists for a rid that is in use,
   // kResourceExhausted when there is no room, kInvalidArgument when there never could be. Samples
-  // of evicted requests count no longer.
+  // of evicted requests count no longer. A request that can run as it arrives waits for nothing but
+  // its tokens: those that come in meanwhile do not evict it.
   Result<Admission> admit(const Arrival& arrival);
   void on_scheduled(const std::string& rid);  // its first sample runs: it is not evicted any more
   Status queue_eviction_error() const;        // what an evicted request ends with
@@ -67,7 +69,7 @@ class RequestRegistry {
     bool evicted = false;
   };
 
-  const int64_t max_samples_;
+  const int64_t max_samples_, max_running_;
   mutable std::mutex mutex_;
   std::condition_variable settled_changed_;
   std::map<std::string, Entry, std::less<>> by_rid_;  // ordered: prefixes are ranges

@@ -10,7 +10,7 @@ RequestProposer::RequestProposer(const EngineConfig& config, const RequestTable&
                                  StepMasks& masks, const RankCaches& caches,
                                  const Executor& executor)
     : requests_(requests),
-      drafts_with_penalties_(executor.drafts_with_penalties()),
+      penalises_draft_tokens_(executor.penalises_draft_tokens()),
       grammars_(config, requests, masks) {
   const SpeculationSettings& settings = config.speculation;
   if (settings.speculative_algorithm == "none") return;
@@ -36,7 +36,7 @@ void RequestProposer::start(SampleState& sample, int32_t max_new_tokens) {
   const SamplingSpec& sampling = request.sampling.spec;
   if ((!speculator_ && !head_) || !request.speculates || max_new_tokens < 2 ||
       sampling.reads_order() || !sampling.hidden_layers.empty() ||
-      (sampling.has_penalties() && !drafts_with_penalties_) || sample.heals ||
+      (sampling.has_penalties() && !penalises_draft_tokens_) || sample.heals ||
       (sample.has_grammar && !head_))
     return;
   sample.speculates = true;

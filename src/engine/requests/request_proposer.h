@@ -52,7 +52,7 @@ class RequestProposer final : public TokenProposer {
   }
 
   const RequestTable& requests_;
-  const bool drafts_with_penalties_;
+  const bool penalises_draft_tokens_;
   GrammarProposer grammars_;
   std::unique_ptr<Speculator> speculator_;  // null: off
   std::unique_ptr<HeadDrafter> head_;       // null: there is no draft head; else no speculator_

@@ -94,6 +94,8 @@ void BatchBuilder::limit_step_time(const ForwardBatch& batch,
     else if (s->num_samples_launched < s->spec.max_new_tokens)
       is_time_limited_ = true;
   }
+  // Entries of a last token, behind which none waits, are in the batch.
+  is_time_limited_ = is_time_limited_ || !batch.entries.empty();
   if (!is_time_limited_) return;
   limit_prompt_tokens(step_time_.prompt_tokens(batch, prefix, shares(count_shares).per_decode));
 }
@@ -202,7 +204,7 @@ constexpr int32_t kDraftedTopLogprobsMax = 32;
 // log-probabilities, and hidden states, of which each token has one row.
 bool BatchBuilder::can_draft(const Sequence& sequence) const {
   return sequence.spec.takes_proposals && !sequence.spec.sampling->reads_order() &&
-         (config_.drafts_with_penalties || !sequence.spec.sampling->has_penalties()) &&
+         (config_.penalises_draft_tokens || !sequence.spec.sampling->has_penalties()) &&
          sequence.spec.sampling->hidden_layers.empty() &&
          !(sequence.spec.has_grammar && sequence.spec.sampling->return_logprob) &&
          sequence.spec.sampling->token_ids_logprob.empty() &&

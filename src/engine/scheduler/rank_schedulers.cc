@@ -11,9 +11,9 @@ namespace {
 
 // A cached prefix that is shorter than this part of the prompt decides nothing.
 constexpr double kPrefixShareMin = 0.3;
-// A rank has much more than its share where it has so many sequences more than the mean, and half
-// of the mean.
-constexpr double kSpareMin = 4, kSpareOfMean = 0.5;
+// A rank has much more than its share where it has so many sequences more than the mean, and a
+// tenth of the mean: all ranks wait for the one with the most rows.
+constexpr double kSpareMin = 4, kSpareOfMean = 0.1;
 
 int32_t part_of(int32_t all, int32_t num_ranks) {
   return all <= 0 ? all : std::max(1, all / num_ranks);

@@ -230,8 +230,8 @@ struct SchedulerConfig {
 
   // Draft samples in a step, from Executor::draft_samples_max(). 0: nothing is drafted.
   int32_t draft_samples_max = 0;
-  bool drafts_with_penalties = false;  // of the same
-  int32_t chain_max = 0;               // Executor::chain_max()
+  bool penalises_draft_tokens = false;  // of the same
+  int32_t chain_max = 0;                // Executor::chain_max()
   // Whether batches state which cached prefixes their decode entries share.
   bool find_shared_prefixes = false;
 

@@ -392,6 +392,24 @@ TEST_F(SchedulerTest, PromptsTakeNoMoreOfAStepThanDecode) {
   EXPECT_GE(seconds[seconds.size() / 2], 0.016);
 }
 
+// Behind it no token is to come, and the step that computes it is no longer for that.
+TEST_F(SchedulerTest, TheLastTokenWaitsNoLongerThanOthers) {
+  seconds_of_ = [](const ForwardBatch& batch) {
+    return 0.010 + 0.001 * static_cast<double>(batch.token_ids.size());
+  };
+  start(8000, {.chunked_prefill_size = 500, .context_length = 2000, .step_bound = {.ratio = 2}});
+  ASSERT_TRUE(add(1, counting(0, 4), 40).ok());
+  for (int i = 0; i < 20; ++i) step();
+  ASSERT_TRUE(add(2, counting(10, 1500), 1).ok());
+  while (!ends_.contains(1)) {
+    const ForwardBatch& batch = batches_[num_launched_ % 2];
+    ASSERT_FALSE(next().empty());
+    EXPECT_LE(seconds_of_(batch), 0.025);
+    commit();
+  }
+  EXPECT_THAT(step(), ElementsAre(testing::EndsWith("+500"))) << "nobody waits for a token";
+}
+
 // The entry in flight of a sequence that has ended is not committed yet.
 TEST_F(SchedulerTest, TheAnswerIsCachedWhenItsEndIsReported) {
   start(100, {});

@@ -1,5 +1,5 @@
-// What drafts where nothing is set, and what --speculative-draft-model-path may name: decided and
-// checked before weights take their time.
+// Where draft tokens come from if nothing is set, and what --speculative-draft-model-path may name:
+// decided and checked before weights take their time.
 #pragma once
 
 #include "base/status.h"

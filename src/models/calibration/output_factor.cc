@@ -107,7 +107,7 @@ void OutputFactor::solve_below(kernels::CpuBackend& backend, int64_t begin, int6
 }
 
 Status OutputFactor::add_matmul(kernels::CpuBackend& backend, const float* errors, int64_t rows,
-                                 int64_t first, int64_t begin, int64_t end, float* to) const {
+                                int64_t first, int64_t begin, int64_t end, float* to) const {
   const int64_t count = columns_ - first;
   if (count == 0) return Status();
   std::vector<float> panel(static_cast<size_t>((end - begin) * count));

@@ -19,7 +19,7 @@ inline constexpr int64_t kFactorBlock = 128;  // columns that are factored, or r
 class OutputFactor {
  public:
   // The factor of H + damping * (mean of H's diagonal) * 1. squares: of InputSquares::take().
-  // damping: above 0. Columns of H are scaled to a diagonal of 1 while they are factored; sums
+  // damping: above 0. Columns of H are scaled to a diagonal of 1 while they are factored; GEMMs
   // of blocks are float32, and what lies on the diagonal is factored in double.
   static Result<OutputFactor> create(kernels::CpuBackend& backend, std::vector<float> squares,
                                      int64_t columns, double damping);
@@ -32,7 +32,7 @@ class OutputFactor {
   // Adds, for each row e of errors (of weights [first, columns)), e C[first.., begin..end) to `to`:
   // [rows, end - begin], dense. errors: the rows' first weight, rows `columns` apart.
   Status add_matmul(kernels::CpuBackend& backend, const float* errors, int64_t rows, int64_t first,
-                     int64_t begin, int64_t end, float* to) const;
+                    int64_t begin, int64_t end, float* to) const;
 
   // The squared length of all rows of `matrix` C. matrix: [rows, columns].
   Result<double> square_length(kernels::CpuBackend& backend, std::span<const float> matrix) const;

@@ -1,5 +1,5 @@
 // Rows of float32 as a matrix that kernels multiply by: what calibration's linear algebra is made
-// of, for its large sums are those of linear layers. Thread safety as PackedMatrix's.
+// of, for its large GEMMs are those of linear layers. Thread safety as PackedMatrix's.
 #pragma once
 
 #include <cstdint>

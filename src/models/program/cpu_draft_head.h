@@ -24,10 +24,9 @@ namespace espalier::program {
 
 class CpuDraftHead final : public DraftHead {
  public:
-  // spec: as make_draft_spec() makes it. draft_ids: [spec.vocab_size] the
-  // model's ids of the tokens that it predicts among. The model keeps the
-  // states that the spec names, and has a head_matrix() for an MTP layer
-  // without own_head.
+  // spec: as make_draft_spec() makes it. draft_ids: [spec.vocab_size] the model's ids of the tokens
+  // that it predicts among. The model keeps the states that the spec names, and has a head_matrix()
+  // for an MTP layer without own_head.
   static Result<std::unique_ptr<CpuDraftHead>> create(const DecoderSpec& spec,
                                                       std::vector<TokenId> draft_ids,
                                                       const WeightTypes& types,

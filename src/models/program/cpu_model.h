@@ -73,8 +73,7 @@ class CpuModel final : public StageModel, public DraftTarget {
   }
 
   CpuView kept_states() const override { return context_.view(kept_states_); }
-  // Of a rank that has a part of the vocabulary: the rows of that part, and no
-  // others.
+  // Of a rank that has a part of the vocabulary: the rows of that part, and no others.
   void embed(std::span<const TokenId> ids, const CpuView& out) override;
   const kernels::PackedMatrix* head_matrix() const override {
     return has_vocabulary_part() ? nullptr : &weights_.head;

@@ -16,8 +16,7 @@ class DraftTarget {
   virtual CpuView kept_states() const = 0;
   // Rows of the embedding.
   virtual void embed(std::span<const TokenId> ids, const CpuView& out) = 0;
-  // The same object whatever weights replace it. Null where ranks have a part
-  // of it each.
+  // The same object whatever weights replace it. Null where ranks have a part of it each.
   virtual const kernels::PackedMatrix* head_matrix() const = 0;
 };
 

@@ -257,7 +257,7 @@ DecoderSpec local_spec(const DecoderSpec& spec, const Ranks& ranks) {
   return out;
 }
 
-int64_t num_held_parameters(const DecoderSpec& spec, int32_t num_ranks) {
+int64_t num_loaded_parameters(const DecoderSpec& spec, int32_t num_ranks) {
   int64_t count = 0;
   for (int32_t rank = 0; rank < num_ranks; ++rank)
     count += local_spec(spec, {rank, num_ranks}).num_parameters();

@@ -39,7 +39,7 @@ DecoderSpec local_spec(const DecoderSpec& spec, const Ranks& ranks);
 
 // Parameters that all ranks together have: those that each has count for each.
 // REQUIRES: check_partition().
-int64_t num_held_parameters(const DecoderSpec& spec, int32_t num_ranks);
+int64_t num_loaded_parameters(const DecoderSpec& spec, int32_t num_ranks);
 
 // Whether embedding and head are divided; else every rank has all of them.
 bool divides_vocabulary(const DecoderSpec& spec, const Ranks& ranks);

@@ -272,7 +272,7 @@ TEST(AudioEngine, RefusesSettingsOfOtherModels) {
   EngineConfig of_nodes;
   of_nodes.model.model_path = kModel;
   EXPECT_THAT(check_node_settings(of_nodes, {.nnodes = 2}).message(), HasSubstr("--nnodes"));
-  EXPECT_THAT(start_with([](EngineConfig& c) { c.compute.device = "cuda"; }),
+  EXPECT_THAT(start_with([](EngineConfig& c) { c.compute.device = "cuda:99"; }),
               HasSubstr("--device cpu"));
   EXPECT_THAT(start_with([](EngineConfig& c) { c.model.dtype = "q8_0"; }), HasSubstr("bfloat16"));
   EXPECT_THAT(start_with([](EngineConfig& c) { c.audio.max_audio_seconds = 0; }),

@@ -274,8 +274,10 @@ void ModelRegistry::run_step(const ModelStep& step, std::unique_lock<std::mutex>
   if (brings(step.kind)) {
     counts.load_seconds = seconds;
     done ? ++counts.num_loads : ++counts.num_failures;
-    if (done) answer(step.model, Status(), answers);
   }
+  // Behind a load or a wake, and behind a sleep that failed.
+  if (core_->schedule.state(step.model) == ModelState::kReady)
+    answer(step.model, Status(), answers);
   answer_hopeless(answers);
   lock.unlock();
   give(answers);

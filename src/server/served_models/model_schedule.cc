@@ -184,6 +184,7 @@ void ModelSchedule::end_step(const Status& status, int64_t bytes, TimePoint now)
     case ModelStep::Kind::kSleep:
       m.state = status.ok() ? ModelState::kAsleep : ModelState::kReady;
       m.traits.sleeps = status.ok();
+      if (!status.ok()) m.wanted_since = 0;  // it is there for who has come to want it meanwhile
       m.bytes_now = bytes;
       return;
     case ModelStep::Kind::kUnload:
@@ -220,8 +221,9 @@ Status ModelSchedule::reason(size_t model, int64_t free_bytes) const {
   const Model& m = at(model);
   if (m.lacks_memory) return m.last_failure;
   if (is_stopped(m.state) && !fits(model, free_bytes)) return no_memory(model, free_bytes);
+  const bool waits = is_stopped(m.state);
   return error(StatusCode::kUnavailable, "{}",
-               is_stopped(m.state) ? "other models are being loaded" : "it is still being loaded");
+               waits ? "other models are being loaded" : "it is still being loaded");
 }
 
 std::optional<TimePoint> ModelSchedule::next_stop() const {

@@ -33,7 +33,10 @@ import sglang_client  # noqa: E402
 
 READY_S = 120
 THREADS = os.environ.get("ESPALIER_COMPAT_THREADS", "2")
+DEVICE = os.environ.get("ESPALIER_COMPAT_DEVICE", "cpu")  # what SmolLM2 says by the lists, it says on a CPU
 SEED = "1"  # of requests that state none, so that what SmolLM2 says is the same in every run
+# Flags without a value that `espalier serve` refuses by name: the tests of such a class that need none of them run.
+REFUSED_FLAGS = ("--enable-custom-logit-processor", "--enable-mis")
 # Packages that SGLang's test helpers import and that no test which speaks HTTP calls.
 GPU_PACKAGES = ("torch", "triton", "sgl_kernel", "flashinfer", "torchvision", "torchaudio", "pynvml", "ray")
 # Packages of SGLang whose __init__ imports its engine; the modules in them are imported as published.
@@ -133,7 +136,7 @@ class Launcher:
         del timeout
         self.stop()
         self.url = base_url or self.default_url
-        args = [str(arg) for arg in other_args or ()]
+        args = [str(arg) for arg in other_args or () if arg not in REFUSED_FLAGS]
         if "--lora-paths" in args:
             at = args.index("--lora-paths") + 1
             args[at] = f"{args[at].partition('=')[0]}={write_adapter(os.path.abspath('adapter'))}"
@@ -143,7 +146,7 @@ class Launcher:
             args += ["--api-key", api_key]
         self.headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
         command = [BINARY, "serve", "--model-path", self.model, "--port", str(urllib.parse.urlsplit(self.url).port),
-                   "--num-threads", THREADS, "--random-seed", SEED, *self.more_flags, *args]
+                   "--device", DEVICE, "--num-threads", THREADS, "--random-seed", SEED, *self.more_flags, *args]
         print("  starts: " + shlex.join(command), flush=True)
         self.log = tempfile.TemporaryFile("w+")
         own = {name: value for name, value in (env or {}).items() if not name.startswith("ESPALIER_")}
@@ -159,7 +162,8 @@ class Launcher:
             except OSError:
                 time.sleep(0.1)
         time.sleep(0.2)  # the last lines of the log
-        raise RuntimeError(f"the server does not start: {self.output().strip()}")
+        said = "\n".join(line for line in self.output().splitlines() if not line.startswith("note:"))
+        raise RuntimeError(f"the server does not start: {said.strip()}")
 
     def output(self):
         self.log.seek(0)
@@ -274,6 +278,8 @@ def install(launcher, checkout=None):
             setattr(utils, name, launcher.default_url)
         elif name.startswith("DEFAULT_") and "MODEL" in name and isinstance(value, str):
             setattr(utils, name, launcher.model)
+        elif name in ("STDOUT_FILENAME", "STDERR_FILENAME"):  # in /tmp, where another run has them too
+            setattr(utils, name, os.path.abspath(os.path.basename(value)))
 
 
 def find_binary():

@@ -57,7 +57,7 @@ STARTS_A_SERVER = ("popen_launch_server", "server_fixtures")
 # Files and kits that ask for more tokens than SmolLM2's context of 8,192 has and judge none of them: its positions go on
 # beyond it.
 LONG_CONTEXT = ("abort_timeout_kit", "streaming_session_kit", "test_scheduler_control", "test_priority_scheduling",
-                "test_streaming_session")
+                "test_streaming_session", "test_srt_endpoint")
 LONG_CONTEXT_FLAGS = ("--json-model-override-args", '{"max_position_embeddings": 131072}')
 # 400 answers of 128 tokens (test_radix_attention) take 4 minutes on two cores; with other work beside them, longer.
 TEST_S = int(os.environ.get("ESPALIER_COMPAT_TEST_S", "900"))

@@ -43,6 +43,17 @@ Result<std::unique_ptr<kc::DeviceGroup>> make_group(const std::vector<int32_t>& 
   return by_nccl;
 }
 
+const StepResult& fail_all(const ForwardBatch& batch, const Status& why, StepResult& out) {
+  out.step = batch.step;
+  out.forward_seconds = 0;
+  out.entries.assign(batch.entries.size(), {});
+  for (size_t i = 0; i < batch.entries.size(); ++i) {
+    out.entries[i].status = why;
+    out.entries[i].input_logprobs.resize(batch.entries[i].input_logprob_targets.size());
+  }
+  return out;
+}
+
 }  // namespace
 
 CudaRanks::CudaRanks(const std::vector<int32_t>& devices)
@@ -90,8 +101,8 @@ Result<std::unique_ptr<CudaRanks>> CudaRanks::begin_load(const ModelPlan& plan,
   out->own_rows_ = plan.spec.whole_attention;
   out->info_ = describe_model(plan.spec);
   if (plan.spec.whole_attention)
-    out->info_.num_held_parameters =
-        program::num_held_parameters(plan.spec, static_cast<int32_t>(devices.size()));
+    out->info_.num_loaded_parameters =
+        program::num_loaded_parameters(plan.spec, static_cast<int32_t>(devices.size()));
   out->rank_info_ = out->models_.front()->info();
   for (const auto& model : out->models_) {
     const int64_t bytes = model->info().weight_bytes;
@@ -325,25 +336,14 @@ Status CudaRanks::status_of(uint64_t step) {
 const StepResult& CudaRanks::wait(uint64_t step) {
   const ForwardBatch& batch = *in_flight_[step % in_flight_.size()];
   ESP_CHECK(batch.step == step, "step {} is not in flight", step);
-  if (!lost_.ok()) return failed(batch);
+  if (!lost_.ok()) return fail_all(batch, lost_, failed_);
   wait_for_all(step);
   const StepResult& result =
       own_rows_ ? join_results(executors_, step, joined_) : executor(0).wait(step);
   const Status status = status_of(step);
   if (status.ok()) return result;
   static_cast<void>(lose(status));
-  return failed(batch);
-}
-
-const StepResult& CudaRanks::failed(const ForwardBatch& batch) {
-  failed_.step = batch.step;
-  failed_.forward_seconds = 0;
-  failed_.entries.assign(batch.entries.size(), {});
-  for (size_t i = 0; i < batch.entries.size(); ++i) {
-    failed_.entries[i].status = lost_;
-    failed_.entries[i].input_logprobs.resize(batch.entries[i].input_logprob_targets.size());
-  }
-  return failed_;
+  return fail_all(batch, lost_, failed_);
 }
 
 Status CudaRanks::copy_pages(std::span<const PageId> from, std::span<const PageId> to) {

@@ -87,7 +87,6 @@ class CudaRanks final : public Executor, public ReleasableMemory {
   void wait_for_all(uint64_t step);
   Status status_of(uint64_t step);
   Status lose(const Status& status);
-  const StepResult& failed(const ForwardBatch& batch);
 
   const std::vector<int32_t> devices_;
   std::unique_ptr<kernels::cuda::DeviceGroup> group_;

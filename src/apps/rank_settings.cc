@@ -1,4 +1,4 @@
-#include "apps/expert_settings.h"
+#include "apps/rank_settings.h"
 
 #include <limits>
 
@@ -36,6 +36,29 @@ void add_expert_rows(SettingTable& table, ComputeSettings& compute) {
       "expert-distribution-recorder-mode", compute.expert_distribution_recorder_mode,
       {"none", "stat"},
       "count the tokens of each expert, for /dump_expert_distribution_record and /metrics");
+}
+
+void add_node_rows(SettingTable& table, NodeSettings& nodes) {
+  table.group("Nodes");
+  table.integer("nnodes", nodes.nnodes, 1, 1024,
+                "processes, each on a computer of its own, that compute one model together; they "
+                "divide the ranks of --tp-size");
+  table.integer("node-rank", nodes.node_rank, 0, 1023,
+                "which of them this is; 0 is the leader, which alone serves requests");
+  table
+      .text("dist-init-addr", nodes.dist_init_addr, "HOST:PORT",
+            "where the leader listens for the other nodes; the same on all nodes")
+      .default_text = "none";
+  table
+      .text("dist-token", nodes.dist_token, "TOKEN",
+            "that all nodes share; needed where the address of --dist-init-addr is "
+            "not this computer alone")
+      .default_text = "none";
+  table.number("dist-timeout", nodes.dist_timeout, 0.1, 86400,
+               "seconds until all nodes have joined");
+  table.number("dist-heartbeat-timeout", nodes.dist_heartbeat_timeout, 0.1, 600,
+               "seconds without a sign of life after which a node is gone: requests end with an "
+               "error, and all nodes end");
 }
 
 }  // namespace espalier::apps
