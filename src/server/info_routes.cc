@@ -419,13 +419,16 @@ void check_speech(const ContextPtr& context, Transcriber& transcriber,
     if (const uint64_t submitted = id->load()) transcriber.cancel(submitted);
   };
   response->on_disconnect(cancel);
-  response->post_after(context->config.limits.health_timeout, [response, cancel, id] {
-    if (response->closed()) return;
+  // The timer outlives the exchange, and keeps no model that is served beside others.
+  const auto late = [response, &transcriber, id, weak = std::weak_ptr<Context>(context)] {
+    const ContextPtr alive = response->closed() ? nullptr : weak.lock();
+    if (alive == nullptr) return;
     // Where sounds before it are still read, the server is busy, and healthy.
     if (id->load() == 0) return response->send(HttpResponse{});
-    cancel();
+    transcriber.cancel(id->load());
     response->send(http_error(503, "no token was generated in time"));
-  });
+  };
+  response->post_after(context->config.limits.health_timeout, late);
   const auto submit = [&transcriber, response, id] {
     if (response->closed()) return;
     TranscriptionRequest request{.tokens_max = 1};
@@ -459,11 +462,13 @@ void handle_health_generate(const ContextPtr& context, HttpRequest&&, ResponsePt
   const std::string rid = request.rid;
   const auto abort = [context, rid] { context->engine.abort(rid, Engine::AbortScope::kExact); };
   response->on_disconnect(abort);
-  response->post_after(context->config.limits.health_timeout, [response, abort] {
-    if (response->closed()) return;
-    abort();
+  const auto late = [response, rid, weak = std::weak_ptr<Context>(context)] {
+    const ContextPtr alive = response->closed() ? nullptr : weak.lock();
+    if (alive == nullptr) return;
+    alive->engine.abort(rid, Engine::AbortScope::kExact);
     response->send(http_error(503, "no token was generated in time"));
-  });
+  };
+  response->post_after(context->config.limits.health_timeout, late);
   const auto submitted = context->engine.submit(std::move(request), [response](TokenEvent&& event) {
     if (!event.finish) return;
     const bool ok = event.finish->type == FinishReason::Type::kStop ||

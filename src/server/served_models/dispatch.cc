@@ -73,6 +73,12 @@ void choose_model(const ContextPtr& front, const Route& route, net::HttpRequest&
   ModelRegistry& models = *front->parts->models;
   const std::optional<size_t> model = models.find(name);
   if (!model) return response->send(no_such_model(route.pattern, name));
+  // A probe comes again and again, and from anybody: it loads no model.
+  if (route.pattern == "/health_generate") {
+    ContextPtr looked_at = models.look_at(*model);
+    if (looked_at == nullptr) return response->send(net::HttpResponse{});
+    return answer_with(route, std::move(request), response, std::move(looked_at));
+  }
   if (ContextPtr ready = models.acquire_ready(*model))
     return answer_with(route, std::move(request), response, std::move(ready));
   auto kept = std::make_shared<net::HttpRequest>(std::move(request));  // functions are copied
@@ -109,9 +115,14 @@ bool needs_no_model(std::string_view pattern) {
   });
 }
 
+// Stored chats are the server's; POST of the same pattern asks a model.
+static bool lists_stored_chats(const Route& route) {
+  return route.pattern == "/v1/chat/completions" && route.methods.front() == "GET";
+}
+
 void dispatch(const ContextPtr& front, const Route& route, net::HttpRequest&& request,
               net::ResponsePtr response) {
-  if (front->parts->models == nullptr || needs_no_model(route.pattern))
+  if (front->parts->models == nullptr || needs_no_model(route.pattern) || lists_stored_chats(route))
     return handle(front, route, std::move(request), std::move(response));
   const size_t size = request.body.size();
   if (size <= Context::kInlineBytes)

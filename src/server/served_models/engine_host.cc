@@ -78,6 +78,12 @@ Result<int64_t> EngineHost::sleep(size_t model) {
 
 void EngineHost::unload(size_t model) {
   if (loaded_[model].engine == nullptr) return;
+  // At the server's end tasks may still run, and they have the context and the engine.
+  if (const ContextPtr& context = loaded_[model].context) {
+    for (WorkerPool* pool : {&context->threads->workers, &context->threads->grammars,
+                             &context->threads->weights, &context->threads->sounds})
+      pool->stop();
+  }
   loaded_[model].context = nullptr;
   loaded_[model].engine = nullptr;
   ::malloc_trim(0);  // the system gets back what the heap would keep

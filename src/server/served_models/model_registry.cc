@@ -317,7 +317,7 @@ void ModelRegistry::run() {
     }
     core_->changed.notify_all();  // wait_until_settled()
     std::optional<TimePoint> next = core_->schedule.next_stop();
-    if (any_stateful && !next) next = now() + kStatefulInterval;
+    if (any_stateful) next = std::min(next.value_or(TimePoint::max()), now() + kStatefulInterval);
     if (next)
       core_->changed.wait_until(lock, *next);
     else
