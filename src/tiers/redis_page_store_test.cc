@@ -118,6 +118,55 @@ TEST(RedisPageStore, NeverGivesAWrongPage) {
   EXPECT_EQ(count_right_pages(*store, {name}), 1u);
 }
 
+// Takes the store's counts when a get() ends.
+class CountsAtTheEnd final : public PageSink {
+ public:
+  explicit CountsAtTheEnd(const PageStore& store) : store_(store) {}
+  void on_page(size_t, std::span<const std::byte>) override {}
+  void on_done() override {
+    stats_ = store_.stats();
+    is_done_ = true;
+    is_done_.notify_all();
+  }
+  const PageStoreStats& wait() {
+    is_done_.wait(false);
+    return stats_;
+  }
+
+ private:
+  const PageStore& store_;
+  PageStoreStats stats_;
+  std::atomic<bool> is_done_ = false;
+};
+
+// A reader that is done finds its pages counted, whether they were found, wrong or absent.
+TEST(RedisPageStore, CountsBeforeItAnswers) {
+  ESP_SKIP_WITHOUT_REDIS();
+  const TestRedis redis;
+  const RemotePageStoreConfig config = test_remote_config(kRedisPageBytes);
+  const auto store = open_redis_store(config, redis.server());
+  const auto session = *RedisSession::create(redis.server(), digest_of_scope(config.scope));
+  ASSERT_TRUE(session->open().ok());
+  const std::vector<PageName> names = test_page_names(0, 3);
+  ASSERT_EQ(put_pages(*store, {names[0]}), 1u);
+  store->flush();
+  const std::vector<std::byte> zeros(kSlotHeaderBytes + kRedisPageBytes);
+  const SealedPage wrong{names[1], zeros};
+  std::vector<bool> taken(1);
+  std::string refusal;
+  const TimePoint deadline = SteadyClock().now() + std::chrono::seconds(30);
+  ASSERT_TRUE(session->write({&wrong, 1}, deadline, taken, refusal).ok());
+  const auto counts_of = [&](const std::vector<PageName>& read) {
+    const auto sink = std::make_shared<CountsAtTheEnd>(*store);
+    store->get(read, sink);
+    const PageStoreStats& stats = sink->wait();
+    return std::vector<int64_t>{stats.found, stats.corrupt, stats.absent};
+  };
+  EXPECT_EQ(counts_of({names[1]}), (std::vector<int64_t>{0, 1, 1}));
+  EXPECT_EQ(counts_of({names[2]}), (std::vector<int64_t>{0, 1, 2}));
+  EXPECT_EQ(counts_of(names), (std::vector<int64_t>{1, 2, 4}));
+}
+
 TEST(RedisPageStore, PagesExpire) {
   ESP_SKIP_WITHOUT_REDIS();
   const TestRedis redis;

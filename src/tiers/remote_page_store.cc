@@ -49,7 +49,8 @@ struct RemotePageStore::Read {
 };
 
 // Pages of a Read that one thread reads in one exchange. It shows the sink several at a time: a
-// device copies one while the next one comes.
+// device copies one while the next one comes. The sink learns of absent pages in finish(), when the
+// store has counted them: a reader that is done may look at the counts.
 class RemotePageStore::Window final : public RemoteSession::Receiver {
  public:
   static constexpr size_t kShown = 4;
@@ -66,7 +67,6 @@ class RemotePageStore::Window final : public RemoteSession::Receiver {
 
   std::span<const PageName> names() const { return std::span(read_.names).subspan(first_, count_); }
   std::span<const PageName> found() const { return found_; }
-  int64_t num_absent() const { return num_absent_; }
   int64_t num_corrupt() const { return num_corrupt_; }
 
   size_t page_bytes() const override { return slot_bytes_; }
@@ -77,26 +77,22 @@ class RemotePageStore::Window final : public RemoteSession::Receiver {
   void received(size_t index, Outcome outcome) override {
     ESP_CHECK(index == num_received_++);
     const PageName& name = names()[index];
-    if (outcome == Outcome::kAbsent) {
-      ++num_absent_;
-      return read_.answer_absent(first_ + index, first_ + index + 1);
-    }
+    if (outcome == Outcome::kAbsent) return absent_.push_back(first_ + index);
     const std::span<std::byte> slot = buffer();
     const auto page_bytes = static_cast<int64_t>(slot_bytes_) - kSlotHeaderBytes;
     if (outcome != Outcome::kFound || !slot_holds(slot, page_bytes, name, scope_)) {
-      ++num_absent_;
       ++num_corrupt_;
-      return read_.answer_absent(first_ + index, first_ + index + 1);
+      return absent_.push_back(first_ + index);
     }
     found_.push_back(name);
     shown_[num_shown_++ % kShown] = first_ + index;
     const std::lock_guard lock(read_.mutex);
     read_.sink->on_page(first_ + index, slot.subspan(kSlotHeaderBytes));
   }
-  // Releases what is shown, and answers as absent what was not received.
+  // Releases what is shown, and answers as absent what is absent or was not received.
   void finish() {
     while (num_released_ < num_shown_) release_oldest();
-    num_absent_ += static_cast<int64_t>(count_ - num_received_);
+    for (const size_t index : absent_) read_.answer_absent(index, index + 1);
     read_.answer_absent(first_ + num_received_, first_ + count_);
   }
 
@@ -119,7 +115,8 @@ class RemotePageStore::Window final : public RemoteSession::Receiver {
   std::array<size_t, kShown> shown_{};
   size_t num_shown_ = 0, num_released_ = 0, num_received_ = 0;
   std::vector<PageName> found_;
-  int64_t num_absent_ = 0, num_corrupt_ = 0;
+  std::vector<size_t> absent_;  // of the read's pages
+  int64_t num_corrupt_ = 0;
 };
 
 void RemotePageStore::Dropped::answer() const {
@@ -500,7 +497,7 @@ void RemotePageStore::run_read(RemoteSession& session, std::span<std::byte> buff
   const Status status = session.read(window.names(), now() + config_.transfer_timeout, window);
   lock.lock();
   const auto num_found = static_cast<int64_t>(window.found().size());
-  stats_.found += num_found;  // before the answer, whose reader may look at the counts
+  stats_.found += num_found;
   stats_.absent += static_cast<int64_t>(count) - num_found;
   stats_.corrupt += window.num_corrupt();
   stats_.bytes_read += num_found * config_.page_bytes;
