@@ -114,8 +114,9 @@ def chats(server):
 def example(base, tokenizer):
     """The program of examples/clients, as its reader runs it."""
     program = os.path.join(ROOT, "examples", "clients", "lm_evaluation_harness.py")
-    done = subprocess.run([sys.executable, "-B", program], env={**os.environ, "ESPALIER_URL": base, "ESPALIER_MODEL_PATH": tokenizer},
-                          capture_output=True, text=True, timeout=300, check=False)
+    environment = {**os.environ, "ESPALIER_URL": base, "ESPALIER_MODEL_PATH": tokenizer}
+    done = subprocess.run([sys.executable, "-B", program], env=environment, capture_output=True, text=True,
+                          timeout=300, check=False)
     assert done.returncode == 0 and "accuracy" in done.stdout, done.stdout + done.stderr[-2000:]
     print(f"lm-eval, the example: {done.stdout.strip().splitlines()[-1]}")
 
