@@ -12,6 +12,7 @@
 #include <ctime>
 
 #include "apps/bench/report.h"
+#include "apps/progress.h"
 #include "apps/session.h"
 #include "base/check.h"
 #include "base/clock.h"
@@ -218,6 +219,7 @@ Result<Measured> measure(AppConfig& app, const Options& options) {
     ESP_ASSIGN_OR_RETURN(engines[which], start_warm(ground, options, cache, seed));
   }
   std::vector<double> cpu[2], wall[2];
+  ProgressBar progress("pairs of slices", options.repeats);
   for (int32_t i = 0; i < options.repeats; ++i) {
     ++seed;
     for (const int which : {i % 2, 1 - i % 2}) {  // who goes first changes
@@ -227,6 +229,7 @@ Result<Measured> measure(AppConfig& app, const Options& options) {
     }
     m.processor_ratios.push_back(cpu[0].back() / cpu[1].back());
     m.wall_ratios.push_back(wall[0].back() / wall[1].back());
+    progress.advance();
   }
   m.processor_on = quantile(cpu[0], 0.5), m.processor_off = quantile(cpu[1], 0.5);
   m.wall_on = quantile(wall[0], 0.5), m.wall_off = quantile(wall[1], 0.5);
