@@ -8,6 +8,7 @@
 #include "server/json_view.h"
 #include "server/request_ids.h"
 #include "server/session_fields.h"
+#include "server/vllm_grammars.h"
 
 namespace espalier::server {
 
@@ -44,6 +45,7 @@ void append_common(Fields<T>& fields, FieldPlaces place) {
                              [](const Json& value, std::string_view where, T& out) {
                                return read_response_format(value, where, out.sampling);
                              }));
+  append_vllm_grammar_fields(fields);
   fields.push_back(field<T>("rid", "request id, for /abort_request", &T::rid));
   fields.push_back(
       field<T>("extra_key", "requests of different keys share no cached prefixes", &T::extra_key));

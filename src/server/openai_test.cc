@@ -150,6 +150,50 @@ TEST_F(OpenAiTest, CompletionDefaults) {
   EXPECT_EQ(engine_.submitted().back().sampling.json_schema, R"({"type":"object"})");
 }
 
+// What clients of vLLM send sets the grammar of regex, ebnf, choices and response_format.
+TEST_F(OpenAiTest, GrammarsAsVllmTakesThem) {
+  start();
+  const auto sampling_of = [&](const std::string& fields) {
+    for (const char* whose : {R"("prompt":"x")", R"("messages":[{"role":"user","content":"x"}])"}) {
+      const bool is_chat = std::string_view(whose).starts_with("\"m");
+      const Answer answer = post(is_chat ? "/v1/chat/completions" : "/v1/completions",
+                                 fmt::format("{{{},{}}}", whose, fields));
+      EXPECT_EQ(answer.status, 200) << answer.body;
+    }
+    return engine_.submitted().back().sampling;
+  };
+  for (const char* schema : {R"({"type":"array"})", R"("{\"type\":\"array\"}")"})
+    for (const char* name : {R"("guided_json":{})", R"("structured_outputs":{{"json":{}}})"})
+      EXPECT_EQ(sampling_of(fmt::format(fmt::runtime(name), schema)).json_schema,
+                R"({"type":"array"})");
+  EXPECT_EQ(sampling_of(R"("guided_regex":"a|b")").regex, "a|b");
+  EXPECT_EQ(sampling_of(R"("guided_grammar":"root ::= \"a\"")").ebnf, R"(root ::= "a")");
+  EXPECT_THAT(sampling_of(R"("guided_choice":["a","b"])").choices, ElementsAre("a", "b"));
+  EXPECT_EQ(sampling_of(R"("structured_outputs":{"regex":"a","json":null,"disable_fallback":true})")
+                .regex,
+            "a");
+  EXPECT_THAT(sampling_of(R"("structured_outputs":{"choice":["a"]})").choices, ElementsAre("a"));
+  EXPECT_EQ(sampling_of(R"("structured_outputs":{"grammar":"root ::= \"a\""})").ebnf,
+            R"(root ::= "a")");
+  EXPECT_EQ(sampling_of(R"("structured_outputs":{"json_object":true})").json_schema,
+            R"({"type":"object"})");
+  EXPECT_EQ(sampling_of(R"("structured_outputs":{"structural_tag":"{}"})").structural_tag, "{}");
+  const std::pair<const char*, const char*> wrong[] = {
+      {R"("guided_choice":[])",
+       "guided_choice must be a list of at least one text, but it is empty"},
+      {R"("guided_json":[1])", "guided_json must be a JSON Schema or its text, but it is a list"},
+      {R"("structured_outputs":{"regex":5})",
+       "structured_outputs.regex must be a string, but it is the number 5"},
+      {R"("structured_outputs":{"structural_tag":5})",
+       "structured_outputs.structural_tag must be structural tags or their text, but it is the "
+       "number 5"}};
+  for (const auto& [fields, message] : wrong) {
+    const Answer answer = post("/v1/completions", fmt::format(R"({{"prompt":"x",{}}})", fields));
+    EXPECT_EQ(answer.status, 400) << fields;
+    EXPECT_THAT(answer.body, HasSubstr(message));
+  }
+}
+
 // A small vocabulary with StarCoder's tokens for fill in the middle.
 TEST_F(OpenAiTest, BeamSearchHasScores) {
   start();

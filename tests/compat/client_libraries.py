@@ -155,7 +155,17 @@ def guidance(base):
 def guidance_sglang(base):
     """Its model of SGLang: choices, expressions, schemas and joined parts, as Lark grammars in `ebnf`."""
     import guidance as sdk
-    start = sdk.models.experimental.SglangModel("m", base_url=base + "/v1", api_key="none", echo=False)
+    guided(sdk, sdk.models.experimental.SglangModel, base)
+
+
+def guidance_vllm(base):
+    """Its model of vLLM: the same grammars in `guided_grammar`."""
+    import guidance as sdk
+    guided(sdk, sdk.models.experimental.VLLMModel, base)
+
+
+def guided(sdk, kind, base):
+    start = kind("m", base_url=base + "/v1", api_key="none", echo=False)
     with sdk.user():
         start += QUESTION
     schema = {"type": "object", "required": ["name", "age"], "additionalProperties": False,
@@ -273,8 +283,8 @@ def example_names():
 PROBES = {langchain_openai: "langchain-openai", langchain_anthropic: "langchain-anthropic",
           langchain_ollama: "langchain-ollama", llama_index: "llama-index-llms-openai-like", litellm: "litellm",
           instructor: "instructor", pydantic_ai: "pydantic-ai-slim", dspy: "dspy", outlines: "outlines",
-          guidance: "guidance", guidance_sglang: "guidance", smolagents: "smolagents", haystack: "haystack-ai",
-          openai_agents: "openai-agents", open_webui: "", claude_code: ""}
+          guidance: "guidance", guidance_sglang: "guidance", guidance_vllm: "guidance",
+          smolagents: "smolagents", haystack: "haystack-ai", openai_agents: "openai-agents", open_webui: "", claude_code: ""}
 
 
 def main():

@@ -54,6 +54,7 @@ bool is_opaque(std::string_view key) {
                          "output_format",
                          "guided_json",
                          "guided_choice",
+                         "structured_outputs",
                          "response_schema",
                          "properties",
                          "patternProperties",
