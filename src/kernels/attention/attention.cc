@@ -196,7 +196,10 @@ AttentionTile tile_of(const AttentionArgs& args, const Plan& plan, const Workspa
       .k = static_cast<const std::byte*>(kv.k) + plane_bytes,
       .v = static_cast<const std::byte*>(kv.v) + plane_bytes,
       .bf16 = kv.type == KvType::kBFloat16,
-      .page_table = args.page_tables.data() + entry.page_begin,
+      .page_table =
+          args.page_offsets.empty() ? args.page_tables.data() + entry.page_begin : nullptr,
+      .page_offsets =
+          args.page_offsets.empty() ? nullptr : args.page_offsets.data() + entry.page_begin,
       .page_size = args.kv->page_size,
       .page_stride = kv.page_stride,
       .token_stride = kv.token_stride,

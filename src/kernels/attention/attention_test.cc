@@ -68,6 +68,8 @@ struct Sequence {
 
 class AttentionTest : public test::EachIsa {
  protected:
+  bool by_offsets_ = false;  // step() names pages by page_offsets
+
   Sequence make_sequence(Cache& cache, const Heads& h, int32_t tokens) {
     Sequence s;
     s.tokens = tokens;
@@ -128,6 +130,12 @@ class AttentionTest : public test::EachIsa {
     args.page_tables = tables;
     args.kv = &cache.view();
     args.layer = 0;
+    std::vector<int64_t> offsets;
+    if (by_offsets_) {
+      for (const PageId page : tables) offsets.push_back(page * cache.view().layers[0].page_stride);
+      args.page_offsets = offsets;
+      args.page_tables = {};
+    }
     slow ? reference::attention(args) : attention(backend, args);
     return out;
   }
@@ -178,6 +186,25 @@ TEST_P(AttentionTest, AgreesWithTheReference) {
                     step(*backend, cache, h, parts, args, /*slow=*/true), tolerance(h, args, 130));
       }
     }
+  }
+}
+
+TEST_P(AttentionTest, PagesByTheirOffsetsGiveTheSameBits) {
+  WorkPool pool(2);
+  auto backend = backend_on(pool);
+  const Heads h = {4, 2, 32};
+  for (const KvType type : {KvType::kFloat32, KvType::kBFloat16}) {
+    Cache cache(rng_, h, type, 17, 200);
+    const Sequence a = make_sequence(cache, h, 90), b = make_sequence(cache, h, 1300);
+    const AttentionArgs args = scaled(h);
+    step(*backend, cache, h, {{&a, 0, 80}, {&b, 0, 1299}}, args);
+    const std::vector<Part> parts = {{&a, 80, 90}, {&b, 1299, 1300}};
+    const auto by_tables = step(*backend, cache, h, parts, args);
+    const auto slow = step(*backend, cache, h, parts, args, true);
+    by_offsets_ = true;
+    EXPECT_EQ(step(*backend, cache, h, parts, args), by_tables);
+    EXPECT_EQ(step(*backend, cache, h, parts, args, true), slow);
+    by_offsets_ = false;
   }
 }
 

@@ -107,7 +107,9 @@ inline BlockRows find_rows(const AttentionTile& tile, int64_t begin, int64_t cou
   rows.count = count;
   int64_t page = begin / tile.page_size, row = begin % tile.page_size;
   for (int64_t i = 0; i < count; ++i) {
-    rows.offsets[i] = (tile.page_table[page] * tile.page_stride + row * tile.token_stride) * bytes;
+    const int64_t at = tile.page_offsets != nullptr ? tile.page_offsets[page]
+                                                    : tile.page_table[page] * tile.page_stride;
+    rows.offsets[i] = (at + row * tile.token_stride) * bytes;
     if (++row == tile.page_size) row = 0, ++page;
   }
   return rows;

@@ -32,7 +32,10 @@ struct AttentionArgs {
 
   std::span<const BatchEntry> entries;
   std::span<const PageId> page_tables;  // the batch's; BatchEntry::page_begin indexes it
-  const KvView* kv = nullptr;           // head_dim at most 512; check_kv_layer() holds
+  // Of each entry of page_tables where the page begins, in elements from either plane's begin:
+  // pages need not lie in one block of memory. page_tables is not read then. Empty: by page_stride.
+  std::span<const int64_t> page_offsets;
+  const KvView* kv = nullptr;  // head_dim at most 512; check_kv_layer() holds
   int32_t layer = 0;
 
   float scale = 1.0f;          // of the scores, mostly 1 / sqrt(head_dim)

@@ -8,9 +8,9 @@
 namespace espalier::kernels::reference {
 namespace {
 
-double element(const KvView::Layer& kv, const void* plane, PageId page, int64_t row, int64_t head,
+double element(const KvView::Layer& kv, const void* plane, int64_t page, int64_t row, int64_t head,
                int64_t i) {
-  const int64_t index = page * kv.page_stride + row * kv.token_stride + head * kv.head_stride + i;
+  const int64_t index = page + row * kv.token_stride + head * kv.head_stride + i;
   return kv.type == KvType::kFloat32 ? static_cast<const float*>(plane)[index]
                                      : to_float(static_cast<const BFloat16*>(plane)[index]);
 }
@@ -21,7 +21,9 @@ void attend(const AttentionArgs& args, const BatchEntry& entry, int64_t kv_head,
   const KvView::Layer& kv = args.kv->layer(args.layer);
   const int64_t page_size = args.kv->page_size;
   const auto page_of = [&](int64_t position) {
-    return args.page_tables[static_cast<size_t>(entry.page_begin + position / page_size)];
+    const auto at = static_cast<size_t>(entry.page_begin + position / page_size);
+    return args.page_offsets.empty() ? args.page_tables[at] * kv.page_stride
+                                     : args.page_offsets[at];
   };
   std::vector<double> weights;
   for (int64_t position = first; position <= last; ++position) {

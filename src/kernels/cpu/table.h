@@ -66,6 +66,7 @@ struct AttentionTile {
   const void* v;
   bool bf16;
   const int32_t* page_table;
+  const int64_t* page_offsets;  // in place of page_table, in elements; or null
   int64_t page_size;
   int64_t page_stride;
   int64_t token_stride;
