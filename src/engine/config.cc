@@ -215,7 +215,8 @@ int64_t bytes_per_token_of(const EngineConfig& c, const ModelInfo& info, KvType 
                       info.sliding_window + kernels::kAttentionBlock - 1 < c.model.context_length;
   if (!shares) return std::max<int64_t>(1, info.kv_bytes_per_token(type));
   const int32_t num_window = info.num_window_layers();
-  const double layers = info.num_layers - num_window + c.cache.swa_full_tokens_ratio * num_window;
+  const double layers =
+      info.num_kv_layers() - num_window + c.cache.swa_full_tokens_ratio * num_window;
   return std::max<int64_t>(
       1, static_cast<int64_t>(
              std::ceil(layers * static_cast<double>(info.kv_bytes_per_layer_token(type)))));
@@ -430,7 +431,7 @@ Result<KvType> resolve_kv_type(const EngineConfig& config, const ModelInfo& info
 }
 
 KvPoolConfig kv_pool_config(const EngineConfig& config, const ModelInfo& info, KvType type) {
-  KvPoolConfig pool{.num_layers = info.num_layers,
+  KvPoolConfig pool{.num_layers = info.num_kv_layers(),
                     .num_kv_heads = info.num_kv_heads,
                     .head_dim = info.head_dim,
                     .type = type,
@@ -441,7 +442,7 @@ KvPoolConfig kv_pool_config(const EngineConfig& config, const ModelInfo& info, K
                                                                         : std::vector<bool>(),
                     .num_window_pages = config.cache.max_window_tokens / config.cache.page_size};
   if (!info.draft_kv) return pool;
-  pool.layer_shapes.assign(static_cast<size_t>(info.num_layers), pool.shape_of(0));
+  pool.layer_shapes.assign(static_cast<size_t>(info.num_kv_layers()), pool.shape_of(0));
   pool.num_layers += info.draft_kv->num_layers;
   pool.layer_shapes.resize(static_cast<size_t>(pool.num_layers),
                            {info.draft_kv->num_kv_heads, info.draft_kv->head_dim, type});
@@ -454,7 +455,7 @@ int64_t kv_bytes(const EngineConfig& config, const ModelInfo& info, KvType type)
   const int64_t num_window = config.cache.max_window_tokens > 0 ? info.num_window_layers() : 0;
   return info.draft_kv_bytes_per_token(type) * config.cache.max_total_tokens +
          info.kv_bytes_per_layer_token(type) *
-             ((info.num_layers - num_window) * config.cache.max_total_tokens +
+             ((info.num_kv_layers() - num_window) * config.cache.max_total_tokens +
               num_window * config.cache.max_window_tokens);
 }
 

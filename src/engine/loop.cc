@@ -192,6 +192,7 @@ void EngineLoop::wait_and_commit(ForwardBatch& batch) {
   events_.begin_step();
   scheduler_.commit(batch, result, [this] { beams_.advance(); });
   batch.embedding_spans.clear();  // an idle engine keeps no pictures of its last step
+  batch.clear_cross();
   for (ForwardBatch& of_rank : batch.ranks) of_rank.embedding_spans.clear();
 }
 

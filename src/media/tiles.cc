@@ -85,6 +85,75 @@ Tiles stretch_tiles(const Image& image, const ImageProcessorSpec& spec, int32_t 
   return out;
 }
 
+Size least_canvas(int32_t tiles_max, int32_t side, int32_t width, int32_t height) {
+  Size best;
+  double best_scale = 0;
+  for (int32_t rows = 1; rows <= tiles_max; ++rows) {
+    for (int32_t columns = 1; rows * columns <= tiles_max; ++columns) {
+      const double scale = std::min(static_cast<double>(int64_t{columns} * side) / width,
+                                    static_cast<double>(int64_t{rows} * side) / height);
+      const bool better = best_scale < 1 ? scale > best_scale : scale >= 1 && scale < best_scale;
+      const bool smaller = scale == best_scale && rows * columns < best.width * best.height;
+      if (!better && !smaller) continue;
+      best = {columns, rows};
+      best_scale = scale;
+    }
+  }
+  return best;
+}
+
+int32_t tile_shape_number(const Size& canvas, int32_t tiles_max) {
+  int32_t number = 0;
+  for (int32_t rows = 1; rows <= tiles_max; ++rows) {
+    for (int32_t columns = 1; rows * columns <= tiles_max; ++columns) {
+      ++number;
+      if (canvas == Size{columns, rows}) return number;
+    }
+  }
+  return 0;
+}
+
+namespace {
+
+// Within the canvas, and not smaller than a tile in both directions; as Python's floats make it.
+Size fitted_to_canvas(const Image& image, int32_t side, const Size& canvas) {
+  const int32_t width = std::clamp(image.width, side, canvas.width * side);
+  const int32_t height = std::clamp(image.height, side, canvas.height * side);
+  const double wide = static_cast<double>(width) / image.width;
+  const double high = static_cast<double>(height) / image.height;
+  const auto length = [](int32_t of, double scale, int32_t most) {
+    return std::min(std::max(static_cast<int32_t>(std::floor(of * scale)), 1), most);
+  };
+  if (wide < high) return {width, length(image.height, wide, height)};
+  return {length(image.width, high, width), height};
+}
+
+// Tile `index` of a canvas `columns` tiles wide, where the picture begins at `left` and `top`.
+Image tile_of(const Image& fitted, int32_t side, int32_t index, int32_t columns, int32_t left,
+              int32_t top) {
+  const int32_t x0 = index % columns * side - left, y0 = index / columns * side - top;
+  Image tile{.width = side, .height = side, .rgb = {}};
+  tile.rgb.resize(static_cast<size_t>(side) * static_cast<size_t>(side) * 3);
+  const int32_t from = std::max(x0, 0), end = std::min(x0 + side, fitted.width);
+  for (int32_t y = std::max(y0, 0); y < std::min(y0 + side, fitted.height) && from < end; ++y) {
+    std::copy_n(fitted.rgb.begin() + (int64_t{y} * fitted.width + from) * 3, (end - from) * 3,
+                tile.rgb.begin() + (int64_t{y - y0} * side + from - x0) * 3);
+  }
+  return tile;
+}
+
+}  // namespace
+
+Tiles canvas_tiles(const Image& image, const ImageProcessorSpec& spec, int32_t side,
+                   const Size& canvas) {
+  Tiles out{.pixels = {}, .rows = canvas.height, .columns = canvas.width};
+  const Size size = fitted_to_canvas(image, side, canvas);
+  const Image fitted = resize(image, size.width, size.height, spec.filter);
+  for (int32_t i = 0; i < out.rows * out.columns; ++i)
+    out.pixels.push_back(normalize(tile_of(fitted, side, i, out.columns, 0, 0), spec));
+  return out;
+}
+
 Tiles cut_tiles(const Image& image, const ImageProcessorSpec& spec, int32_t side) {
   Tiles out;
   out.pixels.push_back(normalize(resize(image, side, side, spec.filter), spec));
@@ -95,17 +164,8 @@ Tiles cut_tiles(const Image& image, const ImageProcessorSpec& spec, int32_t side
   const int32_t left = (room.width - size.width) / 2, top = (room.height - size.height) / 2;
   out.rows = room.height / side;
   out.columns = room.width / side;
-  for (int32_t i = 0; i < out.rows * out.columns; ++i) {
-    const int32_t x0 = i % out.columns * side - left, y0 = i / out.columns * side - top;
-    Image tile{.width = side, .height = side, .rgb = {}};
-    tile.rgb.resize(static_cast<size_t>(side) * static_cast<size_t>(side) * 3);
-    const int32_t from = std::max(x0, 0), end = std::min(x0 + side, size.width);
-    for (int32_t y = std::max(y0, 0); y < std::min(y0 + side, size.height) && from < end; ++y) {
-      std::copy_n(fitted.rgb.begin() + (int64_t{y} * size.width + from) * 3, (end - from) * 3,
-                  tile.rgb.begin() + (int64_t{y - y0} * side + from - x0) * 3);
-    }
-    out.pixels.push_back(normalize(tile, spec));
-  }
+  for (int32_t i = 0; i < out.rows * out.columns; ++i)
+    out.pixels.push_back(normalize(tile_of(fitted, side, i, out.columns, left, top), spec));
   return out;
 }
 

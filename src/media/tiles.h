@@ -32,6 +32,17 @@ ImageProcessorSpec::Size nearest_grid(const ImageProcessorSpec::TileCounts& coun
 Tiles stretch_tiles(const Image& image, const ImageProcessorSpec& spec, int32_t side,
                     const ImageProcessorSpec::Size& grid);
 
+// The canvas of at most `tiles_max` tiles that a picture of this size, its shape kept, has to be
+// enlarged least for, or else shrunk least; of equal ones the smallest (Mllama). In tiles.
+ImageProcessorSpec::Size least_canvas(int32_t tiles_max, int32_t side, int32_t width,
+                                      int32_t height);
+// From 1 on, among all canvases of at most so many tiles, by rows, then columns; 0: it is none.
+int32_t tile_shape_number(const ImageProcessorSpec::Size& canvas, int32_t tiles_max);
+// The picture fitted into the left upper corner of the canvas, black beside it. Tiles row by row;
+// there is no whole picture.
+Tiles canvas_tiles(const Image& image, const ImageProcessorSpec& spec, int32_t side,
+                   const ImageProcessorSpec::Size& canvas);
+
 // REQUIRES: spec.resolutions are multiples of a tile, `side` pixels wide and high.
 Tiles cut_tiles(const Image& image, const ImageProcessorSpec& spec, int32_t side);
 

@@ -71,6 +71,10 @@ Status validate_layer(const DecoderSpec& spec, size_t index) {
   if (a.latent) ESP_RETURN_IF_ERROR(validate_latent(a, index));
   if (layer.experts) ESP_RETURN_IF_ERROR(validate_experts(*layer.experts, index));
   const MlpSpec& mlp = layer.experts ? layer.experts->expert : layer.mlp;
+  if (a.cross && !(spec.images && spec.images->num_cross_layers > 0 && !a.rope && !a.latent &&
+                   !layer.experts)) {
+    return invalid_argument("layer {}: cross attention reads pictures, without positions", index);
+  }
   if ((mlp.gelu || !a.causal) && !spec.patches) {
     return error(
         StatusCode::kUnimplemented,
@@ -172,6 +176,7 @@ Status validate_rope(const RopeSpec& rope) {
 
 int64_t norm_parameters(const std::optional<NormSpec>& norm, int64_t size) {
   if (!norm) return 0;
+  if (norm->kind == NormSpec::Kind::kGate) return 1;
   return norm->kind == NormSpec::Kind::kLayer ? 2 * size : size;
 }
 
@@ -192,6 +197,7 @@ int64_t attention_parameters(const AttentionSpec& a, int64_t hidden) {
     return count + hidden * (l.rank + l.rope_dim) + l.rank +
            int64_t{a.num_heads} * (l.nope_dim + l.value_dim) * l.rank;
   }
+  if (a.cross) return count + hidden * a.q_dim() + (a.qk_norm ? a.head_dim : 0);
   const int64_t qkv = a.q_dim() + 2ll * a.kv_dim();
   count += qkv * hidden;
   if (a.qkv_bias) count += qkv;
@@ -258,6 +264,34 @@ Status validate_deepstack(const DecoderSpec& spec) {
   return Status();
 }
 
+// Of pictures of one size.
+int64_t fixed_positions(const DecoderSpec& spec) {
+  const int64_t rows = spec.patches->num_rows();
+  return spec.tiles && spec.tiles->joint ? rows * spec.tiles->num_positions() : rows;
+}
+
+Status validate_projector(const DecoderSpec& spec) {
+  const ProjectorSpec& projector = *spec.projector;
+  const auto num_layers = static_cast<int32_t>(spec.layers.size());
+  const bool rising =
+      std::ranges::adjacent_find(projector.beside, std::greater_equal()) == projector.beside.end();
+  if (!projector.beside.empty() &&
+      (!rising || projector.beside.front() < 0 || projector.beside.back() >= num_layers ||
+       projector.merge != 1 || !projector.deepstack.empty())) {
+    return invalid_argument("intermediate_layers_indices must name layers of the {}, rising",
+                            num_layers);
+  }
+  for (const CrossKvSpec& cross : projector.cross) {
+    if (cross.num_kv_heads > 0 && cross.head_dim > 0 &&
+        cross.kv_dim() == projector.cross[0].kv_dim() &&
+        cross.head_dim == projector.cross[0].head_dim) {
+      continue;
+    }
+    return invalid_argument("layers of cross attention differ in their keys' shape");
+  }
+  return Status();
+}
+
 // A picture's rows see each other and nothing else.
 Status validate_patches(const DecoderSpec& spec) {
   const PatchesSpec& patches = *spec.patches;
@@ -271,7 +305,7 @@ Status validate_patches(const DecoderSpec& spec) {
                                      ? patches.sound->rows_max()
                                      : int64_t{patches.position_side} * patches.position_side;
   if (patches.position_side < 0 || (patches.position_side > 0 && !any_size) ||
-      spec.learned_positions != (any_size ? grid_positions : patches.num_rows()) ||
+      spec.learned_positions != (any_size ? grid_positions : fixed_positions(spec)) ||
       !spec.projector || spec.projector->layers.empty() || spec.pooling ||
       spec.projector->merge != patches.square()) {
     return invalid_argument("an encoder has a position for each row, and a projector");
@@ -290,9 +324,12 @@ Status validate_patches(const DecoderSpec& spec) {
                             patches.num_patches, patches.merge, patches.merge);
   }
   ESP_RETURN_IF_ERROR(validate_deepstack(spec));
+  ESP_RETURN_IF_ERROR(validate_projector(spec));
+  const bool joint = spec.tiles && spec.tiles->joint;
   for (const LayerSpec& layer : spec.layers) {
     const AttentionSpec& a = layer.attention;
-    if (!a.causal && a.sliding_window == 0 && (!a.windowed || patches.window > 0)) continue;
+    const bool windowed = joint || patches.window > 0;
+    if (!a.causal && a.sliding_window == 0 && !a.cross && (!a.windowed || windowed)) continue;
     return invalid_argument("an encoder's attention is neither causal nor in sliding windows");
   }
   return Status();
@@ -312,6 +349,16 @@ Status validate_images(const DecoderSpec& spec) {
                  "--pp-size 1",
                  spec.architecture);
   }
+  if (spec.images->num_cross_layers > 0 &&
+      (!spec.stage.whole() || spec.layers.back().attention.cross)) {
+    return error(StatusCode::kUnimplemented,
+                 "{}: cross attention runs in one stage (--pp-size 1), and not in the last layer",
+                 spec.architecture);
+  }
+  const auto cross = std::ranges::count_if(
+      spec.layers, [](const LayerSpec& layer) { return layer.attention.cross; });
+  if (cross != num_cross_layers(spec))
+    return invalid_argument("{} layers have cross attention, of {}", cross, num_cross_layers(spec));
   if (!spec.stage.samples || parts < layers) return Status();
   return error(
       StatusCode::kUnimplemented,
@@ -369,17 +416,26 @@ int32_t DecoderSpec::pooled_size() const {
 
 int64_t DecoderSpec::num_parameters() const {
   const int64_t table = static_cast<int64_t>(vocab_size) * hidden_size;
-  int64_t count = tied_embeddings || pooling || draft ? table : 2 * table;
+  int64_t count = tied_embeddings || pooling || draft
+                      ? table
+                      : table + int64_t{num_logits(*this)} * hidden_size;
   if (draft && draft->is_mtp()) count = 0;  // both tables are the target's
   if (draft) count += draft_parameters(*this);
   if (pooling) count += head_parameters(pooling->head, hidden_size);
   if (projector) {
     const int64_t merged = int64_t{projector->merged_width()} * hidden_size;
-    count += head_parameters(projector->layers, merged) + norm_parameters(projector->norm, merged);
+    count += head_parameters(projector->layers,
+                             merged * static_cast<int64_t>(1 + projector->beside.size())) +
+             norm_parameters(projector->norm, merged);
+    for (const CrossKvSpec& cross : projector->cross)
+      count += 2 * int64_t{cross.kv_dim()} * projector->layers.back().outputs + cross.head_dim;
     for (const DeepstackSpec& deep : projector->deepstack)
       count += head_parameters(deep.layers, merged) + norm_parameters(deep.norm, merged);
   }
   if (tiles && !tiles->in_sequence) count += projector->layers.back().outputs;
+  if (tiles && tiles->joint)
+    count += norm_parameters(tiles->joint->norm, hidden_size) +
+             int64_t{tiles->num_positions()} * hidden_size;
   if (patches) count += patch_parameters(*patches, hidden_size);
   count += norm_parameters(final_norm, hidden_size) + int64_t{learned_positions} * hidden_size;
   for (const LayerSpec& layer : layers) count += layer_parameters(layer, hidden_size);

@@ -78,6 +78,7 @@ struct NormSpec {
     kRmsOneCentred,  // x / rms(x) * (1 + weight), Gemma's
     kLayer,          // (x - mean) / deviation * weight + bias, GPT-2's
     kScale,          // x * weight: the layer scale of encoders (Touvron et al. 2021)
+    kGate,           // x * tanh(gate), one number: Mllama
   };
   float epsilon = 1e-6f;
   Kind kind = Kind::kRms;
@@ -116,6 +117,9 @@ struct AttentionSpec {
   bool windowed = false;        // where not causal: it sees its window alone (PatchesSpec::window)
   bool sinks = false;           // each head has a score that takes part in the softmax, valueless
   std::optional<LatentSpec> latent;
+  // Queries alone are the layer's own: keys and values are those of the pictures that a token sees
+  // (CrossSpan), made by the encoder (CrossKvSpec). Nothing of the layer lies in pages.
+  bool cross = false;
 
   int32_t q_dim() const { return num_heads * head_dim; }
   int32_t kv_dim() const { return num_kv_heads * head_dim; }
@@ -166,6 +170,10 @@ struct LayerSpec {
   std::optional<NormSpec> mlp_output_norm;
 };
 
+// The logit of a token of the vocabulary that the head does not have
+// (ImagesSpec::num_without_logit): finite, and far below all others.
+inline constexpr float kNoLogit = -1e30f;
+
 // Names of a checkpoint's tensors. "{}" stands for the layer's index, a second "{}" for the
 // expert's; ".weight" and ".bias" follow, but where a name says that it is whole.
 // The defaults are those of Llama, which most families took over.
@@ -204,6 +212,15 @@ struct WeightNames {
   bool whole_positions = false;  // position_embedding is whole
   std::string attention_output_norm;
   std::string mlp_output_norm;
+  // Layers from `begin` on have names that begin with the second in place of the first, and are
+  // counted from there; 0: there are none.
+  struct LaterLayers {
+    int32_t begin = 0;
+    std::string prefix, other;
+  };
+  LaterLayers later;
+  // Of layers of cross attention, in place of those above.
+  std::string cross_q, cross_q_norm, cross_output;
   std::string sinks = "model.layers.{}.self_attn.sinks";  // whole
 
   std::string router = "model.layers.{}.mlp.gate";
@@ -323,6 +340,27 @@ struct ImagesSpec {
   // Parts of a row behind its embedding, each hidden_size wide: the first is added to the result of
   // the first layer, the second to that of the second layer, and so on (DeepstackSpec).
   int32_t num_deep_parts = 0;
+  // A picture takes one position, and so many of the decoder's layers read its rows by cross
+  // attention (AttentionSpec::cross).
+  int32_t num_cross_layers = 0;
+  // So many of the vocabulary's last tokens, the placeholder among them, are none of the head's.
+  int32_t num_without_logit = 0;
+};
+
+// Of an encoder whose tiles see each other (Mllama, Grattafiori et al. 2024, section 7): a picture
+// is always as many tiles as there can be, black ones behind its own. Each has a class row, and
+// rows of zeros fill it up to a multiple of `row_multiple`. Such rows, and those of black tiles,
+// see the picture's rows alone, which see all. Layers from `global_begin` on read the others'
+// result, normed, with an embedding of the tile.
+struct JointTilesSpec {
+  int32_t row_multiple = 8;
+  int32_t num_shapes = 0;  // grids of tiles: all of at most counts.max, by rows, then columns
+  int32_t global_begin = 0;
+  NormSpec norm;
+  std::string norm_name;  // before ".weight" and ".bias"
+  // Positions and tiles have learned embeddings with gates, by the number of the picture's shape.
+  std::string positions;                  // before ".embedding", ".tile_embedding" and ".gate"
+  std::string tiles_before, tiles_after;  // before ".embedding" and ".gate"
 };
 
 // Of an encoder that reads a picture whole and in tiles (LLaVA-NeXT, Liu et al. 2024): the rows of
@@ -336,7 +374,11 @@ struct TilesSpec {
   std::string line_end;                               // the learned row's tensor
   // Grids of more rows than so many tiles' are reduced to about that (LLaVA-OneVision); 0: none.
   int32_t tiles_max = 0;
-  bool alone = false;  // pictures beside others in a prompt are read whole only
+  bool alone = false;                   // pictures beside others in a prompt are read whole only
+  std::optional<JointTilesSpec> joint;  // no whole picture; `counts.max` is the most tiles
+
+  // Of joint tiles: of each shape of pictures, and of none, the tiles.
+  int32_t num_positions() const { return (joint->num_shapes + 1) * counts.max; }
 };
 
 // Of an encoder whose decoder reads states of several of its layers (DeepStack, Meng et al. 2024):
@@ -346,6 +388,16 @@ struct DeepstackSpec {
   NormSpec norm;                               // of the rows that are merged, side by side
   std::string norm_name;                       // of its tensors, before ".weight" and ".bias"
   std::vector<PoolingSpec::HeadLayer> layers;  // as ProjectorSpec's
+};
+
+// Keys and values of one of the decoder's layers of cross attention, which all have one shape.
+struct CrossKvSpec {
+  std::string k, v, k_norm;  // of its tensors, before ".weight"
+  int32_t num_kv_heads = 0;
+  int32_t head_dim = 0;
+  NormSpec norm;  // of keys, each head by itself
+
+  int32_t kv_dim() const { return num_kv_heads * head_dim; }
 };
 
 // Carries an encoder's rows to the decoder's: matrices with an activation between two of them.
@@ -363,12 +415,19 @@ struct ProjectorSpec {
   std::optional<NormSpec> norm;          // of the rows that were merged
   std::string norm_name;                 // of its tensors, before ".weight" and ".bias"
   std::vector<DeepstackSpec> deepstack;  // by their layers, rising
+  // Layers whose states stand behind the last one's, of each feature side by side (Mllama); rising.
+  std::vector<int32_t> beside;
+  // What is projected becomes the keys and values of these layers of the decoder, which are the
+  // rows, side by side.
+  std::vector<CrossKvSpec> cross;
 
   // Rows of the first matrix's input, side by side.
   int32_t merged_width() const { return how == Merge::kMean ? 1 : merge; }
 
   // Of a picture's row with all its parts.
   int32_t row_width() const {
+    if (!cross.empty())
+      return static_cast<int32_t>(cross.size()) * 2 * cross[0].num_kv_heads * cross[0].head_dim;
     return layers.back().outputs * (1 + static_cast<int32_t>(deepstack.size()));
   }
 };
@@ -454,11 +513,21 @@ struct DecoderSpec {
   int64_t num_parameters() const;
   // Of a picture's row in a prompt: its embedding and its parts.
   int64_t span_width() const {
+    if (images && images->num_cross_layers > 0)
+      return int64_t{images->num_cross_layers} * 2 * layers[0].attention.kv_dim();
     return int64_t{hidden_size} * (1 + (images ? images->num_deep_parts : 0));
   }
   // Of the vector that a text becomes; 0 without pooling.
   int32_t pooled_size() const;
 };
+
+// Of the head.
+inline int32_t num_logits(const DecoderSpec& spec) {
+  return spec.vocab_size - (spec.images ? spec.images->num_without_logit : 0);
+}
+inline int32_t num_cross_layers(const DecoderSpec& spec) {
+  return spec.images ? spec.images->num_cross_layers : 0;
+}
 
 // What every part below relies on: sizes positive and within their kernels' limits, heads
 // divisible, ropes that exist, and the same key/value shape in all layers (KvView knows one). The

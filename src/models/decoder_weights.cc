@@ -5,6 +5,7 @@
 
 #include "base/check.h"
 #include "models/expert_placement.h"
+#include "models/joint_tile_tables.h"
 #include "models/program/passes.h"
 #include "models/weight_layout.h"
 #include "models/weight_reader.h"
@@ -14,6 +15,25 @@ namespace {
 
 using kernels::CpuBackend;
 using kernels::PackedMatrix;
+
+// What some encoders have beside a projector: norms of states of several layers, keys and values of
+// a decoder's layers, and tiles that see each other.
+Status load_parts(WeightReader& read, const DecoderSpec& spec, const WeightLayout& layout,
+                  DecoderWeights& out) {
+  for (size_t i = 0; i < layout.deepstack_norms.size(); ++i) {
+    ESP_RETURN_IF_ERROR(read.norm(spec.projector->deepstack[i].norm, layout.deepstack_norms[i],
+                                  out.deepstack_norms.emplace_back()));
+  }
+  for (size_t i = 0; i < layout.cross_kv.size(); ++i) {
+    CrossKvWeights& to = out.cross.emplace_back();
+    ESP_RETURN_IF_ERROR(read.matrix(layout.cross_kv[i], to.kv));
+    ESP_RETURN_IF_ERROR(
+        read.norm(spec.projector->cross[i].norm, layout.cross_k_norms[i], to.k_norm));
+  }
+  if (!spec.tiles || !spec.tiles->joint) return Status();
+  ESP_RETURN_IF_ERROR(read.table(layout.tile_position, out.joint_tiles.tile_position));
+  return read.norm(spec.tiles->joint->norm, layout.global_norm, out.joint_tiles.global_norm);
+}
 
 class Loader {
  public:
@@ -42,10 +62,10 @@ class Loader {
     }
     ESP_RETURN_IF_ERROR(load_head(layout.pooling_head, weights.pooling_head));
     ESP_RETURN_IF_ERROR(load_head(layout.projector, weights.projector));
-    ESP_RETURN_IF_ERROR(load_deepstack_norms(layout, weights.deepstack_norms));
     if (spec_.projector) {
       ESP_RETURN_IF_ERROR(
           read_.norm(spec_.projector->norm, layout.projector_norm, weights.projector_norm));
+      ESP_RETURN_IF_ERROR(load_parts(read_, spec_, layout, weights));
     }
     for (size_t i = 0; i < layout.layers.size(); ++i) {
       ESP_RETURN_IF_ERROR(
@@ -71,14 +91,6 @@ class Loader {
       PoolingWeights& to = out.emplace_back();
       ESP_RETURN_IF_ERROR(read_.matrix(layer.matrix, to.matrix));
       ESP_RETURN_IF_ERROR(read_.vector(layer.bias, to.bias));
-    }
-    return Status();
-  }
-
-  Status load_deepstack_norms(const WeightLayout& layout, std::vector<NormWeights>& out) {
-    for (size_t i = 0; i < layout.deepstack_norms.size(); ++i) {
-      ESP_RETURN_IF_ERROR(read_.norm(spec_.projector->deepstack[i].norm, layout.deepstack_norms[i],
-                                     out.emplace_back()));
     }
     return Status();
   }
@@ -228,6 +240,9 @@ int64_t bytes_of(const MlpWeights& mlp) {
 int64_t bytes_of(const PoolingWeights& layer) {
   return bytes_of(layer.matrix) + bytes_of(layer.bias);
 }
+int64_t bytes_of(const CrossKvWeights& cross) {
+  return bytes_of(cross.kv) + bytes_of(cross.k_norm);
+}
 int64_t bytes_of(const LayerWeights& layer);
 template <typename T>
 int64_t bytes_of_all(const std::vector<T>& parts) {
@@ -262,7 +277,9 @@ int64_t DecoderWeights::size_bytes() const {
          bytes_of_all(pooling_head) + bytes_of_all(projector) + bytes_of(patch_embedding) +
          bytes_of(patch_embedding_bias) + bytes_of(class_embedding) + bytes_of(line_end) +
          bytes_of(embedding_norm) + bytes_of_all(deepstack_norms) + bytes_of(projector_norm) +
-         bytes_of(final_norm) + bytes_of_all(layers);
+         bytes_of_all(cross) + bytes_of(joint_tiles.global_norm) +
+         static_cast<int64_t>(joint_tiles.tile_position.size_bytes()) + bytes_of(final_norm) +
+         bytes_of_all(layers);
 }
 
 const PackedMatrix& DecoderWeights::matrix(WeightId id) const {
@@ -275,6 +292,8 @@ const PackedMatrix& DecoderWeights::matrix(WeightId id) const {
       return projector[static_cast<size_t>(id.index)].matrix;
     case WeightKind::kPatchEmbedding:
       return patch_embedding;
+    case WeightKind::kCrossKv:
+      return cross[static_cast<size_t>(id.index)].kv;
     case WeightKind::kDraftInput:
       return draft_input;
     case WeightKind::kQkv:
@@ -329,6 +348,10 @@ const NormWeights& DecoderWeights::norm(WeightId id) const {
       return deepstack_norms[static_cast<size_t>(id.index)];
     case WeightKind::kProjectorNorm:
       return projector_norm;
+    case WeightKind::kCrossKNorm:
+      return cross[static_cast<size_t>(id.index)].k_norm;
+    case WeightKind::kGlobalNorm:
+      return joint_tiles.global_norm;
     default:
       ESP_CHECK(false, "{} is no norm", weight_name(id.kind));
   }
@@ -377,7 +400,10 @@ std::span<const PackedMatrix> DecoderWeights::head_matrices(WeightId id) const {
 Result<DecoderWeights> load_weights(CpuBackend& backend, const DecoderSpec& spec,
                                     const WeightLayout& layout, const program::Program& program,
                                     const WeightTypes& types, WeightSource& source) {
-  return Loader(backend, spec, program, types, source).load(layout);
+  if (!spec.tiles || !spec.tiles->joint)
+    return Loader(backend, spec, program, types, source).load(layout);
+  JointTileTables tables(source, spec);
+  return Loader(backend, spec, program, types, tables).load(layout);
 }
 
 }  // namespace espalier

@@ -82,6 +82,18 @@ struct PoolingWeights {
   std::vector<float> bias;  // empty: none
 };
 
+// Of CrossKvSpec.
+struct CrossKvWeights {
+  kernels::PackedMatrix kv;  // outputs of the projector -> [k; v]
+  NormWeights k_norm;        // [head_dim]
+};
+
+// Of JointTilesSpec.
+struct JointTileWeights {
+  Buffer tile_position;     // [num_positions(), hidden]
+  NormWeights global_norm;  // [hidden]
+};
+
 struct DecoderWeights {
   DType type = DType::kBFloat16;  // of tables, and of matrices that are not quantised
   // [vocab, hidden], as numbers or quantised; both empty where it is tied: rows come from head.
@@ -102,6 +114,8 @@ struct DecoderWeights {
   std::vector<PoolingWeights> projector;     // and behind it those of DeepstackSpecs
   std::vector<NormWeights> deepstack_norms;  // [merge * hidden]
   NormWeights projector_norm;                // of ProjectorSpec
+  std::vector<CrossKvWeights> cross;
+  JointTileWeights joint_tiles;
 
   int64_t size_bytes() const;
 

@@ -36,6 +36,7 @@ ModelInfo describe_model(const DecoderSpec& spec) {
                              .grid_begin = spec.images->grid_begin,
                              .grid_end = spec.images->grid_end,
                              .bidirectional = spec.images->bidirectional,
+                             .num_cross_layers = num_cross_layers(spec),
                              .sounds = spec.images->sounds};
   }
   if (spec.pooling) {

@@ -25,20 +25,21 @@ class DraftModel final : public DraftHead {
   const DraftHeadInfo& info() const override { return info_; }
   DraftKvInfo kv_info() const override {
     const ModelInfo& own = model_->info();
-    return {
-        .num_kv_heads = own.num_kv_heads, .head_dim = own.head_dim, .num_layers = own.num_layers};
+    return {.num_kv_heads = own.num_kv_heads,
+            .head_dim = own.head_dim,
+            .num_layers = own.num_kv_layers()};
   }
   // Of each entry it reads the token behind the model's too.
   Status reserve(int32_t max_tokens, int32_t max_entries) override {
     best_.reserve(static_cast<size_t>(max_entries));
-    kv_.layers.reserve(static_cast<size_t>(model_->info().num_layers));
+    kv_.layers.reserve(static_cast<size_t>(model_->info().num_kv_layers()));
     return model_->reserve(max_tokens + max_entries, max_entries);
   }
 
   std::span<const TokenId> draft(const ForwardBatch& batch, std::span<const int32_t>,
                                  const KvView& kv) override {
     kv_.page_size = kv.page_size;
-    kv_.layers.assign(kv.layers.end() - model_->info().num_layers, kv.layers.end());
+    kv_.layers.assign(kv.layers.end() - model_->info().num_kv_layers(), kv.layers.end());
     known_ids_ = batch.token_ids;
     for (TokenId& id : known_ids_) id = std::min(id, vocab_size_ - 1);
     const auto no_logits = [](int32_t, int32_t, std::span<const float>) {};

@@ -24,14 +24,14 @@ class DraftedModel final : public ForwardingModel {
   const ModelInfo& info() const override { return info_; }
   Status reserve(int32_t max_tokens, int32_t max_entries) override {
     ESP_RETURN_IF_ERROR(draft_->reserve(max_tokens, max_entries));
-    kv_.layers.reserve(static_cast<size_t>(info_.num_layers));
+    kv_.layers.reserve(static_cast<size_t>(info_.num_kv_layers()));
     return inner().reserve(max_tokens, max_entries);
   }
   ForwardOutput forward(const ForwardBatch& batch, std::span<const TokenId> token_ids,
                         const KvView& kv, const InputLogitsSink& input_logits) override {
-    ESP_CHECK(std::ssize(kv.layers) == info_.num_layers + info_.draft_kv->num_layers);
+    ESP_CHECK(std::ssize(kv.layers) == info_.num_kv_layers() + info_.draft_kv->num_layers);
     kv_.page_size = kv.page_size;
-    kv_.layers.assign(kv.layers.begin(), kv.layers.begin() + info_.num_layers);
+    kv_.layers.assign(kv.layers.begin(), kv.layers.begin() + info_.num_kv_layers());
     return inner().forward(batch, token_ids, kv_, input_logits);
   }
   DraftHead* draft_head() override { return draft_.get(); }

@@ -49,10 +49,29 @@ float range(const std::vector<Sequence>& sequences) {
   return most - least;
 }
 
+// Each picture up to the next one is seen with those right in front of it.
+void add_cross_spans(ForwardBatch& batch, const Track& track, int32_t end) {
+  size_t run = 0;  // of the pictures that follow each other
+  for (size_t i = 0; i < track.spans.size(); ++i) {
+    const int32_t begin = track.spans[i].token_begin;
+    if (i > 0 && track.spans[i - 1].token_begin + 1 < begin) run = i;
+    const int32_t next = i + 1 < track.spans.size() ? track.spans[i + 1].token_begin : end;
+    const int32_t first = std::max(begin, track.done), last = std::min(next, end);
+    if (first >= last) continue;
+    batch.cross_spans.push_back({.token_begin = batch.num_tokens() + first - track.done,
+                                 .count = last - first,
+                                 .first_picture = static_cast<int32_t>(batch.cross_pictures.size()),
+                                 .num_pictures = static_cast<int32_t>(i + 1 - run)});
+    for (size_t at = run; at <= i; ++at) batch.cross_pictures.push_back(track.spans[at].rows);
+  }
+}
+
 // The spans' parts among the next `count` tokens of the track, for a batch that has so many
 // already.
 void add_spans(ForwardBatch& batch, const Track& track, int32_t count) {
   const int32_t end = track.done + count;
+  if (!track.spans.empty() && track.spans[0].rows->tile_rows > 0)
+    return add_cross_spans(batch, track, end);
   for (const EmbeddingSpan& span : track.spans) {
     const int32_t first = std::max(track.done, span.token_begin);
     const int32_t last = std::min(end, span.token_begin + span.count);
@@ -193,10 +212,10 @@ KvMemory::KvMemory(const ModelInfo& info, KvType type, int32_t page_size, int32_
                       .head_dim = info.head_dim};
   layer.set_dense_strides(page_size);
   const auto words = static_cast<size_t>(layer.plane_bytes() / 4 + 1);
-  for (int32_t i = 0; i < info.num_layers; ++i) {
+  for (int32_t i = 0; i < info.num_kv_layers(); ++i) {
     for (int plane = 0; plane < info.kv_planes; ++plane) planes_.emplace_back(words, ~0u);
   }
-  for (int32_t i = 0; i < info.num_layers; ++i) {
+  for (int32_t i = 0; i < info.num_kv_layers(); ++i) {
     const auto at = static_cast<size_t>(info.kv_planes * i);
     layer.k = planes_[at].data();
     layer.v = planes_[at + static_cast<size_t>(info.kv_planes) - 1].data();

@@ -43,7 +43,10 @@ struct PreparedImage {
   int32_t line_rows = 0;     // the same
   int32_t frame_rows = 0;    // the same
   double frame_positions = 0;
+  int32_t tile_rows = 0;  // the same
 
+  // Of the prompt.
+  int32_t num_tokens() const { return tile_rows > 0 ? 1 : num_rows; }
   // From a video's first grid to its last one, in rotary positions.
   double last_frame_position() const { return (num_tiles - 1) * frame_positions; }
 };

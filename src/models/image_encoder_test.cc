@@ -59,7 +59,10 @@ class ImageEncoderGolden : public testing::TestWithParam<const char*> {
 TEST_P(ImageEncoderGolden, EqualsTransformers) {
   auto encoder = load();
   ASSERT_TRUE(encoder) << encoder.error().message();
-  EXPECT_EQ((*encoder)->info().width, std::string(GetParam()) == "qwen3_vl" ? 3 * 32 : 32);
+  const std::string name = GetParam();
+  EXPECT_EQ((*encoder)->info().width, name == "qwen3_vl" ? 3 * 32
+                                      : name == "mllama" ? 2 * 2 * 16
+                                                         : 32);
   const float error = error_of(**encoder, GetParam());
   RecordProperty("error", fmt::format("{:.1e}", error));
   EXPECT_LT(error, 1e-4f);
@@ -396,7 +399,7 @@ INSTANTIATE_TEST_SUITE_P(All, ImageEncoderGolden,
                          testing::Values("llava_clip", "llava_siglip", "llava_next",
                                          "llava_onevision", "qwen2_vl", "qwen2_5_vl", "qwen3_vl",
                                          "gemma3", "pixtral", "mistral3", "internvl",
-                                         "internvl_norms", "internvl_chat"),
+                                         "internvl_norms", "internvl_chat", "mllama"),
                          [](const auto& tested) { return std::string(tested.param); });
 INSTANTIATE_TEST_SUITE_P(All, FixedEncoderGolden, testing::Values("llava_clip", "llava_siglip"),
                          [](const auto& tested) { return std::string(tested.param); });
@@ -443,7 +446,8 @@ TEST_P(ManySizes, RowsAndPixelsEqualTransformers) {
 
 INSTANTIATE_TEST_SUITE_P(All, ManySizes,
                          testing::Values("llava_next", "llava_onevision", "qwen2_vl", "qwen2_5_vl",
-                                         "qwen3_vl", "gemma3", "pixtral", "mistral3", "internvl"),
+                                         "qwen3_vl", "gemma3", "pixtral", "mistral3", "internvl",
+                                         "mllama"),
                          [](const auto& tested) { return std::string(tested.param); });
 
 TEST_P(ImageEncoderGolden, AnySizeIsEncodedOrRefused) {

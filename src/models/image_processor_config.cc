@@ -171,6 +171,23 @@ Status read_tile_counts(const JsonObject& config, const TilesSpec& tiles, int32_
   return Status();
 }
 
+// Of tiles that see each other. side: of a tile.
+Status read_canvas(const JsonObject& config, const TilesSpec& tiles, int32_t side,
+                   ImageProcessorSpec& spec) {
+  ESP_ASSIGN_OR_RETURN(const int64_t most, config.integer_or("max_image_tiles", 4));
+  if (most != tiles.counts.max) {
+    return config.field_error(
+        "max_image_tiles",
+        fmt::format("is {}, and max_num_tiles of config.json {}", most, tiles.counts.max));
+  }
+  spec.tile_counts = tiles.counts;
+  if (!spec.size || *spec.size != Size{side, side}) {
+    return config.field_error(
+        "size", fmt::format("must be {} x {}, image_size of config.json", side, side));
+  }
+  return Status();
+}
+
 // All tiles are squares of the size that the encoder reads, so that resizing them changes nothing.
 Status read_tiles(const JsonObject& config, const TilesSpec& tiles, ImageProcessorSpec& spec) {
   const Size fixed = spec.crop   ? *spec.crop
@@ -276,7 +293,10 @@ Result<ImageProcessorSpec> read_image_processor(const std::filesystem::path& fol
   if (normalize) ESP_RETURN_IF_ERROR(read_normalize(config, spec));
   ESP_ASSIGN_OR_RETURN(const bool scan, config.boolean_or("do_pan_and_scan", false));
   if (scan) return fail(config.field_error("do_pan_and_scan", "is not supported: set it to false"));
-  if (tiles && tiles->in_sequence) {
+  if (tiles && tiles->joint) {
+    const auto grid = static_cast<int32_t>(std::lround(std::sqrt(patches.num_patches)));
+    ESP_RETURN_IF_ERROR(read_canvas(config, *tiles, grid * patches.patch_size, spec));
+  } else if (tiles && tiles->in_sequence) {
     const auto grid = static_cast<int32_t>(std::lround(std::sqrt(patches.num_patches)));
     ESP_RETURN_IF_ERROR(read_tile_counts(config, *tiles, grid * patches.patch_size, spec));
   } else if (tiles) {

@@ -31,6 +31,11 @@ Result<std::vector<PixelValues>> pixels_of(const Image& image, const ImageEncode
   std::vector<PixelValues> pixels;
   if (info.tiles) {
     const int32_t side = spec.size->width;
+    if (info.tiles->joint) {
+      const int32_t most = spec.tile_counts->max;
+      return canvas_tiles(image, spec, side, least_canvas(most, side, image.width, image.height))
+          .pixels;
+    }
     if (num_tiles > 1 && info.tiles->in_sequence) {
       const Size grid = nearest_grid(*spec.tile_counts, side, image.width, image.height);
       return stretch_tiles(image, spec, side, grid).pixels;
@@ -73,6 +78,16 @@ PreparedImage plan_tiles(const ImageEncoderInfo& info, const Size& picture, bool
   const int32_t side = processor.size->width;
   PreparedImage out;
   out.grid = grid_of({side, side}, info.patches);
+  if (info.tiles->joint) {
+    const Size canvas =
+        least_canvas(processor.tile_counts->max, side, picture.width, picture.height);
+    out.grid.tile_rows = canvas.height;
+    out.grid.tile_columns = canvas.width;
+    out.num_tiles = out.grid.num_tiles();
+    out.tile_rows = info.patches.num_rows();
+    out.num_rows = out.num_tiles * out.tile_rows;
+    return out;
+  }
   if (info.tiles->in_sequence) {
     const Size grid = nearest_grid(*processor.tile_counts, side, picture.width, picture.height);
     if (grid.width * grid.height > 1)
@@ -193,6 +208,7 @@ Result<PreparedImage> ImageEncoder::prepare_sound(const Audio& audio) const {
 
 Status ImageEncoder::encode(const PreparedImage& image, std::span<float> rows,
                             const std::stop_token& stop) {
+  if (image.grid.num_tiles() > 0) return encode_tile(image.patches, image.grid, rows, stop);
   const bool in_sequence = !info().tiles || info().tiles->in_sequence;
   const auto width = static_cast<size_t>(info().width);
   const auto num_tiles = static_cast<size_t>(image.num_tiles);

@@ -46,6 +46,9 @@ struct ImagesInfo {
   TokenId video_placeholder = -1;  // of models that read videos
   TokenId grid_begin = -1, grid_end = -1;
   bool bidirectional = false;
+  // Of cross attention: a picture is one token, whose rows these layers read, and nothing of the
+  // layers lies in pages. 0: a row is a token.
+  int32_t num_cross_layers = 0;
   bool sounds = false;  // it reads sounds in the place of pictures
 };
 
@@ -87,6 +90,7 @@ struct ModelInfo {
   bool returns_hidden_states = false;        // takes entries with hidden_begin >= 0
   std::vector<std::string> control_vectors;  // names, in the order of ControlUse::index
 
+  int32_t num_kv_layers() const { return num_layers - (images ? images->num_cross_layers : 0); }
   int32_t num_window_layers() const {
     return static_cast<int32_t>(std::count(window_layers.begin(), window_layers.end(), true));
   }
@@ -100,7 +104,7 @@ struct ModelInfo {
   }
   // Of all layers together.
   int64_t kv_bytes_per_token(KvType type) const {
-    return num_layers * kv_bytes_per_layer_token(type) + draft_kv_bytes_per_token(type);
+    return num_kv_layers() * kv_bytes_per_layer_token(type) + draft_kv_bytes_per_token(type);
   }
 };
 

@@ -14,7 +14,11 @@ namespace espalier {
 // Of patches.
 struct PatchGrid {
   int32_t rows = 0, columns = 0;
+  // Where a picture's tiles see each other: the grid of them, each of which has so many patches.
+  int32_t tile_rows = 0, tile_columns = 0;
 
+  int32_t num_tiles() const { return tile_rows * tile_columns; }
+  // Of one tile.
   int32_t size() const { return rows * columns; }
   friend bool operator==(const PatchGrid&, const PatchGrid&) = default;
 };

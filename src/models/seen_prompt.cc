@@ -51,6 +51,7 @@ std::shared_ptr<const EncodedRows> encode(ImageEncoder& encoder,
   rows->line_rows = prepared->line_rows;
   rows->frame_rows = prepared->frame_rows;
   rows->frame_positions = prepared->frame_positions;
+  rows->tile_rows = prepared->tile_rows;
   rows->values.resize(static_cast<size_t>(rows->num_rows) * static_cast<size_t>(rows->width));
   const Status status = encoder.encode(*prepared, rows->values);
   ESP_CHECK(status.ok(), "{}", status.message());
@@ -67,8 +68,9 @@ std::vector<TokenId>::iterator place(const std::shared_ptr<const EncodedRows>& r
                                      SeenPrompt& prompt) {
   const int32_t count = rows->frame_rows > 0  ? rows->frame_rows
                         : rows->line_rows > 0 ? rows->line_rows
-                                              : rows->num_rows;
-  for (int32_t row = 0; row < rows->num_rows; row += count) {
+                                              : rows->num_tokens();
+  const int32_t all = rows->tile_rows > 0 ? 1 : rows->num_rows;
+  for (int32_t row = 0; row < all; row += count) {
     at = std::find(at, prompt.tokens.end(), id);
     prompt.spans.push_back({.token_begin = static_cast<int32_t>(at - prompt.tokens.begin()),
                             .count = count,
@@ -150,27 +152,30 @@ float encoder_error(ImageEncoder& encoder, const std::filesystem::path& folder) 
 }
 
 float SeenPrompt::error(const std::vector<float>& made) const {
-  ESP_CHECK(made.size() == logits.size());
+  const size_t width = made.size() / tokens.size(), own = logits.size() / tokens.size();
+  ESP_CHECK(width >= own && width * tokens.size() == made.size());
   float most = 0;
-  for (size_t i = 0; i < made.size(); ++i) {
-    const float off = std::abs(made[i] - logits[i]);
+  for (size_t i = 0; i < logits.size(); ++i) {  // tokens behind the head's have no logit
+    const float off = std::abs(made[i / own * width + i % own] - logits[i]);
     if (!(off <= most)) most = off;
   }
   return most / spread;
 }
 
-SeenPrompt read_seen_prompt(const std::filesystem::path& folder, ImageEncoder& encoder) {
+SeenPrompt read_seen_prompt(const std::filesystem::path& folder, ImageEncoder& encoder,
+                            const std::string& name, std::initializer_list<int> pictures) {
   const SafetensorsFile file = open_reference(folder);
-  SeenPrompt prompt{.tokens = values<TokenId>(file, "seen_prompt"),
+  SeenPrompt prompt{.tokens = values<TokenId>(file, name + "_prompt"),
                     .spans = {},
                     .rotary_spans = {},
-                    .logits = values<float>(file, "seen_logits")};
+                    .logits = values<float>(file, name + "_logits")};
   const auto [low, high] = std::ranges::minmax(prompt.logits);
   prompt.spread = high - low;
   auto at = prompt.tokens.begin();
   TokenId key = kFirstSpanKey;
-  for (const char* size : {"size_0", "size_2"}) {
-    at = place(encode(encoder, drawn_image(file, size)), kSeenPlaceholder, ++key, at, prompt);
+  for (const int picture : pictures) {
+    const Image image = drawn_image(file, "size_" + std::to_string(picture));
+    at = place(encode(encoder, image), kSeenPlaceholder, ++key, at, prompt);
   }
   prompt.rotary_spans = rotary_spans(prompt);
   return prompt;

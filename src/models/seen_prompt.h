@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <initializer_list>
 #include <memory>
 #include <span>
 #include <string>
@@ -58,7 +59,10 @@ std::vector<GoldenSound> read_golden_sounds(const std::filesystem::path& folder)
 SeenPrompt read_sound_prompt(const std::filesystem::path& folder, ImageEncoder& encoder);
 
 inline constexpr TokenId kSeenPlaceholder = 97, kVideoPlaceholder = 98;
-SeenPrompt read_seen_prompt(const std::filesystem::path& folder, ImageEncoder& encoder);
+// name: of another prompt of the folder, with these pictures.
+SeenPrompt read_seen_prompt(const std::filesystem::path& folder, ImageEncoder& encoder,
+                            const std::string& name = "seen",
+                            std::initializer_list<int> pictures = {0, 2});
 
 // Logits of all positions, in pieces of at most `chunk` tokens, or more where a piece would end
 // within a picture whose rows see each other; `beside`: tokens of another entry that has one token

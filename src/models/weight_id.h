@@ -58,12 +58,17 @@ enum class WeightKind : uint8_t {
   kHiddenNorm,           // [hidden]
   kDeepstackNorm,        // [merge * hidden]: DeepstackSpec
   kProjectorNorm,        // [merge * hidden], or [hidden] of means: ProjectorSpec
+  kGlobalNorm,           // [hidden]: JointTilesSpec
+  kTilePosition,         // [shapes * tiles, hidden]: JointTilesSpec
+  kCrossKv,              // [2 kv_dim, outputs of the projector]: CrossKvSpec
+  kCrossKNorm,           // [head_dim]
 };
-inline constexpr size_t kNumWeightKinds = static_cast<size_t>(WeightKind::kProjectorNorm) + 1;
+inline constexpr size_t kNumWeightKinds = static_cast<size_t>(WeightKind::kCrossKNorm) + 1;
 
 struct WeightId {
   WeightKind kind = WeightKind::kNone;
-  int32_t index = -1;  // of the layer, the pooling head's, projector's or DeepstackSpec; -1: one
+  int32_t index =
+      -1;  // of the layer, the pooling head's, projector's, DeepstackSpec or CrossKvSpec; -1: one
 
   explicit operator bool() const { return kind != WeightKind::kNone; }
   friend bool operator==(const WeightId&, const WeightId&) = default;

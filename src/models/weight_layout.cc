@@ -26,9 +26,10 @@ class Layer {
     LayerLayout out;
     out.input_norm = norm(layer.input_norm, names_.input_norm, hidden);
     if (spec_.draft) out.hidden_norm = norm(spec_.draft->hidden_norm, names_.hidden_norm, hidden);
-    a.latent ? add_latent(a, out) : add_qkv(a, out);
+    a.cross ? add_cross(a, out) : a.latent ? add_latent(a, out) : add_qkv(a, out);
     if (a.sinks) out.sinks = vector_of(name(names_.sinks), a.num_heads);
-    out.attention_output = matrix({{name(names_.attention_output), hidden}}, a.output_dim());
+    out.attention_output = matrix(
+        {{name(a.cross ? names_.cross_output : names_.attention_output), hidden}}, a.output_dim());
     if (a.output_bias) out.attention_output_bias = biases(out.attention_output);
     out.attention_output_norm =
         norm(layer.attention_output_norm, names_.attention_output_norm, hidden);
@@ -46,13 +47,18 @@ class Layer {
  private:
   int32_t index_in_model() const { return spec_.stage.first_layer + index_; }
   std::string name(const std::string& pattern) const {
-    return layer_name(pattern, index_in_model());
+    const WeightNames::LaterLayers& later = names_.later;
+    if (later.begin == 0 || index_in_model() < later.begin || !pattern.starts_with(later.prefix))
+      return layer_name(pattern, index_in_model());
+    return layer_name(later.other + pattern.substr(later.prefix.size()),
+                      index_in_model() - later.begin);
   }
 
   VectorLayout norm(const std::optional<NormSpec>& spec, const std::string& pattern,
                     int64_t size) const {
     if (!spec) return {};
     if (spec->kind == NormSpec::Kind::kScale) return vector_of(name(pattern), size);
+    if (spec->kind == NormSpec::Kind::kGate) return vector_of(name(pattern), 1);
     VectorLayout out = vector_of(name(pattern) + ".weight", size);
     if (spec->kind == NormSpec::Kind::kLayer) out.blocks.push_back({name(pattern) + ".bias", size});
     return out;
@@ -87,6 +93,12 @@ class Layer {
     const bool all = a.qk_norm_scope == AttentionSpec::NormScope::kAll;
     out.q_norm = norm(a.qk_norm, names_.q_norm, all ? a.q_dim() : a.head_dim);
     out.k_norm = norm(a.qk_norm, names_.k_norm, all ? a.kv_dim() : a.head_dim);
+  }
+
+  // Keys and values are the encoder's.
+  void add_cross(const AttentionSpec& a, LayerLayout& out) const {
+    out.qkv = matrix({{name(names_.cross_q), a.q_dim()}}, spec_.hidden_size);
+    out.q_norm = norm(a.qk_norm, names_.cross_q_norm, a.head_dim);
   }
 
   void add_latent(const AttentionSpec& a, LayerLayout& out) const {
@@ -208,13 +220,30 @@ std::vector<PoolingLayout> head_layout(const std::vector<PoolingSpec::HeadLayer>
 void add_projector(const DecoderSpec& spec, WeightLayout& out) {
   const ProjectorSpec& projector = *spec.projector;
   const int64_t merged = int64_t{projector.merged_width()} * spec.hidden_size;
-  out.projector = head_layout(projector.layers, merged, Precision::kWeights);
+  const auto beside = static_cast<int64_t>(1 + projector.beside.size());
+  out.projector = head_layout(projector.layers, beside * merged, Precision::kWeights);
   if (projector.norm) out.projector_norm = whole_norm(*projector.norm, projector.norm_name, merged);
   for (const DeepstackSpec& deep : projector.deepstack) {
     for (PoolingLayout& layer : head_layout(deep.layers, merged, Precision::kWeights))
       out.projector.push_back(std::move(layer));
     out.deepstack_norms.push_back(whole_norm(deep.norm, deep.norm_name, merged));
   }
+  for (const CrossKvSpec& cross : projector.cross) {
+    out.cross_kv.push_back(
+        {.blocks = {{cross.k + ".weight", cross.kv_dim()}, {cross.v + ".weight", cross.kv_dim()}},
+         .in_features = projector.layers.back().outputs});
+    out.cross_k_norms.push_back(whole_norm(cross.norm, cross.k_norm, cross.head_dim));
+  }
+}
+
+// Tables that the checkpoint has in parts (joint_tile_tables.h).
+void add_joint_tiles(const DecoderSpec& spec, WeightLayout& out) {
+  const JointTilesSpec& joint = *spec.tiles->joint;
+  out.position_embedding.blocks[0].name = joint.positions;
+  out.tile_position = {.blocks = {{joint.tiles_after, spec.tiles->num_positions()}},
+                       .in_features = spec.hidden_size,
+                       .precision = Precision::kUnrounded};
+  out.global_norm = whole_norm(joint.norm, joint.norm_name, spec.hidden_size);
 }
 
 }  // namespace
@@ -322,6 +351,10 @@ const MatrixLayout* find_matrix(const WeightLayout& layout, WeightId id) {
       return &layout.projector[static_cast<size_t>(id.index)].matrix;
     case WeightKind::kPatchEmbedding:
       return &layout.patch_embedding;
+    case WeightKind::kTilePosition:
+      return &layout.tile_position;
+    case WeightKind::kCrossKv:
+      return &layout.cross_kv[static_cast<size_t>(id.index)];
     case WeightKind::kDraftInput:
       return &layout.draft_input;
     default:
@@ -370,13 +403,14 @@ WeightLayout weight_layout(const DecoderSpec& spec) {
   if (spec.pooling && spec.stage.samples) {
     out.pooling_head = head_layout(spec.pooling->head, spec.hidden_size, Precision::kFloat32);
   } else if (!spec.patches && has_head) {
-    out.head = table(spec.tied_embeddings ? names.embedding : names.head, spec.vocab_size);
+    out.head = table(spec.tied_embeddings ? names.embedding : names.head, num_logits(spec));
   }
   if (spec.learned_positions > 0 && spec.stage.embeds) {
     out.position_embedding = table(names.position_embedding, spec.learned_positions);
     out.position_embedding.precision = Precision::kUnrounded;
     if (names.whole_positions) out.position_embedding.blocks[0].name = names.position_embedding;
   }
+  if (spec.tiles && spec.tiles->joint) add_joint_tiles(spec, out);
   for (int32_t i = 0; i < static_cast<int32_t>(spec.layers.size()); ++i) {
     out.layers.push_back(Layer(spec, i).layout());
   }

@@ -154,6 +154,10 @@ struct WeightLayout {
   std::vector<PoolingLayout> projector;  // of an encoder, and behind it those of DeepstackSpecs
   std::vector<VectorLayout> deepstack_norms;  // [merge * hidden]
   VectorLayout projector_norm;                // of ProjectorSpec
+  std::vector<MatrixLayout> cross_kv;         // of an encoder: outputs of the projector -> [k; v]
+  std::vector<VectorLayout> cross_k_norms;    // [head_dim]
+  MatrixLayout tile_position;                 // [num_positions(), hidden]
+  VectorLayout global_norm;                   // [hidden]
   MatrixLayout draft_input;                   // of a draft head: 3 hidden -> hidden
   std::vector<LayerLayout> layers;
   VectorLayout final_norm;  // [hidden]

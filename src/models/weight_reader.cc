@@ -177,6 +177,9 @@ Status WeightReader::norm(const std::optional<NormSpec>& spec, const VectorLayou
     case NormSpec::Kind::kRms:
     case NormSpec::Kind::kScale:
       break;
+    case NormSpec::Kind::kGate:
+      for (float& value : out.weight) value = std::tanh(value);
+      break;
     case NormSpec::Kind::kRmsOneCentred:
       for (float& value : out.weight) value += 1.0f;
       break;

@@ -26,7 +26,8 @@ void append_pages(std::string& out, const std::vector<PageId>& tables, const Bat
 
 std::string_view StepEncoder::encode(const ForwardBatch& batch, std::span<const TokenId> token_ids,
                                      const PageCopies& copies) {
-  ESP_CHECK(batch.embedding_spans.empty() && batch.rotary_spans.empty());
+  ESP_CHECK(batch.embedding_spans.empty() && batch.rotary_spans.empty() &&
+            batch.cross_spans.empty());
   out_.clear();
   append_big_endian(out_, batch.step, 8);
   append_ints(out_, copies.from);

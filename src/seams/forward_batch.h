@@ -67,6 +67,13 @@ struct EncodedRows {
   // rotary positions from one to the next; 0: a picture.
   int32_t frame_rows = 0;
   double frame_positions = 0;
+  // Where a decoder reads pictures by cross attention: rows of a tile, of which there are whole
+  // ones. The picture takes one position of a prompt, and its rows are keys and values. 0: a row
+  // takes a position.
+  int32_t tile_rows = 0;
+
+  // Positions of a prompt that all rows take.
+  int32_t num_tokens() const { return tile_rows > 0 ? 1 : num_rows; }
 
   // The first component of a grid's rotary positions, from the first row's; index: of the grid.
   int32_t frame_time(int32_t index) const { return static_cast<int32_t>(index * frame_positions); }
@@ -97,6 +104,14 @@ struct EmbeddingSpan {
   int32_t count = 0;
   int32_t first_row = 0;  // of `rows`; a prompt's chunk may begin within a picture
   std::shared_ptr<const EncodedRows> rows;  // shared with the request, which may end first
+};
+
+// Query tokens that see the same pictures by cross attention: a placeholder, or a text behind one.
+struct CrossSpan {
+  int32_t token_begin = 0;  // in the batch's token_ids
+  int32_t count = 0;
+  int32_t first_picture = 0;  // in cross_pictures
+  int32_t num_pictures = 0;   // at least 1
 };
 
 // One request's part of a step: num_query_tokens new tokens after prefix_len cached ones.
@@ -201,6 +216,10 @@ struct ForwardBatch {
   std::vector<EmbeddingSpan> embedding_spans;
   // Rising, without overlaps; of entries whose prompts have pictures with grids alone.
   std::vector<RotarySpan> rotary_spans;
+  // Of models with cross attention, instead of embedding_spans: rising, without overlaps. Tokens
+  // that see no picture are in none.
+  std::vector<CrossSpan> cross_spans;
+  std::vector<std::shared_ptr<const EncodedRows>> cross_pictures;
   // Indices among their entry's draft tokens, rising within each entry.
   std::vector<int32_t> draft_samples;
   // With data-parallel attention: what each rank computes attention of, as a batch of its own whose
@@ -209,6 +228,10 @@ struct ForwardBatch {
   std::vector<ForwardBatch> ranks;
 
   int32_t num_tokens() const { return static_cast<int32_t>(token_ids.size()); }
+  void clear_cross() {
+    cross_spans.clear();
+    cross_pictures.clear();
+  }
   void clear() {
     slot_inits.clear();
     entries.clear();
@@ -220,6 +243,7 @@ struct ForwardBatch {
     shared_entries.clear();
     embedding_spans.clear();
     rotary_spans.clear();
+    clear_cross();
     draft_samples.clear();
   }
 };

@@ -18,6 +18,10 @@ Each folder NAME holds config.json, model.safetensors, preprocessor_config.json 
   video_size [2] int32, video_frames [1] int32, video_rate [1] f32    width, height and number of drawn frames
   (drawn_frame), of which so many are a second; video_rows [rows, width] f32, video_prompt, video_logits as above of a
   text with picture 0 and the video; of models that read videos
+Of Mllama rows_I are the keys and values of the layers of cross attention, [tiles * rows of a tile, layers * (k, v)], of the
+picture's own tiles. Texts in front of a picture see none, as Meta's reference and vLLM have it; transformers lets them see
+all pictures of the prompt, so seen_logits are those of a model whose attention is corrected. first_prompt and first_logits
+have a picture in front of all text, two that follow each other behind it (0, 2 and 1), and are transformers' own.
 The last three of pictures are of models whose pictures have as many rows as their sizes demand. Weights are drawn wide, so that
 no part can be left out unseen.
 """
@@ -35,6 +39,9 @@ from transformers.models.gemma3.image_processing_pil_gemma3 import Gemma3ImagePr
 from transformers.models.got_ocr2.image_processing_pil_got_ocr2 import GotOcr2ImageProcessorPil
 from transformers.models.llava_next.image_processing_pil_llava_next import LlavaNextImageProcessorPil
 from transformers.models.llava_onevision.image_processing_pil_llava_onevision import LlavaOnevisionImageProcessorPil
+from transformers.models.mllama.image_processing_pil_mllama import MllamaImageProcessorPil
+from transformers.models.mllama.processing_mllama import (convert_sparse_cross_attention_mask_to_dense,
+                                                           get_cross_attention_token_mask)
 from transformers.models.pixtral.image_processing_pil_pixtral import PixtralImageProcessorPil
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 from transformers.models.qwen3_vl.video_processing_qwen3_vl import smart_resize as all_frames_size
@@ -100,6 +107,14 @@ def models():
                                size=bounds, patch_size=8, merge_size=2, temporal_patch_size=2,
                                image_mean=[0.5] * 3, image_std=[0.5] * 3)
     yield from line_models()
+    yield "mllama", T.MllamaConfig(
+        text_config=dict(vocab_size=97, hidden_size=32, intermediate_size=48, num_hidden_layers=5, num_attention_heads=4,
+                         num_key_value_heads=2, cross_attention_layers=[1, 3], max_position_embeddings=256, pad_token_id=0,
+                         bos_token_id=1, eos_token_id=2),
+        vision_config=dict(hidden_size=24, attention_heads=2, num_hidden_layers=3, num_global_layers=2, intermediate_size=40,
+                           image_size=28, patch_size=7, vision_output_dim=72, intermediate_layers_indices=[0, 2],
+                           supported_aspect_ratios=[[1, 1], [1, 2], [1, 3], [1, 4], [2, 1], [2, 2], [3, 1], [4, 1]]),
+        image_token_index=97, dtype="float32"), MllamaImageProcessorPil(size={"height": 28, "width": 28}, max_image_tiles=4)
     yield "gemma3", T.Gemma3Config(
         text_config=T.Gemma3TextConfig(**dict(TEXT, num_hidden_layers=3, head_dim=16, query_pre_attn_scalar=16,
                                               sliding_window=20, layer_types=["sliding_attention", "full_attention",
@@ -144,12 +159,12 @@ CLASSES = {"llava": T.LlavaForConditionalGeneration, "llava_next": T.LlavaNextFo
            "llava_onevision": T.LlavaOnevisionForConditionalGeneration, "qwen2_vl": T.Qwen2VLForConditionalGeneration,
            "qwen2_5_vl": T.Qwen2_5_VLForConditionalGeneration, "qwen3_vl": T.Qwen3VLForConditionalGeneration,
            "gemma3": T.Gemma3ForConditionalGeneration, "mistral3": T.Mistral3ForConditionalGeneration,
-           "internvl": T.InternVLForConditionalGeneration}
+           "internvl": T.InternVLForConditionalGeneration, "mllama": T.MllamaForConditionalGeneration}
 # Frames of the video, drawn at WIDTH x HEIGHT; a second has RATE of them.
 VIDEO_SIZE, VIDEO_FRAMES, VIDEO_RATE, VIDEO_TOKEN = (50, 70), 5, 3.6, 98
 # What ends a line, and a picture, of those that stand line by line.
 LINE_END, PICTURE_END = 12, 13
-KEYS = ("pixel_values", "image_sizes", "image_grid_thw")
+KEYS = ("pixel_values", "image_sizes", "image_grid_thw", "aspect_ratio_ids", "aspect_ratio_mask")
 
 
 def inputs_of(processor, size):
@@ -158,6 +173,8 @@ def inputs_of(processor, size):
 
 
 def rows_of(model, inputs):
+    if model.config.model_type == "mllama":
+        return cross_rows(model, inputs)
     made = model.get_image_features(**inputs)
     if "image_sizes" in inputs and is_line_model(model) or model.config.model_type == "internvl":
         rows = torch.cat([*made.pooler_output])
@@ -169,6 +186,53 @@ def rows_of(model, inputs):
 
 def is_line_model(model):
     return getattr(model.config.vision_config, "model_type", "") == "pixtral"
+
+
+def cross_rows(model, inputs):
+    """Keys and values of the layers of cross attention, of the picture's own tiles."""
+    inner = model.model
+    states = inner.multi_modal_projector(inner.vision_model(**inputs).last_hidden_state)[0, 0]
+    states = states[inputs["aspect_ratio_mask"][0, 0].bool()].flatten(0, 1)
+    parts = []
+    for layer in (inner.language_model.layers[i].cross_attn for i in model.config.text_config.cross_attention_layers):
+        keys = layer.k_norm(layer.k_proj(states).view(len(states), -1, layer.head_dim)).flatten(1)
+        parts += [keys, layer.v_proj(states)]
+    return torch.cat(parts, dim=-1).float().contiguous()
+
+
+def cross_inputs(model, seen, pictures):
+    """Inputs of several pictures, and the tiles that each token sees."""
+    joined = {key: torch.cat([picture[key] for picture in pictures], dim=1) for key in pictures[0]}
+    tiles = [int(picture["aspect_ratio_mask"].sum()) for picture in pictures]
+    mask = get_cross_attention_token_mask(seen.tolist(), model.config.image_token_id)
+    joined["cross_attention_mask"] = torch.from_numpy(
+        convert_sparse_cross_attention_mask_to_dense([mask], [tiles], 4, len(seen)))
+    return joined
+
+
+def cross_logits(model, seen, pictures, corrected=True):
+    inputs = cross_inputs(model, seen, pictures)
+    sees = inputs["cross_attention_mask"].flatten(2).any(-1)[..., None].float()
+    hooks = [module.register_forward_hook(lambda _, __, made: (made[0] * sees, made[1]))
+             for name, module in model.named_modules() if corrected and name.endswith("cross_attn")]
+    logits = model(input_ids=seen[None], use_cache=False, **inputs).logits[0].float().contiguous()
+    for hook in hooks:
+        hook.remove()
+    return logits
+
+
+def add_cross_prompts(model, pictures, reference, text):
+    token = model.config.image_token_id
+    seen = torch.tensor(text[:4] + [token] + text[4:7] + [token] + text[7:])
+    chosen = [pictures[0], pictures[2]]
+    reference["seen_prompt"], reference["seen_logits"] = seen.int(), cross_logits(model, seen, chosen)
+    longer = seen
+    for _ in range(12):
+        longer = torch.cat([longer, cross_logits(model, longer, chosen)[-1:].argmax(-1)])
+    reference["seen_tokens"] = longer[-12:].int()
+    first = torch.tensor([token] + text[:5] + [token, token] + text[5:])
+    reference["first_prompt"] = first.int()
+    reference["first_logits"] = cross_logits(model, first, [pictures[0], pictures[2], pictures[1]], corrected=False)
 
 
 def line_rows(model, inputs):
@@ -204,11 +268,15 @@ def counts_of(model, processor):
     for size in sizes:
         inputs = inputs_of(processor, size)
         values = inputs["pixel_values"].numpy()
-        if values.ndim == 5:  # of tiles what patches fill
+        if model.config.model_type == "mllama":
+            values = values[inputs["aspect_ratio_mask"].numpy().astype(bool)]
+        elif values.ndim == 5:  # of tiles what patches fill
             side = values.shape[-1] // 7 * 7
             values = values[..., :side, :side]
         values = numpy.sort(values, axis=None)
-        counts.append([*size, rows_of(model, inputs).shape[0]])
+        rows = (17 * int(inputs["aspect_ratio_mask"].sum()) if model.config.model_type == "mllama"
+                else rows_of(model, inputs).shape[0])
+        counts.append([*size, rows])
         pixels.append([values[i * (values.size - 1) // 8] for i in range(9)])
         if is_line_model(model):
             lines.append(line_rows(model, inputs))
@@ -312,6 +380,10 @@ def make(folder, config, processor):
             prompt = torch.from_numpy(numpy.random.default_rng(7).integers(3, 96, 12)).long()
         reference["prompt"] = prompt.int()
         reference["logits"] = model(input_ids=prompt[None]).logits[0].float().contiguous()
+        if config.model_type == "mllama":
+            add_cross_prompts(model, pictures, reference, prompt.tolist())
+            reference.update(counts_of(model, processor))
+            return save_file(reference, folder / "reference.safetensors")
         seen = prompt.tolist()
         spans = [span_of(model, pictures[i], reference[f"rows_{i}"].shape[0]) for i in (0, 2)]
         seen = torch.tensor(seen[:4] + spans[0] + seen[4:7] + spans[1] + seen[7:])

@@ -353,22 +353,24 @@ Result<std::shared_ptr<EncodedRows>> ImagePool::encode(Shots& shots, const Asked
                          "output share {}: send fewer frames or a higher fps",
                          plan.last_frame_position(), config_.num_rows_max));
   }
-  ESP_ASSIGN_OR_RETURN(std::shared_ptr<EncodedRows> rows, allocate(plan.num_rows));
+  ESP_ASSIGN_OR_RETURN(std::shared_ptr<EncodedRows> rows, allocate(plan));
   if (shots.video != nullptr) ESP_RETURN_IF_ERROR(decode_video(shots, asked));
   ESP_ASSIGN_OR_RETURN(const PreparedImage prepared, prepare(shots, asked));
   rows->grid_columns = prepared.grid_columns;
   rows->line_rows = prepared.line_rows;
   rows->frame_rows = prepared.frame_rows;
   rows->frame_positions = prepared.frame_positions;
+  rows->tile_rows = prepared.tile_rows;
   ESP_ASSIGN_OR_RETURN(
       seconds, batches_.encode({.image = &prepared, .rows = rows.get(), .stop = asked.stop}));
   return rows;
 }
 
 // Rows that a request uses are not dropped: their memory would stay.
-Result<std::shared_ptr<EncodedRows>> ImagePool::allocate(int32_t num_rows) {
+Result<std::shared_ptr<EncodedRows>> ImagePool::allocate(const PreparedImage& plan) {
+  const int32_t num_rows = plan.num_rows;
   const int64_t bytes = encoder_->row_bytes(num_rows);
-  if (num_rows > config_.num_rows_max)
+  if (plan.num_tokens() > config_.num_rows_max)
     return fail(
         invalid_argument("it takes {} tokens, and prompt and output share {}: send a smaller one",
                          num_rows, config_.num_rows_max));

@@ -121,7 +121,7 @@ class ImagePool {
   Result<PreparedImage> plan(const Shots& shots, const Asked& asked) const;
   Result<PreparedImage> prepare(const Shots& shots, const Asked& asked) const;
   Result<std::shared_ptr<EncodedRows>> encode(Shots& shots, const Asked& asked, double& seconds);
-  Result<std::shared_ptr<EncodedRows>> allocate(int32_t num_rows);
+  Result<std::shared_ptr<EncodedRows>> allocate(const PreparedImage& plan);
 
   const std::unique_ptr<ImageEncoder> encoder_;
   const ImagePoolConfig config_;

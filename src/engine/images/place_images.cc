@@ -34,7 +34,7 @@ std::vector<EncodedImage> in_order(std::span<const TokenId> prompt, const Images
     const auto next = std::ranges::find(left, video, is_video);
     if (next == left.end()) break;
     // The placeholders of its other rows, between lines of which others may stand.
-    int32_t others = one_each ? 0 : next->rows->num_rows - 1;
+    int32_t others = one_each ? 0 : next->rows->num_tokens() - 1;
     while (others > 0 && ++at < prompt.size()) others -= is_placeholder(info, prompt[at]) ? 1 : 0;
     out.push_back(std::move(*next));
     left.erase(next);
@@ -102,7 +102,8 @@ std::vector<TokenId>::iterator place_image(const EncodedImage& image, int32_t sh
   const EncodedRows& rows = *image.rows;
   const TokenId placeholder = *at;
   const auto first = static_cast<int32_t>(at - prompt.begin());
-  for (int32_t row = 0; row < rows.num_rows;) {
+  const int32_t all = rows.num_tokens();
+  for (int32_t row = 0; row < all;) {
     const auto begin = static_cast<int32_t>(at - prompt.begin());
     // All grids of a video begin at its own rotary position.
     const bool timed = rows.frame_positions > 0 && rows.grid_columns > 0;
@@ -112,7 +113,7 @@ std::vector<TokenId>::iterator place_image(const EncodedImage& image, int32_t sh
     at = std::fill_n(at, span.count(), image.key);
     row += span.count();
     if (rows.line_rows > 0) ++at;  // what ends the line
-    if (image.grid_seconds.empty() || row == rows.num_rows) continue;
+    if (image.grid_seconds.empty() || row == all) continue;
     // Behind the next grid's time, which is text.
     shift = span.rotary_shift();
     at = std::find(at, prompt.end(), placeholder);
@@ -218,15 +219,17 @@ Result<std::shared_ptr<const PromptSpans>> place_images(const ImagesInfo& info,
   std::vector<PictureShape> pictures;
   for (const EncodedImage& image : images) {
     const EncodedRows& rows = *image.rows;
-    pictures.push_back({.num_rows = image.grid_seconds.empty() ? rows.num_rows : rows.frame_rows,
-                        .line_rows = rows.line_rows,
-                        .video = rows.frame_rows > 0,
-                        .grid_seconds = image.grid_seconds});
+    pictures.push_back(
+        {.num_rows = image.grid_seconds.empty() ? rows.num_tokens() : rows.frame_rows,
+         .line_rows = rows.line_rows,
+         .video = rows.frame_rows > 0,
+         .grid_seconds = image.grid_seconds});
   }
   ESP_ASSIGN_OR_RETURN(prompt, expand_placeholders(std::move(prompt), info, pictures, append_time));
   auto placed = std::make_shared<PromptSpans>();
   placed->placeholder = info.placeholder;
   placed->whole = info.bidirectional;
+  placed->cross = info.num_cross_layers > 0;
   int32_t shift = 0;  // from positions to rotary ones
   auto at = prompt.begin();
   for (const EncodedImage& image : images) {

@@ -9,6 +9,26 @@
 #include "engine/scheduler/wait_queue.h"
 
 namespace espalier {
+namespace {
+
+// Each picture up to the next one is seen with those right in front of it.
+void add_cross_spans(ForwardBatch& batch, const BatchEntry& entry, const PromptSpans& prompt) {
+  const int32_t first = entry.prefix_len, last = first + entry.num_query_tokens;
+  const std::vector<PromptSpan>& spans = prompt.spans;
+  for (size_t run = 0, i = 0; i < spans.size(); ++i) {
+    if (i > 0 && spans[i - 1].end() < spans[i].begin) run = i;
+    const int32_t next = i + 1 < spans.size() ? spans[i + 1].begin : last;
+    const int32_t begin = std::max(first, spans[i].begin), end = std::min(last, next);
+    if (begin >= end) continue;
+    batch.cross_spans.push_back({.token_begin = entry.query_begin + begin - first,
+                                 .count = end - begin,
+                                 .first_picture = static_cast<int32_t>(batch.cross_pictures.size()),
+                                 .num_pictures = static_cast<int32_t>(i + 1 - run)});
+    for (size_t at = run; at <= i; ++at) batch.cross_pictures.push_back(spans[at].rows);
+  }
+}
+
+}  // namespace
 
 BatchBuilder::BatchBuilder(const SchedulerConfig& config, const PrefixCache& cache,
                            const RunningSet& running, const StepCounter& steps, KvBudget& budget,
@@ -31,6 +51,7 @@ void BatchBuilder::begin(ForwardBatch& batch, uint64_t step) {
   batch.draft_samples.clear();
   batch.embedding_spans.clear();
   batch.rotary_spans.clear();
+  batch.clear_cross();
   batch.step = step;
 }
 
@@ -317,7 +338,10 @@ void BatchBuilder::add_entry(ForwardBatch& batch, Sequence& sequence, int32_t nu
                                                         : kTokenFromSlot);
     batch.positions.push_back(i);
   }
-  if (sequence.spec.has_spans && begin < sequence.prompt_len) add_spans(batch, entry, sequence);
+  if (sequence.spec.has_spans && sequence.spec.spans->cross)
+    add_cross_spans(batch, entry, *sequence.spec.spans);
+  else if (sequence.spec.has_spans && begin < sequence.prompt_len)
+    add_spans(batch, entry, sequence);
   add_draft_tokens(batch, entry);
   if (sequence.spec.has_spans && sequence.spec.spans->have_grids)
     add_rotary_spans(batch, entry, *sequence.spec.spans);

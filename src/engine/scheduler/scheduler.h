@@ -61,12 +61,13 @@ enum class Handoff : uint8_t {
 // Positions of a prompt whose inputs are an encoder's rows, not tokens' embeddings: a picture, a
 // line of one whose lines stand apart, or one of a video's grids.
 struct PromptSpan {
-  int32_t begin = 0;  // the first row's position; one row a position
+  int32_t begin = 0;  // the first row's position; one row a position, or all of them one
   std::shared_ptr<const EncodedRows> rows;
   int32_t rotary = 0;     // the first row's rotary position, before which other pictures may stand
   int32_t first_row = 0;  // of `rows`
 
   int32_t count() const {
+    if (rows->tile_rows > 0) return rows->num_tokens();
     if (rows->frame_rows > 0) return rows->frame_rows;
     return rows->line_rows > 0 ? rows->line_rows : rows->num_rows;
   }
@@ -86,6 +87,7 @@ struct PromptSpans {
   TokenId placeholder = -1;       // the token whose log-probability their positions have
   bool have_grids = false;        // rotary positions differ from positions
   bool whole = false;             // no step may end within a span: its rows see each other
+  bool cross = false;             // a span is one position, and its rows are seen from behind it
 };
 
 // One sample to be generated, as the scheduler takes it over. Immutable afterwards.

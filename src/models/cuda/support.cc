@@ -52,6 +52,11 @@ Status check_ropes(const DecoderSpec& spec) {
 
 Status check_cuda_support(const DecoderSpec& spec) {
   ESP_RETURN_IF_ERROR(check_ropes(spec));
+  if (num_cross_layers(spec) > 0) {
+    return error(StatusCode::kUnimplemented,
+                 "{}: cross attention does not run on the GPU yet; use --device cpu",
+                 spec.architecture);
+  }
   if (spec.pooling && !spec.pooling->head.empty()) {
     return error(StatusCode::kUnimplemented,
                  "{}: classes and rewards of texts do not run on the GPU yet, embeddings do; use "
@@ -86,6 +91,7 @@ Status check_cuda_encoder(const DecoderSpec& spec) {
   const bool any_size = spec.patches->num_patches == 0;
   if (any_size && (spec.patches->class_token || spec.tiles))
     return refuse("class rows or tiles of any size");
+  if (spec.tiles && spec.tiles->joint) return refuse("tiles that see each other");
   for (const LayerSpec& layer : spec.layers) {
     const AttentionSpec& a = layer.attention;
     if (a.causal || a.latent || a.sliding_window > 0 || a.softcap > 0 || a.sinks)

@@ -34,6 +34,7 @@
   ROW(Mistral3ForConditionalGeneration, make_mistral3_spec)               \
   ROW(MistralForCausalLM, make_mistral_spec)                              \
   ROW(MixtralForCausalLM, make_mixtral_spec)                              \
+  ROW(MllamaForConditionalGeneration, make_mllama_spec)                   \
   ROW(Olmo2ForCausalLM, make_olmo2_spec)                                  \
   ROW(Phi3ForCausalLM, make_phi3_spec)                                    \
   ROW(Qwen2AudioForConditionalGeneration, make_qwen2_audio_spec)          \
@@ -56,6 +57,7 @@
   ROW(LlavaNextVideoForConditionalGeneration, make_llava_next_video_encoder) \
   ROW(LlavaOnevisionForConditionalGeneration, make_llava_onevision_encoder)  \
   ROW(Mistral3ForConditionalGeneration, make_mistral3_encoder)               \
+  ROW(MllamaForConditionalGeneration, make_mllama_encoder)                   \
   ROW(Qwen2AudioForConditionalGeneration, make_qwen2_audio_encoder)          \
   ROW(Qwen2VLForConditionalGeneration, make_qwen2_vl_encoder)                \
   ROW(Qwen2_5_VLForConditionalGeneration, make_qwen2_5_vl_encoder)           \

@@ -20,6 +20,8 @@ Arity arity_of(OpKind kind) {
     case OpKind::kGridPosition:
     case OpKind::kPatches:
     case OpKind::kInput:
+    case OpKind::kTilePosition:
+    case OpKind::kFill:
     case OpKind::kMegakernel:
       return {0, 0, 1, 1};
     case OpKind::kClassEmbed:
@@ -38,6 +40,8 @@ Arity arity_of(OpKind kind) {
     case OpKind::kGatherRows:
     case OpKind::kScatterSums:
     case OpKind::kMeanParts:
+    case OpKind::kKeepRows:
+    case OpKind::kCrossAttention:
       return {1, 1, 1, 1};
     case OpKind::kAllReduce:  // the second output: see fuse_all_reduce
       return {1, 2, 1, 2};
@@ -83,6 +87,12 @@ Status check_buffers(const Program& program) {
     }
   }
   return Status();
+}
+
+int32_t query_columns(const Op& op) {
+  if (op.kind == OpKind::kCrossAttention)
+    return op.as<CrossAttention>().num_heads * op.as<CrossAttention>().head_dim;
+  return op.as<Attention>().num_heads * op.as<Attention>().head_dim;
 }
 
 class Checker {
@@ -199,6 +209,7 @@ class Checker {
       case OpKind::kPool:
       case OpKind::kGatherRows:
       case OpKind::kScatterSums:
+      case OpKind::kKeepRows:
         return expect(op.outputs[0], op.inputs[0].columns);
       case OpKind::kAllReduce:
         return check_all_reduce(op);
@@ -206,11 +217,10 @@ class Checker {
       case OpKind::kGatedAdd:
         ESP_RETURN_IF_ERROR(expect(op.inputs[1], op.inputs[0].columns));
         return expect(op.outputs[0], op.inputs[0].columns);
-      case OpKind::kAttention: {
-        const auto& a = op.as<Attention>();
-        ESP_RETURN_IF_ERROR(expect(op.inputs[0], a.num_heads * a.head_dim));
-        return expect(op.outputs[0], a.num_heads * a.head_dim);
-      }
+      case OpKind::kAttention:
+      case OpKind::kCrossAttention:
+        ESP_RETURN_IF_ERROR(expect(op.inputs[0], query_columns(op)));
+        return expect(op.outputs[0], query_columns(op));
       case OpKind::kKvAppend:
         return check_append(op.as<KvAppend>(), op.inputs);
       case OpKind::kRope:

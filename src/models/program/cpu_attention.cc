@@ -1,4 +1,5 @@
 // Operations between the projections of queries, keys and values and that of attention's result.
+#include <algorithm>
 #include <cstring>
 
 #include "kernels/attention/op.h"
@@ -14,6 +15,15 @@ namespace {
 std::span<const PageId> page_tables(const ForwardBatch& batch, int32_t sliding_window) {
   const bool own = sliding_window > 0 && !batch.window_page_tables.empty();
   return own ? batch.window_page_tables : batch.page_tables;
+}
+
+// Rows of tokens that see no picture.
+void clear_blind(CpuContext& context, const Operand& operand) {
+  const CpuView x = context.view(operand);
+  context.tokens().cross().for_blind(context.batch(), [&](int32_t first, int32_t count) {
+    for (int64_t row = first; row < first + count; ++row)
+      std::fill_n(x.data + row * x.stride, operand.columns, 0.0f);
+  });
 }
 
 }  // namespace
@@ -45,7 +55,33 @@ void run_kv_append(CpuContext& context, const Op& op) {
                       .entries = context.batch().entries,
                       .page_tables = page_tables(context.batch(), op.as<KvAppend>().sliding_window),
                       .kv = &context.kv(),
-                      .layer = op.layer});
+                      .layer = context.tokens().kv_layer(op.layer)});
+}
+
+void run_cross_attention(CpuContext& context, const Op& op) {
+  const auto& a = op.as<CrossAttention>();
+  const CpuView q = context.view(op.inputs[0]), out = context.view(op.outputs[0]);
+  clear_blind(context, op.outputs[0]);
+  CrossRows& rows = context.tokens().cross();
+  if (!rows.any()) return;
+  kernels::attention(context.backend(), {.q = q.data,
+                                         .q_stride = q.stride,
+                                         .out = out.data,
+                                         .out_stride = out.stride,
+                                         .heads = a.num_heads,
+                                         .entries = rows.entries(),
+                                         .page_offsets = rows.page_offsets(),
+                                         .kv = &rows.layer(a.index, a.num_kv_heads, a.head_dim),
+                                         .layer = 0,
+                                         .scale = a.scale});
+}
+
+// An encoder's padding lies behind all other rows.
+void run_keep_rows(CpuContext& context, const Op& op) {
+  if (!context.spec().patches) return clear_blind(context, op.outputs[0]);
+  const CpuView x = context.view(op.outputs[0]);
+  for (int64_t row = context.given().num_kept; row < context.num_rows(op.outputs[0]); ++row)
+    std::fill_n(x.data + row * x.stride, op.outputs[0].columns, 0.0f);
 }
 
 void run_attention(CpuContext& context, const Op& op) {
@@ -70,7 +106,7 @@ void run_attention(CpuContext& context, const Op& op) {
                       .entries = entries,
                       .page_tables = page_tables(context.batch(), a.sliding_window),
                       .kv = &context.kv(),
-                      .layer = op.layer,
+                      .layer = context.tokens().kv_layer(op.layer),
                       .scale = a.scale,
                       .sliding_window = a.sliding_window,
                       .windows = windows,

@@ -37,6 +37,7 @@ CpuContext::CpuContext(const DecoderSpec& spec, const Program& program,
       weights_(weights),
       backend_(backend),
       collective_(collective),
+      tokens_(spec),
       views_(program.buffers.size()),
       ropes_(spec) {
   if (const size_t begin = output_begin(program); begin < program.ops.size()) {
@@ -75,18 +76,9 @@ Status CpuContext::reserve(int32_t max_tokens, int32_t max_entries, int64_t outp
   if (spec_.patches) inputs_.rows.reserve(static_cast<size_t>(max_tokens));
   if (spec_.images && spec_.images->bidirectional)
     inputs_.pictures.reserve(static_cast<size_t>(max_tokens));
-  if (collective_ != nullptr || spec_.images) local_ids_.reserve(static_cast<size_t>(max_tokens));
+  tokens_.reserve(max_tokens, collective_ != nullptr);
   place_buffers();
   return Status();
-}
-
-std::span<const TokenId> CpuContext::local_ids(const VocabularyPart& part) {
-  local_ids_.clear();
-  for (const TokenId id : token_ids_) {
-    const bool here = id >= part.first && id < part.first + part.count;
-    local_ids_.push_back(here ? id - part.first : 0);
-  }
-  return local_ids_;
 }
 
 Status CpuContext::allocate_storages() {
@@ -122,7 +114,7 @@ void CpuContext::begin(const ForwardBatch& batch, std::span<const TokenId> token
   inputs_.given = given;
   batch_ = &batch;
   kv_ = &kv;
-  token_ids_ = token_ids;
+  tokens_.begin(batch, token_ids);
   output_rows_ = {};
   wanted_.plan(batch.entries);
   place_buffers();
@@ -139,7 +131,7 @@ void CpuContext::begin_outputs(std::span<const int32_t> rows, float* out) {
 int64_t CpuContext::num_rows(const Rows& rows) const {
   switch (rows.count) {
     case RowCount::kTokens:
-      return std::ssize(token_ids_) * rows.per_row;
+      return std::ssize(token_ids()) * rows.per_row;
     case RowCount::kWanted:
       return int64_t{wanted_.num_rows()} * rows.per_row;
     case RowCount::kOutputs:
@@ -194,7 +186,7 @@ const PictureRows& CpuContext::picture_rows(RowCount count, int32_t sliding_wind
 }
 
 std::span<const BatchEntry> CpuContext::entries(RowCount count) const {
-  const bool all = count == RowCount::kTokens || wanted_.num_rows() == std::ssize(token_ids_);
+  const bool all = count == RowCount::kTokens || wanted_.num_rows() == std::ssize(token_ids());
   return all ? std::span<const BatchEntry>(batch_->entries) : wanted_.entries();
 }
 

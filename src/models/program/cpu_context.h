@@ -19,6 +19,7 @@
 #include "models/program/cpu_ropes.h"
 #include "models/program/picture_rows.h"
 #include "models/program/program.h"
+#include "models/program/step_tokens.h"
 #include "models/program/wanted_rows.h"
 #include "models/stage_model.h"
 #include "seams/forward_batch.h"
@@ -41,6 +42,10 @@ struct GivenRows {
   std::span<const int32_t> places;      // [3, patches]: components of rotary positions, or empty
   std::span<const BatchEntry> windows;  // of attention; empty: there are none
   std::span<const kernels::MixedRow> positions;  // [patches], of kGridPosition; or empty
+  // Where tiles see each other: of each row the row of kTilePosition's table, and how many rows,
+  // the first ones, are no padding.
+  std::span<const int32_t> tiles;
+  int64_t num_kept = 0;
   CpuView states;
   std::span<const int32_t> state_rows;  // of each token its row of `states`
   CpuView embeddings;                   // a row for each token
@@ -81,9 +86,8 @@ class CpuContext {
 
   const ForwardBatch& batch() const { return *batch_; }
   const KvView& kv() const { return *kv_; }
-  std::span<const TokenId> token_ids() const { return token_ids_; }
-  // The ids as rows of a rank's part of the vocabulary; 0 for tokens of other ranks.
-  std::span<const TokenId> local_ids(const VocabularyPart& part);
+  StepTokens& tokens() { return tokens_; }
+  std::span<const TokenId> token_ids() const { return tokens_.ids(); }
   const WantedRows& wanted() const { return wanted_; }
   std::span<const int32_t> output_rows() const { return output_rows_; }
   // The batch's entries, or their wanted tails.
@@ -111,7 +115,7 @@ class CpuContext {
   CpuAdapters adapters_;
   WantedRows wanted_;
   std::vector<espalier::Buffer> storages_;
-  std::vector<TokenId> local_ids_;
+  StepTokens tokens_;
   std::vector<CpuView> views_;  // of each buffer's first column
   BufferId last_output_ = -1;   // what begin_outputs() places
   CpuRopes ropes_;
@@ -121,7 +125,6 @@ class CpuContext {
   // Of the step that runs.
   const ForwardBatch* batch_ = nullptr;
   const KvView* kv_ = nullptr;
-  std::span<const TokenId> token_ids_;
   std::span<const int32_t> output_rows_;
   struct Inputs {
     GivenRows given;

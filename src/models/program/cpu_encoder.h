@@ -39,6 +39,9 @@ class CpuEncoder final : public ImageEncoder {
   // Sizes all memory for pictures of this grid, and states its rows, windows and places.
   Status begin(const PatchGrid& grid);
   Status reserve(int32_t rows);
+  // The same where tiles see each other.
+  Status begin_joint(const PatchGrid& grid);
+  void lay_keys(int32_t rows);
   // kAborted where `stop` is requested before one of the operations.
   Status run(size_t first, size_t last, const std::stop_token& stop);
 
@@ -52,6 +55,8 @@ class CpuEncoder final : public ImageEncoder {
   PatchGrid grid_;             // of what follows
   ForwardBatch batch_;         // one picture
   std::vector<BatchEntry> windows_;
+  std::vector<int32_t> tiles_;  // of each row, where tiles see each other
+  int64_t num_kept_ = 0;
   std::vector<int32_t> places_;  // [3, patches]: time, height, width; empty without sections
   std::vector<kernels::MixedRow> positions_;  // grid_positions()
   int32_t reserved_rows_ = 0;

@@ -105,7 +105,11 @@ Result<std::vector<DecoderWeights>> CpuModel::read_weights(const OpenWeights& op
 }
 
 void CpuModel::bind() {
-  for (const Op& op : program_.ops) ops_.push_back({cpu_op(op.kind), &op, rows_of(program_, op)});
+  for (const Op& op : program_.ops) {
+    const bool cross = op.layer >= 0 && op.kind != OpKind::kAddControl &&
+                       spec_.layers[static_cast<size_t>(op.layer)].attention.cross;
+    ops_.push_back({cpu_op(op.kind), &op, rows_of(program_, op), cross});
+  }
   sections_.output_begin = output_begin(program_);
   const auto is_pool = [](const BoundOp& bound) { return bound.op->kind == OpKind::kPool; };
   sections_.text_begin = static_cast<size_t>(std::ranges::find_if(ops_, is_pool) - ops_.begin());
@@ -143,6 +147,7 @@ void CpuModel::embed(std::span<const TokenId> ids, const CpuView& out) {
 void CpuModel::run(size_t first, size_t last) {
   for (size_t i = first; i < last; ++i) {
     const BoundOp& bound = ops_[i];
+    if (bound.cross && context_.batch().cross_spans.empty()) continue;
     if (context_.num_rows(bound.rows) > 0) bound.run(context_, *bound.op);
   }
 }
@@ -160,7 +165,8 @@ ForwardOutput CpuModel::forward_stage(const ForwardBatch& batch, std::span<const
             "{} tokens in {} entries, reserved {} in {}", batch.num_tokens(), batch.entries.size(),
             max_tokens_, max_entries_);
   ESP_CHECK(token_ids.size() == batch.token_ids.size() &&
-            batch.positions.size() == token_ids.size() && kv.layers.size() == spec_.layers.size());
+            batch.positions.size() == token_ids.size() &&
+            std::ssize(kv.layers) == std::ssize(spec_.layers) - num_cross_layers(spec_));
   if (token_ids.empty() && rows.ranks == nullptr) return {};
   ESP_CHECK(spec_.stage.embeds == (rows.received == nullptr) &&
             !(spec_.stage.samples && rows.handed_on != nullptr));

@@ -93,6 +93,7 @@ class CpuModel final : public StageModel, public DraftTarget {
     CpuOp run = nullptr;
     const Op* op = nullptr;
     Rows rows;
+    bool cross = false;  // a step in which nobody sees a picture leaves it out
   };
 
   // How the weights are laid out and held.

@@ -83,16 +83,18 @@ void run_add_control(CpuContext& context, const Op& op) {
 void run_embed(CpuContext& context, const Op& op) {
   const DecoderSpec& spec = context.spec();
   const bool spans = !context.batch().embedding_spans.empty();
+  const bool cross = !context.batch().cross_spans.empty();
   for (const TokenId id : context.token_ids()) {
-    ESP_CHECK((id >= 0 && id < spec.vocab_size) || (spans && id >= kFirstSpanKey),
+    ESP_CHECK((id >= 0 && id < spec.vocab_size) || ((spans || cross) && id >= kFirstSpanKey),
               "token {} of a vocabulary of {}", id, spec.vocab_size);
   }
   const CpuView out = context.view(op.outputs[0]);
   const auto* part = std::get_if<VocabularyPart>(&op.attributes);
   const std::span<const TokenId> ids =
-      part != nullptr ? context.local_ids(*part)
-      : spans         ? context.local_ids({.first = 0, .count = spec.vocab_size})
-                      : context.token_ids();
+      cross             ? context.tokens().with_placeholder(spec.images->placeholder)
+      : part != nullptr ? context.tokens().local(*part)
+      : spans           ? context.tokens().local({.first = 0, .count = spec.vocab_size})
+                        : context.token_ids();
   embed_rows(context.backend(), spec, context.weights(), ids, out);
   if (part != nullptr) clear_other_rows(context, *part, out);
   if (spans) embed_spans(context, part == nullptr || part->first == 0, out);
@@ -106,6 +108,24 @@ void run_embed_position(CpuContext& context, const Op& op) {
                                            .ids = context.batch().positions,
                                            .out = out.data,
                                            .out_stride = out.stride});
+}
+
+void run_tile_position(CpuContext& context, const Op& op) {
+  const CpuView out = context.view(op.outputs[0]);
+  kernels::gather_rows(context.backend(),
+                       {.table = context.weights().joint_tiles.tile_position.data(),
+                        .type = context.weights().type,
+                        .dim = context.spec().hidden_size,
+                        .ids = context.given().tiles,
+                        .out = out.data,
+                        .out_stride = out.stride});
+}
+
+void run_fill(CpuContext& context, const Op& op) {
+  const CpuView x = context.view(op.outputs[0]);
+  for_elements(
+      x, context.num_rows(op.outputs[0]), op.outputs[0].columns,
+      [&](int64_t at, int64_t count) { std::fill_n(x.data + at, count, op.as<Fill>().value); });
 }
 
 void run_grid_position(CpuContext& context, const Op& op) {
@@ -124,10 +144,11 @@ void run_patches(CpuContext& context, const Op& op) {
   const auto columns = static_cast<size_t>(op.outputs[0].columns);
   const bool class_token = context.spec().patches->class_token;
   const float* from = context.given().patches.data();
+  const float* const end = from + context.given().patches.size();
   for (const BatchEntry& entry : context.batch().entries) {
     for (int32_t i = 0; i < entry.num_query_tokens; ++i) {
       float* to = out.data + (entry.query_begin + i) * out.stride;
-      if (i == 0 && class_token) {
+      if ((i == 0 && class_token) || from == end) {  // tiles behind the picture's own are black
         std::fill_n(to, columns, 0.0f);
       } else {
         std::memcpy(to, from, columns * sizeof(float));
@@ -206,6 +227,12 @@ void run_norm(CpuContext& context, const Op& op) {
   const NormWeights& weights = context.weights().norm(a.weight);
   const CpuView x = context.view(op.inputs[0]), y = context.view(op.outputs[0]);
   const int64_t rows = context.num_rows(op.outputs[0]), dim = op.inputs[0].columns / a.groups;
+  if (a.spec.kind == NormSpec::Kind::kGate) {
+    if (x.data != y.data) copy_rows(x, y, rows, op.inputs[0].columns);
+    return for_elements(y, rows, op.inputs[0].columns, [&](int64_t at, int64_t count) {
+      kernels::scale(context.backend(), y.data + at, weights.weight[0], count);
+    });
+  }
   if (a.spec.kind == NormSpec::Kind::kScale) {
     return kernels::scale_columns(context.backend(), {.x = x.data,
                                                       .x_stride = x.stride,
@@ -474,6 +501,26 @@ void embed_rows(kernels::CpuBackend& backend, const DecoderSpec& spec,
                                  .out_stride = out.stride});
 }
 
+namespace {
+
+// What cross attention and encoders for it have besides.
+CpuOp cross_op(OpKind kind) {
+  switch (kind) {
+    case OpKind::kTilePosition:
+      return run_tile_position;
+    case OpKind::kKeepRows:
+      return run_keep_rows;
+    case OpKind::kCrossAttention:
+      return run_cross_attention;
+    case OpKind::kFill:
+      return run_fill;
+    default:
+      return nullptr;
+  }
+}
+
+}  // namespace
+
 CpuOp cpu_op(OpKind kind) {
   switch (kind) {
     case OpKind::kEmbed:
@@ -539,7 +586,7 @@ CpuOp cpu_op(OpKind kind) {
     case OpKind::kScatterSums:
       return run_scatter_sums;
     default:
-      return nullptr;
+      return cross_op(kind);
   }
 }
 

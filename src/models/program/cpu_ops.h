@@ -20,6 +20,8 @@ void embed_rows(kernels::CpuBackend& backend, const DecoderSpec& spec,
 void run_rope(CpuContext& context, const Op& op);
 void run_kv_append(CpuContext& context, const Op& op);
 void run_attention(CpuContext& context, const Op& op);
+void run_cross_attention(CpuContext& context, const Op& op);
+void run_keep_rows(CpuContext& context, const Op& op);
 void run_head_matmul(CpuContext& context, const Op& op);
 void run_head_copy(CpuContext& context, const Op& op);
 

@@ -159,6 +159,26 @@ Operand lower_draft_input(Builder& b, const LayerSpec& layer, const Operand& hid
   return x;
 }
 
+// Attention to pictures, of queries alone: keys and values come with the step.
+void lower_cross_attention(Builder& b, const LayerSpec& layer, int32_t index,
+                           const Operand& hidden) {
+  const AttentionSpec& a = layer.attention;
+  const Operand x = b.normed(layer.input_norm, WeightKind::kInputNorm, hidden);
+  const Operand q = b.buffer("qkv", a.q_dim());
+  b.matmul(b.weight(WeightKind::kQkv), {}, x, q);
+  if (a.qk_norm) b.norm(*a.qk_norm, WeightKind::kQNorm, q, q, a.num_heads);
+  const Operand attended = b.buffer("attended", a.q_dim());
+  b.add(OpKind::kCrossAttention, {q}, {attended},
+        CrossAttention{.num_heads = a.num_heads,
+                       .num_kv_heads = a.num_kv_heads,
+                       .head_dim = a.head_dim,
+                       .scale = a.scale,
+                       .index = index});
+  const Operand branch = b.buffer("branch", hidden.columns);
+  b.matmul(b.weight(WeightKind::kAttentionOutput), {}, attended, branch);
+  lower_residual(b, layer.attention_output_norm, WeightKind::kAttentionOutputNorm, hidden, branch);
+}
+
 void lower_attention(Builder& b, const LayerSpec& layer, const Operand& hidden) {
   const AttentionSpec& a = layer.attention;
   const bool latent = a.latent.has_value();
@@ -297,7 +317,13 @@ Operand deep_states(Builder& b, size_t index) {
 // own.
 void lower_deepstack(Builder& b, int32_t index, const Operand& hidden) {
   const DecoderSpec& spec = b.spec();
-  if (spec.projector) {
+  if (spec.projector && !spec.projector->beside.empty()) {
+    const std::vector<int32_t>& beside = spec.projector->beside;
+    const auto found = std::ranges::find(beside, index);
+    if (found == beside.end()) return;
+    b.add(OpKind::kScale, {hidden}, {deep_states(b, static_cast<size_t>(found - beside.begin()))},
+          Scale{});
+  } else if (spec.projector) {
     const std::vector<DeepstackSpec>& deepstack = spec.projector->deepstack;
     const auto found = std::ranges::find(deepstack, index, &DeepstackSpec::layer);
     if (found == deepstack.end()) return;
@@ -309,11 +335,35 @@ void lower_deepstack(Builder& b, int32_t index, const Operand& hidden) {
     b.add(OpKind::kAddSpans, {hidden}, {hidden}, SpanPart{1 + layer});
 }
 
+// Which of the layers of cross attention a layer is.
+int32_t cross_index(const DecoderSpec& spec, int32_t layer) {
+  return static_cast<int32_t>(
+      std::count_if(spec.layers.begin(), spec.layers.begin() + layer,
+                    [](const LayerSpec& before) { return before.attention.cross; }));
+}
+
+// Between an encoder's two stacks of layers: what the first one made is normed, and the tiles have
+// embeddings.
+void lower_global_begin(Builder& b, int32_t index, const Operand& hidden) {
+  const DecoderSpec& spec = b.spec();
+  if (!spec.tiles || !spec.tiles->joint || spec.tiles->joint->global_begin != index) return;
+  b.set_layer(-1);
+  b.norm(spec.tiles->joint->norm, WeightKind::kGlobalNorm, hidden, hidden);
+  const Operand tiles = b.buffer("branch", hidden.columns);
+  b.add(OpKind::kTilePosition, {}, {tiles}).table = {WeightKind::kTilePosition};
+  b.add(OpKind::kResidualAdd, {hidden, tiles}, {hidden}, ResidualAdd{});
+}
+
 void lower_layer(Builder& b, int32_t index, const Operand& hidden) {
+  lower_global_begin(b, index, hidden);
   const LayerSpec& layer = b.spec().layers[static_cast<size_t>(index)];
   b.set_layer(index);
   lower_kept_states(b, index, hidden);
-  lower_attention(b, layer, hidden);
+  if (layer.attention.cross) {
+    lower_cross_attention(b, layer, cross_index(b.spec(), index), hidden);
+  } else {
+    lower_attention(b, layer, hidden);
+  }
   const Operand x = b.normed(layer.post_attention_norm, WeightKind::kPostAttentionNorm, hidden);
   const Operand branch = b.buffer("branch", hidden.columns);
   if (layer.experts) {
@@ -321,6 +371,8 @@ void lower_layer(Builder& b, int32_t index, const Operand& hidden) {
   } else {
     lower_mlp(b, layer.mlp, x, branch);
   }
+  // A token that sees no picture passes the layer unchanged.
+  if (layer.attention.cross) b.add(OpKind::kKeepRows, {branch}, {branch});
   lower_residual(b, layer.mlp_output_norm, WeightKind::kMlpOutputNorm, hidden, branch);
   lower_deepstack(b, index, hidden);
   if (b.spec().control_vectors != nullptr) b.add(OpKind::kAddControl, {hidden}, {hidden});
@@ -364,6 +416,7 @@ Operand lower_patches(Builder& b) {
   }
   lower_positions(b, hidden);
   if (patches.norm) b.norm(*patches.norm, WeightKind::kEmbeddingNorm, hidden, hidden);
+  if (b.spec().tiles && b.spec().tiles->joint) b.add(OpKind::kKeepRows, {hidden}, {hidden});
   return hidden;
 }
 
@@ -438,10 +491,46 @@ Operand lower_merged(Builder& b, const ProjectorSpec& projector, Operand x) {
   return x;
 }
 
+// The last layer's rows, and behind them of each feature the states of the layers beside it.
+Operand lower_beside(Builder& b, const ProjectorSpec& projector, const Operand& last) {
+  const int32_t width = last.columns, count = static_cast<int32_t>(projector.beside.size());
+  const Operand all = b.buffer("states_beside", (1 + count) * width, {RowCount::kOutputs});
+  // The first copy has the whole buffer for its result, so that none of it is read before.
+  b.add(OpKind::kHeadCopy, {last}, {all},
+        HeadCopy{.heads = 1, .count = width, .x_head = width, .y_head = all.columns});
+  for (int32_t i = 0; i < count; ++i) {
+    b.add(OpKind::kHeadCopy, {deep_outputs(b, static_cast<size_t>(i))},
+          {slice(all, width, count * width)},
+          HeadCopy{.heads = width, .count = 1, .x_head = 1, .y_head = count, .y_begin = i});
+  }
+  return all;
+}
+
+// The keys and values of the decoder's layers of cross attention are the rows.
+void lower_cross_rows(Builder& b, const ProjectorSpec& projector, const Operand& x) {
+  const Operand states =
+      b.buffer("cross_states", projector.layers.back().outputs, {RowCount::kOutputs});
+  lower_matrices(b, projector.layers, 0, x, states);
+  const Operand rows = b.buffer("rows", projector.row_width(), {RowCount::kOutputs});
+  for (size_t i = 0; i < projector.cross.size(); ++i) {
+    const CrossKvSpec& cross = projector.cross[i];
+    const auto index = static_cast<int32_t>(i);
+    const Operand kv = slice(rows, 2 * index * cross.kv_dim(), 2 * cross.kv_dim());
+    b.matmul({WeightKind::kCrossKv, index}, {}, states, kv);
+    const Operand k = slice(kv, 0, cross.kv_dim());
+    b.add(OpKind::kNorm, {k}, {k},
+          Norm{.spec = cross.norm,
+               .weight = {WeightKind::kCrossKNorm, index},
+               .groups = cross.num_kv_heads});
+  }
+}
+
 // From an encoder's rows to the decoder's; parts of a row side by side.
 void lower_projector(Builder& b, const Operand& outputs) {
   const ProjectorSpec& projector = *b.spec().projector;
-  const Operand x = lower_merged(b, projector, outputs);
+  Operand x = lower_merged(b, projector, outputs);
+  if (!projector.beside.empty()) x = lower_beside(b, projector, x);
+  if (!projector.cross.empty()) return lower_cross_rows(b, projector, x);
   if (projector.deepstack.empty()) return lower_matrices(b, projector.layers, 0, x, std::nullopt);
   const int32_t width = projector.layers.back().outputs;
   const Operand rows = b.buffer("rows", projector.row_width(), {RowCount::kOutputs});
@@ -491,7 +580,11 @@ void lower_logits(Builder& b, const Operand& x) {
   const DecoderSpec& spec = b.spec();
   const Operand logits =
       b.buffer("logits", spec.vocab_size, {RowCount::kOutputs}, ElementType::kFloat32);
-  b.matmul({WeightKind::kHead}, {}, x, logits);
+  b.matmul({WeightKind::kHead}, {}, x, slice(logits, 0, num_logits(spec)));
+  if (num_logits(spec) < spec.vocab_size) {
+    b.add(OpKind::kFill, {}, {slice(logits, num_logits(spec), spec.vocab_size - num_logits(spec))},
+          Fill{kNoLogit});
+  }
   b.scale(logits, spec.logits_scale);
   if (spec.logits_softcap > 0) {
     b.add(OpKind::kSoftcap, {logits}, {logits}, Softcap{spec.logits_softcap});
@@ -524,7 +617,9 @@ Operand lower_outputs(Builder& b, const Operand& hidden) {
   const auto norm = [&](const Operand& x, const Operand& out) {
     if (spec.final_norm) b.norm(*spec.final_norm, WeightKind::kFinalNorm, x, out);
   };
-  const size_t num_deep = spec.projector ? spec.projector->deepstack.size() : 0;
+  const size_t num_deep = !spec.projector                  ? 0
+                          : spec.projector->beside.empty() ? spec.projector->deepstack.size()
+                                                           : spec.projector->beside.size();
   if (merge > 1 || num_deep > 0) {
     norm(hidden, hidden);
     std::vector<Operand> from = {hidden}, to = {outputs};

@@ -228,6 +228,11 @@ Status check_partition(const DecoderSpec& spec, int32_t num_ranks) {
   if (num_ranks < 1) return invalid_argument("tp_size is {}, but must be at least 1", num_ranks);
   ESP_RETURN_IF_ERROR(check_groups(spec, num_ranks));
   if (num_ranks == 1) return Status();
+  if (num_cross_layers(spec) > 0) {
+    return error(StatusCode::kUnimplemented,
+                 "{}: several ranks do not divide cross attention yet: use --tp-size 1",
+                 spec.architecture);
+  }
   for (const LayerSpec& layer : spec.layers) {
     if (!spec.whole_attention) ESP_RETURN_IF_ERROR(check_attention(layer.attention, num_ranks));
     ESP_RETURN_IF_ERROR(check_layer(layer, num_ranks, spec.expert_groups));

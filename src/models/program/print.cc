@@ -18,6 +18,8 @@ std::string_view norm_name(const NormSpec& spec) {
       return "layer";
     case NormSpec::Kind::kScale:
       return "scale";
+    case NormSpec::Kind::kGate:
+      return "gate";
   }
   return {};
 }
@@ -112,6 +114,13 @@ class Writer {
     if (a.windowed) put("windowed", true);
     if (a.pictures) put("pictures", true);
   }
+  void operator()(const CrossAttention& a) {
+    put("heads", a.num_heads);
+    put("kv_heads", a.num_kv_heads);
+    put("head_dim", a.head_dim);
+    put("index", a.index);
+  }
+  void operator()(const Fill& a) { put("value", a.value); }
   void operator()(const ResidualAdd& a) {
     if (a.scale != 1) put("scale", a.scale);
   }

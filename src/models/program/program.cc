@@ -55,7 +55,11 @@ std::string_view weight_name(WeightKind kind) {
                                                 "draft_input",
                                                 "hidden_norm",
                                                 "deepstack_norm",
-                                                "projector_norm"};
+                                                "projector_norm",
+                                                "global_norm",
+                                                "tile_position",
+                                                "cross_kv",
+                                                "cross_k_norm"};
   static_assert(std::size(kNames) == kNumWeightKinds);
   return kNames[static_cast<size_t>(kind)];
 }
@@ -80,6 +84,8 @@ class WeightCollector {
   void operator()(const ResidualAdd&) {}
   void operator()(const MoeCombine&) {}
   void operator()(const Pool&) {}
+  void operator()(const CrossAttention&) {}
+  void operator()(const Fill&) {}
   void operator()(const Megakernel&) {}
   void operator()(const Norm& a) { add(a.weight); }
   void operator()(const AllReduce& a) { add(a.norm); }
@@ -183,14 +189,15 @@ std::vector<WeightId> weights_of(const Op& op) {
 
 std::string_view op_name(OpKind kind) {
   static constexpr std::string_view kNames[] = {
-      "embed",       "embed_position", "grid_position", "patches",        "input",
-      "output",      "class_embed",    "add_spans",     "add_control",    "scale",
-      "softcap",     "norm",           "matmul",        "head_matmul",    "head_copy",
-      "rope",        "kv_append",      "attention",     "select_rows",    "mean_parts",
-      "activation",  "residual_add",   "gated_add",     "moe_route",      "moe_matmul",
-      "moe_combine", "pool",           "relu",          "all_reduce",     "all_gather",
-      "barrier",     "gather_rows",    "scatter_sums",  "qk_rope_append", "moe_experts",
-      "moe_block",   "latent_prefill", "megakernel"};
+      "embed",          "embed_position", "grid_position",   "patches",     "input",
+      "output",         "class_embed",    "add_spans",       "add_control", "scale",
+      "softcap",        "norm",           "matmul",          "head_matmul", "head_copy",
+      "rope",           "kv_append",      "attention",       "select_rows", "mean_parts",
+      "tile_position",  "keep_rows",      "cross_attention", "fill",        "activation",
+      "residual_add",   "gated_add",      "moe_route",       "moe_matmul",  "moe_combine",
+      "pool",           "relu",           "all_reduce",      "all_gather",  "barrier",
+      "gather_rows",    "scatter_sums",   "qk_rope_append",  "moe_experts", "moe_block",
+      "latent_prefill", "megakernel"};
   static_assert(std::size(kNames) == static_cast<size_t>(OpKind::kMegakernel) + 1);
   return kNames[static_cast<size_t>(kind)];
 }

@@ -70,34 +70,38 @@ struct Operand {
 // Inputs -> outputs, in the order of Op::inputs and Op::outputs; [x] may be absent. An output that
 // is also an input is changed in place. The attributes of a kind are the struct of its name.
 enum class OpKind : uint8_t {
-  kEmbed,          // -> x: row of the token; zero where another rank has it (VocabularyPart)
-  kEmbedPosition,  // -> x: row of the position
-  kGridPosition,   // -> x: of each patch what its place makes of the rows of four positions
-  kPatches,        // -> x: of each picture its patches, below a row of zeros where it has a class
-  kInput,          // -> x: rows that the step is given
-  kOutput,         // x -> : rows that the step gives to the next stage
-  kClassEmbed,     // x -> x: each picture's first row becomes the class embedding
-  kAddSpans,       // x -> x: a part of pictures' rows is added (SpanPart)
-  kAddControl,     // x -> x: the rows' control vectors of the layer are added
-  kScale,          // x -> y = factor * x
-  kSoftcap,        // x -> x = cap * tanh(x / cap)
-  kNorm,           // x -> y: of each group of columns by itself
-  kMatmul,         // x, [residual] -> y = activation(norm(x) W^T + b) + residual
-  kHeadMatmul,     // x -> y: of each head by its own matrix
-  kHeadCopy,       // x -> y: some columns of each head
-  kRope,           // x -> x: some columns of each head
-  kKvAppend,       // k, [v] -> : to the layer's pages
-  kAttention,      // q, [k, v of the new tokens] -> y: over the layer's pages
-  kSelectRows,     // x ... -> y ...: the rows that the result's row count names
-  kMeanParts,      // x -> y: the mean of the parts of a row, each as wide as y
-  kActivation,     // gate_up (or up) -> y = activation(gate) * up
-  kResidualAdd,    // residual, x -> residual + scale * x
-  kGatedAdd,       // residual, x, gate -> residual + sigmoid(gate) * x; gate: [rows, 1]
-  kMoeRoute,       // x -> experts, weights: of each row's (token, expert) pairs
-  kMoeMatmul,      // x (rows or pairs), experts -> y (pairs)
-  kMoeCombine,     // pairs, weights, experts, [shared], [gate], [residual] -> y
-  kPool,           // x -> y: one row of each text
-  kRelu,           // x -> x
+  kEmbed,           // -> x: row of the token; zero where another rank has it (VocabularyPart)
+  kEmbedPosition,   // -> x: row of the position
+  kGridPosition,    // -> x: of each patch what its place makes of the rows of four positions
+  kPatches,         // -> x: of each picture its patches, below a row of zeros where it has a class
+  kInput,           // -> x: rows that the step is given
+  kOutput,          // x -> : rows that the step gives to the next stage
+  kClassEmbed,      // x -> x: each picture's first row becomes the class embedding
+  kAddSpans,        // x -> x: a part of pictures' rows is added (SpanPart)
+  kAddControl,      // x -> x: the rows' control vectors of the layer are added
+  kScale,           // x -> y = factor * x
+  kSoftcap,         // x -> x = cap * tanh(x / cap)
+  kNorm,            // x -> y: of each group of columns by itself
+  kMatmul,          // x, [residual] -> y = activation(norm(x) W^T + b) + residual
+  kHeadMatmul,      // x -> y: of each head by its own matrix
+  kHeadCopy,        // x -> y: some columns of each head
+  kRope,            // x -> x: some columns of each head
+  kKvAppend,        // k, [v] -> : to the layer's pages
+  kAttention,       // q, [k, v of the new tokens] -> y: over the layer's pages
+  kSelectRows,      // x ... -> y ...: the rows that the result's row count names
+  kMeanParts,       // x -> y: the mean of the parts of a row, each as wide as y
+  kTilePosition,    // -> x: row of the picture's shape and the tile
+  kKeepRows,        // x -> x: an encoder's padding, and tokens that see no picture, become zeros
+  kCrossAttention,  // q -> y: over the pictures that the token sees; zeros where it sees none
+  kFill,            // -> x: one number
+  kActivation,      // gate_up (or up) -> y = activation(gate) * up
+  kResidualAdd,     // residual, x -> residual + scale * x
+  kGatedAdd,        // residual, x, gate -> residual + sigmoid(gate) * x; gate: [rows, 1]
+  kMoeRoute,        // x -> experts, weights: of each row's (token, expert) pairs
+  kMoeMatmul,       // x (rows or pairs), experts -> y (pairs)
+  kMoeCombine,      // pairs, weights, experts, [shared], [gate], [residual] -> y
+  kPool,            // x -> y: one row of each text
+  kRelu,            // x -> x
   // Where several ranks have a part of the model each.
   kAllReduce,    // x, [residual] -> x, or residual + x, [norm of that]; x: the sum of all ranks' x
   kAllGather,    // x -> y: all ranks' columns side by side
@@ -219,6 +223,19 @@ struct Attention {
   bool pictures = false;  // a picture's rows see all rows of their picture, where causal
 };
 
+// Over keys and values of CrossKvSpec `index`.
+struct CrossAttention {
+  int32_t num_heads = 0;
+  int32_t num_kv_heads = 0;
+  int32_t head_dim = 0;
+  float scale = 0;
+  int32_t index = 0;
+};
+
+struct Fill {
+  float value = 0;
+};
+
 struct ResidualAdd {
   float scale = 1;
 };
@@ -301,9 +318,9 @@ struct Megakernel {
 
 using Attributes =
     std::variant<std::monostate, VocabularyPart, Input, Scale, Softcap, SpanPart, MergeRows, Norm,
-                 Activation, Matmul, HeadMatmul, HeadCopy, Rope, KvAppend, Attention, ResidualAdd,
-                 AllReduce, MoeRoute, MoeMatmul, MoeCombine, Pool, QkRopeAppend, MoeExperts,
-                 MoeBlock, LatentPrefill, Megakernel>;
+                 Activation, Matmul, HeadMatmul, HeadCopy, Rope, KvAppend, Attention,
+                 CrossAttention, Fill, ResidualAdd, AllReduce, MoeRoute, MoeMatmul, MoeCombine,
+                 Pool, QkRopeAppend, MoeExperts, MoeBlock, LatentPrefill, Megakernel>;
 
 struct Op {
   OpKind kind = OpKind::kEmbed;
@@ -311,8 +328,8 @@ struct Op {
   std::vector<Operand> inputs;
   std::vector<Operand> outputs;
   Attributes attributes;
-  // Weights that stand for themselves: of kEmbed, kEmbedPosition, kGridPosition and kClassEmbed the
-  // table.
+  // Weights that stand for themselves: of kEmbed, kEmbedPosition, kGridPosition, kTilePosition and
+  // kClassEmbed the table.
   WeightId table;
   // Launch policy: the kernel may start while the one in front of it ends (programmatic dependent
   // launch); back ends without it ignore it.
