@@ -75,7 +75,7 @@ Status validate_layer(const DecoderSpec& spec, size_t index) {
                    !layer.experts)) {
     return invalid_argument("layer {}: cross attention reads pictures, without positions", index);
   }
-  if ((mlp.gelu || !a.causal) && !spec.patches) {
+  if ((mlp.gelu || !a.causal) && !spec.is_encoder()) {
     return error(
         StatusCode::kUnimplemented,
         "layer {}: attention without causality, and the GELU of encoders, are supported in "
@@ -236,6 +236,16 @@ int64_t head_parameters(const std::vector<PoolingSpec::HeadLayer>& layers, int64
   return count;
 }
 
+int64_t text_parameters(const TextsSpec& texts, int64_t hidden, int64_t inputs) {
+  int64_t count = norm_parameters(texts.norm, hidden) + texts.token_types * hidden;
+  for (const TextsSpec::HeadLayer& layer : texts.head) {
+    count += layer.outputs * (inputs + (layer.bias ? 1 : 0));
+    count += norm_parameters(layer.norm, layer.outputs);
+    inputs = layer.outputs;
+  }
+  return count;
+}
+
 int64_t patch_parameters(const PatchesSpec& patches, int64_t hidden) {
   const int64_t vectors = (patches.bias ? 1 : 0) + (patches.class_token ? 1 : 0);
   return hidden * (patches.features() + vectors) + norm_parameters(patches.norm, hidden);
@@ -367,11 +377,38 @@ Status validate_images(const DecoderSpec& spec) {
       parts, layers);
 }
 
+// A text's rows see each other and nothing else.
+Status validate_texts(const DecoderSpec& spec) {
+  const TextsSpec& texts = *spec.texts;
+  if (spec.patches || !spec.pooling || spec.images || spec.draft || !spec.stage.whole() ||
+      spec.tied_embeddings) {
+    return invalid_argument("an encoder of texts makes vectors of texts and nothing else");
+  }
+  if (texts.token_types < 0 || texts.first_position < 0 ||
+      (spec.learned_positions > 0 &&
+       int64_t{texts.first_position} + spec.context_length > spec.learned_positions)) {
+    return invalid_argument("{} positions from {} on do not hold texts of {} tokens",
+                            spec.learned_positions, texts.first_position, spec.context_length);
+  }
+  for (const LayerSpec& layer : spec.layers) {
+    const AttentionSpec& a = layer.attention;
+    const bool whole = !a.causal && !a.windowed && a.sliding_window == 0 && a.reach >= 0;
+    if (!whole || layer.experts || a.latent) {
+      return error(StatusCode::kUnimplemented,
+                   "an encoder of texts has attention to both sides and dense MLPs");
+    }
+    if (!texts.norms_of_sums || (layer.attention_output_norm && layer.mlp_output_norm)) continue;
+    return invalid_argument("a layer whose norms stand behind sums has two of them");
+  }
+  return Status();
+}
+
 Status validate_pooling(const DecoderSpec& spec) {
   if (spec.tied_embeddings) {
     return invalid_argument("a model that makes vectors has no head to tie to the embedding");
   }
-  if (!spec.final_norm) return invalid_argument("a model that makes vectors has a final norm");
+  if (!spec.final_norm && !spec.texts)
+    return invalid_argument("a model that makes vectors has a final norm");
   for (const PoolingSpec::HeadLayer& layer : spec.pooling->head) {
     if (layer.outputs < 1)
       return invalid_argument("'{}' has {} outputs", layer.name, layer.outputs);
@@ -411,6 +448,8 @@ Status validate_draft(const DecoderSpec& spec) {
 
 int32_t DecoderSpec::pooled_size() const {
   if (!pooling) return 0;
+  if (texts && !texts->head.empty()) return texts->head.back().outputs;
+  if (texts && projector) return projector->layers.back().outputs;
   return pooling->head.empty() ? hidden_size : pooling->head.back().outputs;
 }
 
@@ -437,6 +476,10 @@ int64_t DecoderSpec::num_parameters() const {
     count += norm_parameters(tiles->joint->norm, hidden_size) +
              int64_t{tiles->num_positions()} * hidden_size;
   if (patches) count += patch_parameters(*patches, hidden_size);
+  if (texts) {
+    const int32_t inputs = projector ? projector->layers.back().outputs : hidden_size;
+    count += text_parameters(*texts, hidden_size, inputs);
+  }
   count += norm_parameters(final_norm, hidden_size) + int64_t{learned_positions} * hidden_size;
   for (const LayerSpec& layer : layers) count += layer_parameters(layer, hidden_size);
   return count;
@@ -456,6 +499,7 @@ Status validate(const DecoderSpec& spec) {
   if (spec.layers.empty()) return invalid_argument("num_hidden_layers must be positive");
   if (spec.pooling) ESP_RETURN_IF_ERROR(validate_pooling(spec));
   if (spec.patches) ESP_RETURN_IF_ERROR(validate_patches(spec));
+  if (spec.texts) ESP_RETURN_IF_ERROR(validate_texts(spec));
   if (spec.draft) ESP_RETURN_IF_ERROR(validate_draft(spec));
   if (spec.images) ESP_RETURN_IF_ERROR(validate_images(spec));
   for (const RopeSpec& rope : spec.ropes) ESP_RETURN_IF_ERROR(validate_rope(rope));

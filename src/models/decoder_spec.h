@@ -1,5 +1,6 @@
 // A transformer as data: what a family's file makes from config.json, and all that the forward pass
-// and the loader know of a model. It is a decoder, or (PatchesSpec) the encoder of its pictures.
+// and the loader know of a model. It is a decoder, or (PatchesSpec) the encoder of its pictures, or
+// (TextsSpec) an encoder of texts.
 // Plain values; anyone may copy and change one (tests do, to see a golden fail).
 //
 //   x = embedding_scale * embedding[token] (+ position_embedding[position])
@@ -115,6 +116,7 @@ struct AttentionSpec {
   float softcap = 0;            // scores become softcap * tanh(score / softcap); 0: none
   bool causal = true;           // false: a query sees all of its picture, and nothing is cached
   bool windowed = false;        // where not causal: it sees its window alone (PatchesSpec::window)
+  int32_t reach = 0;            // where not causal: rows seen on either side; 0: all
   bool sinks = false;           // each head has a score that takes part in the softmax, valueless
   std::optional<LatentSpec> latent;
   // Queries alone are the layer's own: keys and values are those of the pictures that a token sees
@@ -134,7 +136,7 @@ struct MlpSpec {
   kernels::Activation activation = kernels::Activation::kSilu;
   bool gated = true;
   float activation_limit = 0;         // kClampedSwiglu
-  std::optional<kernels::Gelu> gelu;  // instead of `activation`; of encoders, without a gate
+  std::optional<kernels::Gelu> gelu;  // instead of `activation`; of encoders
 };
 
 // The layer's MLP is a set of experts, each an MlpSpec, that a router selects and weighs; and an
@@ -207,8 +209,9 @@ struct WeightNames {
   std::string hidden_norm;      // the next
   std::string patch_embedding;  // a convolution, [hidden, channels, patch, patch]
   std::string class_embedding;  // whole
-  std::string embedding_norm;   // of PatchesSpec, or of DraftSpec
+  std::string embedding_norm;   // of PatchesSpec, TextsSpec or DraftSpec
   std::string position_embedding;
+  std::string type_embedding;
   bool whole_positions = false;  // position_embedding is whole
   std::string attention_output_norm;
   std::string mlp_output_norm;
@@ -258,6 +261,10 @@ struct PoolingSpec {
   enum class Kind : uint8_t {
     kLast,  // the last token's row
     kMean,  // the mean over all tokens: nothing of such a text comes from the cache
+    // Of encoders of texts alone:
+    kFirst,  // the first token's row, [CLS]
+    kMax,    // the largest of each column over all tokens
+    kEach,   // every token's row is a vector of its own (late interaction)
   };
   // y = x W^T + b; between two layers stands ReLU.
   struct HeadLayer {
@@ -284,6 +291,38 @@ struct SoundSpec {
   std::string stem;        // the first convolution's tensors, before ".weight" and ".bias"
 
   int32_t rows_max() const { return frames_max / 2; }
+};
+
+// Of an encoder of texts (BERT, Devlin et al. 2018): a text is a sequence whose rows see each
+// other,
+//   x = norm(embedding[token] + position_embedding[first_position + i] + type_embedding[type])
+// A text's rows pass the projector, if there is one, are pooled (PoolingSpec), and pass the head.
+struct TextsSpec {
+  // A layer of the head, computed in float32 on the host: norm(activation(x W^T + b)).
+  struct HeadLayer {
+    enum class Activation : uint8_t { kNone, kTanh, kGelu, kRelu };
+    std::string name;  // of its tensors, before ".weight" and ".bias"
+    int32_t outputs = 0;
+    bool bias = true;
+    Activation activation = Activation::kNone;
+    std::optional<NormSpec> norm = {};
+    std::string norm_name = {};
+    std::string folder = {};  // within the model's, of sentence-transformers' Dense; empty: itself
+  };
+  int32_t token_types = 0;     // rows of the type embedding; 0: there is none
+  int32_t first_position = 0;  // row of a text's first token: RoBERTa's are behind the padding's
+  std::optional<NormSpec> norm;
+  // Norms stand behind sums: x = norm(x + block(x)). attention_output_norm and mlp_output_norm are
+  // those norms then.
+  bool norms_of_sums = false;
+  std::vector<HeadLayer> head;
+  // What is scored is a pair of texts (a cross-encoder), and by which function of its output.
+  bool pairs = false;
+  bool sigmoid = false;
+  // Of late interaction (ColBERT, Khattab and Zaharia 2020): tokens put behind [CLS] of a query and
+  // of a document, [MASK], to which queries are filled up, and their length then (0: they are not).
+  std::string query_mark, document_mark;
+  int32_t query_length = 0;
 };
 
 // What an encoder reads in place of tokens: a picture's patches, row by row (Dosovitskiy et al.
@@ -496,6 +535,7 @@ struct DecoderSpec {
   std::vector<TokenId> eos_ids;               // sorted
   std::optional<PoolingSpec> pooling;         // there is no head over the vocabulary then
   std::optional<PatchesSpec> patches;         // it is an encoder: no vocabulary
+  std::optional<TextsSpec> texts;             // it is an encoder of texts, with a `pooling`
   std::optional<ProjectorSpec> projector;     // of an encoder
   std::optional<TilesSpec> tiles;             // of an encoder
   std::optional<ImagesSpec> images;           // of a decoder beside an encoder
@@ -510,6 +550,7 @@ struct DecoderSpec {
   StageSpec stage;
   WeightNames names;
 
+  bool is_encoder() const { return patches.has_value() || texts.has_value(); }
   int64_t num_parameters() const;
   // Of a picture's row in a prompt: its embedding and its parts.
   int64_t span_width() const {

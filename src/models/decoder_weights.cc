@@ -54,6 +54,11 @@ class Loader {
     }
     if (spec_.patches) ESP_RETURN_IF_ERROR(load_patches(layout, weights));
     ESP_RETURN_IF_ERROR(read_.table(layout.position_embedding, weights.position_embedding));
+    ESP_RETURN_IF_ERROR(read_.table(layout.type_embedding, weights.type_embedding));
+    if (spec_.texts) {
+      ESP_RETURN_IF_ERROR(
+          read_.norm(spec_.texts->norm, layout.embedding_norm, weights.embedding_norm));
+    }
     ESP_RETURN_IF_ERROR(read_.matrix(layout.head, weights.head));
     ESP_RETURN_IF_ERROR(read_.matrix(layout.draft_input, weights.draft_input));
     if (spec_.draft && spec_.draft->is_mtp()) {
@@ -272,7 +277,8 @@ int64_t bytes_of(const LayerWeights& layer) {
 }  // namespace
 
 int64_t DecoderWeights::size_bytes() const {
-  return static_cast<int64_t>(embedding.size_bytes() + position_embedding.size_bytes()) +
+  return static_cast<int64_t>(embedding.size_bytes() + position_embedding.size_bytes() +
+                              type_embedding.size_bytes()) +
          bytes_of(quantized_embedding) + bytes_of(head) + bytes_of(draft_input) +
          bytes_of_all(pooling_head) + bytes_of_all(projector) + bytes_of(patch_embedding) +
          bytes_of(patch_embedding_bias) + bytes_of(class_embedding) + bytes_of(line_end) +

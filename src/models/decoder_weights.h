@@ -104,6 +104,7 @@ struct DecoderWeights {
   std::vector<float> line_end;                               // [outputs of the projector], or empty
   NormWeights embedding_norm;                                // [hidden]
   Buffer position_embedding;                                 // [learned_positions, hidden]
+  Buffer type_embedding;                                     // [token_types, hidden]
   kernels::PackedMatrix draft_input;  // of a draft head: 3 hidden (MTP: 2) -> hidden
   std::vector<LayerWeights> layers;
   NormWeights final_norm;      // [hidden]

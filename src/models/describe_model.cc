@@ -43,8 +43,11 @@ ModelInfo describe_model(const DecoderSpec& spec) {
     info.pooled = PooledInfo{.size = spec.pooled_size(),
                              .all_tokens = spec.pooling->kind == PoolingSpec::Kind::kMean,
                              .normalize = spec.pooling->normalize,
-                             .is_scores = !spec.pooling->head.empty(),
-                             .labels = spec.pooling->labels};
+                             .is_scores = !spec.pooling->labels.empty(),
+                             .labels = spec.pooling->labels,
+                             .each_token = spec.pooling->kind == PoolingSpec::Kind::kEach,
+                             .pairs = spec.texts && spec.texts->pairs,
+                             .sigmoid = spec.texts && spec.texts->sigmoid};
   }
   return info;
 }

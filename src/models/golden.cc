@@ -202,6 +202,17 @@ PooledGolden read_pooled(const std::filesystem::path& folder) {
   return golden;
 }
 
+std::vector<EncodedText> read_encoded_texts(const std::filesystem::path& folder) {
+  const auto file = SafetensorsFile::open(folder / "reference.safetensors");
+  ESP_CHECK(file.has_value(), "{}", file.error().message());
+  std::vector<EncodedText> texts;
+  for (int i = 0; find(*file, fmt::format("ids_{}", i)) != nullptr; ++i) {
+    texts.push_back({ids(*file, fmt::format("ids_{}", i)), ids(*file, fmt::format("types_{}", i)),
+                     floats(*file, fmt::format("vector_{}", i))});
+  }
+  return texts;
+}
+
 KvMemory::KvMemory(const ModelInfo& info, KvType type, int32_t page_size, int32_t num_tokens,
                    Rng& rng) {
   view_.page_size = page_size;

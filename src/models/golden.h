@@ -49,6 +49,15 @@ struct PooledGolden {
 };
 PooledGolden read_pooled(const std::filesystem::path& folder);
 
+// A folder of tests/golden/texts: texts, the types of their tokens, and what transformers makes of
+// them: vectors, scores, or a vector of each token.
+struct EncodedText {
+  std::vector<TokenId> tokens;
+  std::vector<int32_t> types;
+  std::vector<float> vector;
+};
+std::vector<EncodedText> read_encoded_texts(const std::filesystem::path& folder);
+
 // tests/golden/insides, of some of the models: a greedy answer of 8 tokens, and the hidden states
 // of its prompt and of all its tokens but the last.
 struct HiddenStates {

@@ -220,6 +220,12 @@ Result<std::unique_ptr<Model>> load_with_pool(const ModelLoadOptions& options, W
                                               RankGroup* group) {
   ESP_ASSIGN_OR_RETURN(auto plan, plan_model(options));
   auto& [spec, type, weights] = plan;
+  if (spec.texts) {
+    return fail(error(StatusCode::kUnimplemented,
+                      "{} is an encoder of texts, whose rows see each other: it does not generate, "
+                      "and is no part of another model",
+                      spec.architecture));
+  }
   ESP_RETURN_IF_ERROR(check_cpu_types(spec, weights));
   if (options.format == LoadFormat::kDummy) {
     const auto open = [&](Ranks, WorkPool& threads) -> std::unique_ptr<WeightSource> {

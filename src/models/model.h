@@ -33,6 +33,10 @@ struct PooledInfo {
   bool normalize = false;           // to length 1
   bool is_scores = false;           // of a head for classification or reward, not an embedding
   std::vector<std::string> labels;  // [size] of scores, where the model names them
+  // Of encoders of texts, whose rows of a text see each other:
+  bool each_token = false;  // every token has a vector (late interaction)
+  bool pairs = false;       // scores are of a query and a document as a pair (a cross-encoder)
+  bool sigmoid = false;     // of a pair's one score, which then is between 0 and 1
 };
 
 // Of a model that reads pictures.

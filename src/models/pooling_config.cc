@@ -31,7 +31,7 @@ Result<int32_t> read_num_labels(const JsonObject& config, int64_t otherwise) {
   return static_cast<int32_t>(count);
 }
 
-Result<std::vector<std::string>> read_labels(const JsonObject& config, int32_t count) {
+Result<std::vector<std::string>> name_labels(const JsonObject& config, int32_t count) {
   std::vector<std::string> names;
   for (int32_t i = 0; i < count; ++i) names.push_back(fmt::format("LABEL_{}", i));
   if (!config.has("id2label")) return names;
@@ -53,8 +53,23 @@ Status refuse_both_sides(const JsonObject& config) {
                config.name(), causal ? "use_bidirectional_attention" : "is_causal");
 }
 
+struct NamedKind {
+  std::string_view name;
+  PoolingSpec::Kind kind;
+  bool of_encoders;  // of texts, alone
+};
+constexpr NamedKind kPoolingKinds[] = {
+    {"lasttoken", PoolingSpec::Kind::kLast, false},
+    {"mean_tokens", PoolingSpec::Kind::kMean, false},
+    {"mean", PoolingSpec::Kind::kMean, false},
+    {"cls_token", PoolingSpec::Kind::kFirst, true},
+    {"cls", PoolingSpec::Kind::kFirst, true},
+    {"max_tokens", PoolingSpec::Kind::kMax, true},
+    {"max", PoolingSpec::Kind::kMax, true},
+};
+
 // The Pooling module's config.json names the ways that are switched on.
-Result<PoolingSpec::Kind> read_kind(const std::filesystem::path& path) {
+Result<PoolingSpec::Kind> read_kind(const std::filesystem::path& path, bool of_encoder) {
   ESP_ASSIGN_OR_RETURN(const JsonObject config, JsonObject::read(path));
   constexpr std::string_view kPrefix = "pooling_mode_";
   std::vector<std::string> modes;
@@ -66,22 +81,46 @@ Result<PoolingSpec::Kind> read_kind(const std::filesystem::path& path) {
   if (config.has("pooling_mode")) {
     ESP_ASSIGN_OR_RETURN(modes.emplace_back(), config.string("pooling_mode"));
   }
-  if (modes.size() == 1 && modes[0] == "lasttoken") return PoolingSpec::Kind::kLast;
-  if (modes.size() == 1 && (modes[0] == "mean_tokens" || modes[0] == "mean")) {
-    return PoolingSpec::Kind::kMean;
+  std::string found, known;
+  for (const NamedKind& named : kPoolingKinds) {
+    if (named.of_encoders && !of_encoder) continue;
+    if (modes.size() == 1 && modes[0] == named.name) return named.kind;
+    if (named.name.find('_') != std::string_view::npos || named.kind == PoolingSpec::Kind::kLast)
+      known += (known.empty() ? "" : ", ") + std::string(named.name);
   }
-  std::string found;
   for (const std::string& mode : modes) found += (found.empty() ? "" : ", ") + mode;
   return fail(error(StatusCode::kUnimplemented,
-                    "{}: the pooling is '{}'; lasttoken and mean_tokens are supported, one of them",
-                    path.string(), found));
+                    "{}: the pooling is '{}'; supported are {}, one of them", path.string(), found,
+                    known));
+}
+
+Result<TextsSpec::HeadLayer> read_dense(const std::filesystem::path& folder,
+                                        const std::string& at) {
+  using Activation = TextsSpec::HeadLayer::Activation;
+  ESP_ASSIGN_OR_RETURN(const JsonObject config, JsonObject::read(folder / at / "config.json"));
+  TextsSpec::HeadLayer layer{.name = "linear", .folder = at};
+  ESP_ASSIGN_OR_RETURN(const int64_t outputs, config.integer("out_features", 1, 1 << 20));
+  layer.outputs = static_cast<int32_t>(outputs);
+  ESP_ASSIGN_OR_RETURN(layer.bias, config.boolean_or("bias", true));
+  ESP_ASSIGN_OR_RETURN(const std::string name,
+                       config.string_or("activation_function", "torch.nn.modules.activation.Tanh"));
+  for (const auto& [known, activation] :
+       {std::pair{"Identity", Activation::kNone}, std::pair{"Tanh", Activation::kTanh},
+        std::pair{"ReLU", Activation::kRelu}, std::pair{"GELU", Activation::kGelu}}) {
+    if (!name.ends_with(std::string(".") + known)) continue;
+    layer.activation = activation;
+    return layer;
+  }
+  return fail(config.field_error("activation_function",
+                                 "is '" + name + "'; known are Identity, Tanh, ReLU and GELU"));
 }
 
 // "Pooling" of "sentence_transformers.models.Pooling".
 std::string_view last_part(std::string_view type) { return type.substr(type.rfind('.') + 1); }
 
 Status follow_modules(const std::filesystem::path& folder, const JsonObject& list,
-                      PoolingSpec& pooling) {
+                      DecoderSpec& spec) {
+  PoolingSpec& pooling = *spec.pooling;
   ESP_ASSIGN_OR_RETURN(const std::vector<JsonObject> modules, list.objects("modules"));
   pooling.normalize = false;
   bool pools = false;
@@ -93,16 +132,43 @@ Status follow_modules(const std::filesystem::path& folder, const JsonObject& lis
       pooling.normalize = true;
     } else if (kind == "Pooling") {
       ESP_ASSIGN_OR_RETURN(const std::string at, module.string("path"));
-      ESP_ASSIGN_OR_RETURN(pooling.kind, read_kind(folder / at / "config.json"));
+      ESP_ASSIGN_OR_RETURN(pooling.kind,
+                           read_kind(folder / at / "config.json", spec.texts.has_value()));
       pools = true;
+    } else if (kind == "Dense" && pools && !pooling.normalize && spec.texts) {
+      ESP_ASSIGN_OR_RETURN(const std::string at, module.string("path"));
+      ESP_ASSIGN_OR_RETURN(spec.texts->head.emplace_back(), read_dense(folder, at));
     } else {
       return error(StatusCode::kUnimplemented,
-                   "{}: the module '{}' is not supported; Transformer, Pooling and Normalize are",
-                   module.name(), type);
+                   "{}: the module '{}' is not supported{}; Transformer, Pooling, {}and Normalize "
+                   "are",
+                   module.name(), type, kind == "Dense" && spec.texts ? " at its place" : "",
+                   spec.texts ? "Dense " : "");
     }
   }
   if (pools) return Status();
   return invalid_argument("{}: there is no Pooling among the modules", list.name());
+}
+
+// Of a folder that sentence-transformers or ColBERT wrote.
+Status read_text_settings(const std::filesystem::path& folder, DecoderSpec& spec) {
+  if (const auto path = folder / "sentence_bert_config.json";
+      std::filesystem::is_regular_file(path)) {
+    ESP_ASSIGN_OR_RETURN(const JsonObject config, JsonObject::read(path));
+    const int64_t own = spec.context_length;
+    ESP_ASSIGN_OR_RETURN(const int64_t most, config.integer_or("max_seq_length", own, 1, 1 << 26));
+    spec.context_length = static_cast<int32_t>(std::min(own, most));
+  }
+  if (spec.pooling->kind != PoolingSpec::Kind::kEach) return Status();
+  const auto path = folder / "artifact.metadata";
+  if (!std::filesystem::is_regular_file(path)) return Status();
+  ESP_ASSIGN_OR_RETURN(const JsonObject config, JsonObject::read(path));
+  ESP_ASSIGN_OR_RETURN(const int64_t width,
+                       config.integer_or("dim", spec.projector->layers[0].outputs, 1, 1 << 16));
+  spec.projector->layers[0].outputs = static_cast<int32_t>(width);
+  ESP_ASSIGN_OR_RETURN(spec.texts->query_mark, config.string_or("query_token_id", ""));
+  ESP_ASSIGN_OR_RETURN(spec.texts->document_mark, config.string_or("doc_token_id", ""));
+  return Status();
 }
 
 void drop_generating_head(DecoderSpec& spec) {
@@ -120,22 +186,25 @@ PooledArchitecture pooled_architecture(std::string_view architecture) {
   return {};
 }
 
+Result<std::vector<std::string>> read_labels(const JsonObject& config, int64_t otherwise) {
+  ESP_ASSIGN_OR_RETURN(const int32_t count, read_num_labels(config, otherwise));
+  return name_labels(config, count);
+}
+
 Status set_pooling(const JsonObject& config, PooledUse use, DecoderSpec& spec) {
   ESP_RETURN_IF_ERROR(refuse_both_sides(config));
   PoolingSpec pooling;
   if (use == PooledUse::kModel) {
     pooling.normalize = true;
   } else if (use == PooledUse::kClasses) {
-    ESP_ASSIGN_OR_RETURN(const int32_t count, read_num_labels(config, 2));
-    pooling.head = {{"score", count}};
+    ESP_ASSIGN_OR_RETURN(pooling.labels, read_labels(config, 2));
+    pooling.head = {{"score", static_cast<int32_t>(pooling.labels.size())}};
   } else {
     // Qwen 2.5 Math RM: one number unless config.json says otherwise.
     ESP_ASSIGN_OR_RETURN(const int64_t count, config.integer_or("num_labels", 1, 1, kMaxLabels));
     pooling.head = {{"score.0", spec.hidden_size, true},
                     {"score.2", static_cast<int32_t>(count), true}};
-  }
-  if (!pooling.head.empty()) {
-    ESP_ASSIGN_OR_RETURN(pooling.labels, read_labels(config, pooling.head.back().outputs));
+    ESP_ASSIGN_OR_RETURN(pooling.labels, name_labels(config, static_cast<int32_t>(count)));
   }
   drop_generating_head(spec);
   spec.pooling = std::move(pooling);
@@ -144,7 +213,9 @@ Status set_pooling(const JsonObject& config, PooledUse use, DecoderSpec& spec) {
 
 Status set_pooling_modules(const std::filesystem::path& folder, const JsonObject& config,
                            bool forced, DecoderSpec& spec) {
-  if (spec.pooling && !spec.pooling->head.empty()) return Status();
+  if (spec.texts) ESP_RETURN_IF_ERROR(read_text_settings(folder, spec));
+  if (spec.pooling && !spec.pooling->labels.empty()) return Status();
+  if (spec.pooling && spec.pooling->kind == PoolingSpec::Kind::kEach) return Status();
   const std::filesystem::path path = folder / "modules.json";
   const bool has_modules = std::filesystem::is_regular_file(path);
   if (!has_modules && !forced) return Status();
@@ -154,7 +225,7 @@ Status set_pooling_modules(const std::filesystem::path& folder, const JsonObject
   // The file is a list; JsonObject reads objects.
   ESP_ASSIGN_OR_RETURN(const JsonObject list,
                        JsonObject::parse("{\"modules\":" + text + "}", path.string()));
-  return follow_modules(folder, list, *spec.pooling);
+  return follow_modules(folder, list, spec);
 }
 
 }  // namespace espalier

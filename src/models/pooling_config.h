@@ -26,13 +26,18 @@ struct PooledArchitecture {
 };
 PooledArchitecture pooled_architecture(std::string_view architecture);
 
+// id2label's names, or LABEL_0 ...; their number is num_labels, else id2label's, else `otherwise`.
+Result<std::vector<std::string>> read_labels(const JsonObject& config, int64_t otherwise);
+
 // Makes `spec`, that of the family's generating model, one that makes vectors. Refuses attention
 // to both sides by name.
 Status set_pooling(const JsonObject& config, PooledUse use, DecoderSpec& spec);
 
 // Follows the folder's modules.json, where there is one, in a model that has no head for scores:
-// its Pooling, whether it normalises. Refuses by name what is not done (other poolings, dense
-// layers). `forced`: also a generating architecture without modules.json makes embeddings.
+// its Pooling, whether it normalises, of encoders of texts its Dense layers. Refuses by name what
+// is not done (other poolings and modules). Of encoders of texts also sentence_bert_config.json's
+// longest text, and ColBERT's artifact.metadata. `forced`: also a generating architecture without
+// modules.json makes embeddings.
 Status set_pooling_modules(const std::filesystem::path& folder, const JsonObject& config,
                            bool forced, DecoderSpec& spec);
 

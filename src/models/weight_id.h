@@ -17,6 +17,7 @@ enum class WeightKind : uint8_t {
   kClassEmbedding,       // [hidden]
   kEmbeddingNorm,        // [hidden]
   kPositionEmbedding,    // [learned_positions, hidden]
+  kTypeEmbedding,        // [token_types, hidden]
   kInputNorm,            // [hidden]
   kQkv,                  // [q_dim + 2 kv_dim, hidden]
   kQkvBias,              // [q_dim + 2 kv_dim]

@@ -343,6 +343,8 @@ const MatrixLayout* find_matrix(const WeightLayout& layout, WeightId id) {
       return layout.embedding.empty() ? &layout.head : &layout.embedding;
     case WeightKind::kPositionEmbedding:
       return &layout.position_embedding;
+    case WeightKind::kTypeEmbedding:
+      return &layout.type_embedding;
     case WeightKind::kHead:
       return &layout.head;
     case WeightKind::kPoolingHead:
@@ -411,6 +413,12 @@ WeightLayout weight_layout(const DecoderSpec& spec) {
     if (names.whole_positions) out.position_embedding.blocks[0].name = names.position_embedding;
   }
   if (spec.tiles && spec.tiles->joint) add_joint_tiles(spec, out);
+  if (spec.texts && spec.texts->token_types > 0) {
+    out.type_embedding = table(names.type_embedding, spec.texts->token_types);
+    out.type_embedding.precision = Precision::kUnrounded;
+  }
+  if (spec.texts && spec.texts->norm)
+    out.embedding_norm = whole_norm(*spec.texts->norm, names.embedding_norm, spec.hidden_size);
   for (int32_t i = 0; i < static_cast<int32_t>(spec.layers.size()); ++i) {
     out.layers.push_back(Layer(spec, i).layout());
   }

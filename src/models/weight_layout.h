@@ -149,6 +149,7 @@ struct WeightLayout {
   VectorLayout line_end;              // [outputs of the projector]
   VectorLayout embedding_norm;        // [hidden]
   MatrixLayout position_embedding;    // [learned_positions, hidden]
+  MatrixLayout type_embedding;        // [token_types, hidden]
   MatrixLayout head;                  // hidden -> vocab; empty where a text becomes a vector
   std::vector<PoolingLayout> pooling_head;
   std::vector<PoolingLayout> projector;  // of an encoder, and behind it those of DeepstackSpecs

@@ -105,6 +105,12 @@ struct GenerateRequest {
   // them. `sampling` counts for nothing then.
   bool embed = false;
   int32_t dimensions = 0;  // of an embedding: its first so many numbers; 0: all
+  // With `embed`, of models whose rows of a text see each other (PooledInfo):
+  std::optional<std::string> text_pair = {};  // behind `text`, as the tokenizer joins two texts
+  enum class TextRole : uint8_t { kNone, kQuery, kDocument };
+  TextRole text_role = TextRole::kNone;  // of late interaction
+  // A longer text is cut to so many tokens; -1: to the model's most; 0: it is refused.
+  int32_t truncate_to = 0;
 };
 
 // Called on the engine's scheduler thread, in order, never concurrently for one request, the last

@@ -33,6 +33,9 @@ void gelu(CpuBackend& backend, const GeluArgs& args) {
       } else {
         quick_row(backend.table(), x, y, args.dim);
       }
+      if (args.up == nullptr) continue;
+      const float* const up = args.up + row * args.up_stride;
+      for (int64_t i = 0; i < args.dim; ++i) y[i] *= up[i];
     }
   };
   share_rows(backend, args.rows, args.dim, rows);

@@ -67,6 +67,18 @@
 #define ESPALIER_VIDEO_ENCODERS(ROW) \
   ROW(LlavaNextVideoForConditionalGeneration, make_llava_next_video_frames)
 
+// Encoders of texts, each with the function that reads its config.json.
+#define ESPALIER_TEXT_ENCODERS(ROW)                           \
+  ROW(BertModel, make_bert_spec)                              \
+  ROW(BertForSequenceClassification, make_bert_spec)          \
+  ROW(HF_ColBERT, make_bert_spec)                             \
+  ROW(RobertaModel, make_roberta_spec)                        \
+  ROW(RobertaForSequenceClassification, make_roberta_spec)    \
+  ROW(XLMRobertaModel, make_roberta_spec)                     \
+  ROW(XLMRobertaForSequenceClassification, make_roberta_spec) \
+  ROW(ModernBertModel, make_modernbert_spec)                  \
+  ROW(ModernBertForSequenceClassification, make_modernbert_spec)
+
 namespace espalier {
 
 struct Family {
@@ -76,6 +88,9 @@ struct Family {
 
 // All of them, in the table's order.
 std::span<const Family> families();
+
+// Whether that is an encoder of texts (models/text_encoder.h).
+bool names_text_encoder(std::string_view architecture);
 
 // The spec of the family that config.json's `architectures` names, validated. kUnimplemented, with
 // the list of those known, for another; kInvalidArgument with the field's name for a bad value.
@@ -92,6 +107,7 @@ Result<std::optional<DecoderSpec>> make_video_encoder_spec(const JsonObject& con
 ESPALIER_FAMILIES(ESPALIER_DECLARE)
 ESPALIER_ENCODERS(ESPALIER_DECLARE)
 ESPALIER_VIDEO_ENCODERS(ESPALIER_DECLARE)
+ESPALIER_TEXT_ENCODERS(ESPALIER_DECLARE)
 #undef ESPALIER_DECLARE
 
 }  // namespace espalier

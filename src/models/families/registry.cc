@@ -22,6 +22,12 @@ constexpr Family kVideoEncoders[] = {
 #undef ESPALIER_ROW
 };
 
+constexpr Family kTextEncoders[] = {
+#define ESPALIER_ROW(architecture, make) {#architecture, make},
+    ESPALIER_TEXT_ENCODERS(ESPALIER_ROW)
+#undef ESPALIER_ROW
+};
+
 constexpr Family kFamilies[] = {
 #define ESPALIER_ROW(architecture, make) {#architecture, make},
     ESPALIER_FAMILIES(ESPALIER_ROW)
@@ -70,6 +76,11 @@ Result<std::optional<DecoderSpec>> make_video_encoder_spec(const JsonObject& con
   return make_one_of(kVideoEncoders, config);
 }
 
+bool names_text_encoder(std::string_view architecture) {
+  return std::ranges::find(kTextEncoders, architecture, &Family::architecture) !=
+         std::end(kTextEncoders);
+}
+
 std::span<const Family> families() { return kFamilies; }
 
 Result<DecoderSpec> make_decoder_spec(const JsonObject& config) {
@@ -82,7 +93,10 @@ Result<DecoderSpec> make_decoder_spec(const JsonObject& config) {
       return make_spec(family, config, name, pooled.use);
     }
   }
+  for (const Family& family : kTextEncoders)
+    if (name == family.architecture) return make_spec(family, config, name, PooledUse::kNone);
   std::vector<std::string_view> known;
+  for (const Family& family : kTextEncoders) known.push_back(family.architecture);
   for (const Family& family : kFamilies) known.push_back(family.architecture);
   return fail(error(StatusCode::kUnimplemented,
                     "{}: the architecture '{}' is not known; those that are: {}; and each of these "

@@ -17,6 +17,7 @@ Arity arity_of(OpKind kind) {
   switch (kind) {
     case OpKind::kEmbed:
     case OpKind::kEmbedPosition:
+    case OpKind::kEmbedType:
     case OpKind::kGridPosition:
     case OpKind::kPatches:
     case OpKind::kInput:

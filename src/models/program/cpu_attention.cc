@@ -94,6 +94,10 @@ void run_attention(CpuContext& context, const Op& op) {
     const PictureRows& rows = context.picture_rows(count, a.sliding_window);
     entries = rows.entries();
     windows = rows.windows();
+  } else if (a.reach > 0) {
+    const auto rows = context.rows_within(count, a.reach);
+    entries = rows.entries;
+    windows = rows.windows;
   } else {
     entries = a.causal ? context.entries(count) : context.each_row(count, a.windowed);
   }

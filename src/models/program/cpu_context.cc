@@ -73,7 +73,8 @@ Status CpuContext::reserve(int32_t max_tokens, int32_t max_entries, int64_t outp
   ESP_RETURN_IF_ERROR(reserve_linear());
   wanted_.reserve(static_cast<size_t>(max_entries));
   adapters_.reserve(static_cast<size_t>(max_entries));
-  if (spec_.patches) inputs_.rows.reserve(static_cast<size_t>(max_tokens));
+  if (spec_.is_encoder()) inputs_.rows.reserve(static_cast<size_t>(max_tokens));
+  if (spec_.texts) inputs_.reaches.reserve(static_cast<size_t>(max_tokens));
   if (spec_.images && spec_.images->bidirectional)
     inputs_.pictures.reserve(static_cast<size_t>(max_tokens));
   tokens_.reserve(max_tokens, collective_ != nullptr);
@@ -172,6 +173,23 @@ std::span<const BatchEntry> CpuContext::each_row(RowCount count, bool windowed) 
     }
   }
   return inputs_.rows;
+}
+
+CpuContext::ReachingRows CpuContext::rows_within(RowCount count, int32_t reach) {
+  inputs_.rows.clear();
+  inputs_.reaches.clear();
+  for (const BatchEntry& entry : entries(count)) {
+    const int32_t first = entry.prefix_len, last = first + entry.num_query_tokens - 1;
+    BatchEntry row = entry;
+    row.num_query_tokens = 1;
+    for (int32_t at = first; at <= last; ++at) {
+      row.query_begin = entry.query_begin + at - first;
+      row.prefix_len = std::min(last, at + reach);
+      inputs_.rows.push_back(row);
+      inputs_.reaches.push_back(row.prefix_len - std::max(0, at - reach) + 1);
+    }
+  }
+  return {inputs_.rows, inputs_.reaches};
 }
 
 const PictureRows& CpuContext::picture_rows(RowCount count, int32_t sliding_window) {

@@ -46,6 +46,7 @@ struct GivenRows {
   // the first ones, are no padding.
   std::span<const int32_t> tiles;
   int64_t num_kept = 0;
+  std::span<const int32_t> types;                // [tokens], of kEmbedType; or empty
   CpuView states;
   std::span<const int32_t> state_rows;  // of each token its row of `states`
   CpuView embeddings;                   // a row for each token
@@ -95,6 +96,13 @@ class CpuContext {
   // The same rows, each as an entry at the last position of its own entry, so that causal attention
   // lets it see all of that entry, or of its window. REQUIRES: the spec is an encoder's.
   std::span<const BatchEntry> each_row(RowCount count, bool windowed);
+  // The same where a row sees `reach` rows on either side, with the windows that attention has
+  // then.
+  struct ReachingRows {
+    std::span<const BatchEntry> entries;
+    std::span<const int32_t> windows;
+  };
+  ReachingRows rows_within(RowCount count, int32_t reach);
   // The same rows where a picture's rows see each other. REQUIRES: the pictures of a step are in it
   // to their last rows.
   const PictureRows& picture_rows(RowCount count, int32_t sliding_window);
@@ -128,7 +136,8 @@ class CpuContext {
   std::span<const int32_t> output_rows_;
   struct Inputs {
     GivenRows given;
-    std::vector<BatchEntry> rows;  // of each_row()
+    std::vector<BatchEntry> rows;  // of each_row() and rows_within()
+    std::vector<int32_t> reaches;  // of rows_within()
     PictureRows pictures;
   };
   Inputs inputs_;

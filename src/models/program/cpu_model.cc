@@ -18,8 +18,8 @@ constexpr int64_t kLogitBlock = 32;
 
 // linear_silu_mul() takes no bias.
 bool gemm_takes(const Matmul& matmul, const Activation& activation) {
-  return !matmul.adapters && activation.gated && activation.kind == kernels::Activation::kSilu &&
-         !matmul.bias;
+  return !matmul.adapters && activation.gated && !activation.gelu &&
+         activation.kind == kernels::Activation::kSilu && !matmul.bias;
 }
 
 ModelInfo describe(const DecoderSpec& spec, const DecoderWeights& weights) {

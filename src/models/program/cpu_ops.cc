@@ -128,6 +128,16 @@ void run_fill(CpuContext& context, const Op& op) {
       [&](int64_t at, int64_t count) { std::fill_n(x.data + at, count, op.as<Fill>().value); });
 }
 
+void run_embed_type(CpuContext& context, const Op& op) {
+  const CpuView out = context.view(op.outputs[0]);
+  kernels::gather_rows(context.backend(), {.table = context.weights().type_embedding.data(),
+                                           .type = context.weights().type,
+                                           .dim = context.spec().hidden_size,
+                                           .ids = context.given().types,
+                                           .out = out.data,
+                                           .out_stride = out.stride});
+}
+
 void run_grid_position(CpuContext& context, const Op& op) {
   const CpuView out = context.view(op.outputs[0]);
   kernels::mix_rows(context.backend(), {.table = context.weights().position_embedding.data(),
@@ -337,6 +347,8 @@ void run_activation(CpuContext& context, const Op& op) {
     return kernels::gelu(context.backend(), {.kind = *a.gelu,
                                              .x = x.data,
                                              .x_stride = x.stride,
+                                             .up = a.gated ? x.data + a.dim : nullptr,
+                                             .up_stride = x.stride,
                                              .y = y.data,
                                              .y_stride = y.stride,
                                              .rows = context.num_rows(op.outputs[0]),
@@ -527,6 +539,8 @@ CpuOp cpu_op(OpKind kind) {
       return run_embed;
     case OpKind::kEmbedPosition:
       return run_embed_position;
+    case OpKind::kEmbedType:
+      return run_embed_type;
     case OpKind::kGridPosition:
       return run_grid_position;
     case OpKind::kPatches:

@@ -141,11 +141,13 @@ Operand lower_latent_values(Builder& b, const AttentionSpec& a, const Operand& a
   return values;
 }
 
-// hidden += residual_scale * norm(branch).
+// hidden += residual_scale * norm(branch), or norm(hidden + branch).
 void lower_residual(Builder& b, const std::optional<NormSpec>& norm, WeightKind kind,
                     const Operand& hidden, const Operand& branch) {
-  if (norm) b.norm(*norm, kind, branch, branch);
+  const bool of_sums = b.spec().texts && b.spec().texts->norms_of_sums;
+  if (norm && !of_sums) b.norm(*norm, kind, branch, branch);
   b.add(OpKind::kResidualAdd, {hidden, branch}, {hidden}, ResidualAdd{b.spec().residual_scale});
+  if (norm && of_sums) b.norm(*norm, kind, hidden, hidden);
 }
 
 // Of an EAGLE-3 head: the tokens' embeddings beside the states, each with its norm.
@@ -204,6 +206,7 @@ void lower_attention(Builder& b, const LayerSpec& layer, const Operand& hidden) 
                   .latent = latent,
                   .causal = a.causal,
                   .windowed = a.windowed,
+                  .reach = a.reach,
                   .pictures = b.spec().images && b.spec().images->bidirectional});
   const Operand branch = b.buffer("branch", hidden.columns);
   b.matmul(b.weight(WeightKind::kAttentionOutput),
@@ -396,6 +399,13 @@ Operand lower_embedding(Builder& b) {
           Scale{.factor = spec.embedding_scale, .tokens = spec.images.has_value()});
   }
   lower_positions(b, hidden);
+  if (!spec.texts) return hidden;
+  if (spec.texts->token_types > 0) {
+    const Operand types = b.buffer("branch", hidden.columns);
+    b.add(OpKind::kEmbedType, {}, {types}).table = {WeightKind::kTypeEmbedding};
+    b.add(OpKind::kResidualAdd, {hidden, types}, {hidden}, ResidualAdd{});
+  }
+  if (spec.texts->norm) b.norm(*spec.texts->norm, WeightKind::kEmbeddingNorm, hidden, hidden);
   return hidden;
 }
 
@@ -659,7 +669,7 @@ Program lower(const DecoderSpec& spec) {
   const Operand outputs = lower_outputs(b, hidden);
   if (spec.projector) {
     lower_projector(b, outputs);
-  } else {
+  } else if (!spec.texts) {
     spec.pooling ? lower_pooling(b, outputs) : lower_logits(b, outputs);
   }
   return b.take();

@@ -112,6 +112,7 @@ class Writer {
     if (a.softcap > 0) put("softcap", a.softcap);
     if (!a.causal) put("causal", false);
     if (a.windowed) put("windowed", true);
+    if (a.reach > 0) put("reach", a.reach);
     if (a.pictures) put("pictures", true);
   }
   void operator()(const CrossAttention& a) {

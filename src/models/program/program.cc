@@ -15,6 +15,7 @@ std::string_view weight_name(WeightKind kind) {
                                                 "class_embedding",
                                                 "embedding_norm",
                                                 "position_embedding",
+                                                "type_embedding",
                                                 "input_norm",
                                                 "qkv",
                                                 "qkv_bias",
@@ -189,15 +190,15 @@ std::vector<WeightId> weights_of(const Op& op) {
 
 std::string_view op_name(OpKind kind) {
   static constexpr std::string_view kNames[] = {
-      "embed",          "embed_position", "grid_position",   "patches",     "input",
-      "output",         "class_embed",    "add_spans",       "add_control", "scale",
-      "softcap",        "norm",           "matmul",          "head_matmul", "head_copy",
-      "rope",           "kv_append",      "attention",       "select_rows", "mean_parts",
-      "tile_position",  "keep_rows",      "cross_attention", "fill",        "activation",
-      "residual_add",   "gated_add",      "moe_route",       "moe_matmul",  "moe_combine",
-      "pool",           "relu",           "all_reduce",      "all_gather",  "barrier",
-      "gather_rows",    "scatter_sums",   "qk_rope_append",  "moe_experts", "moe_block",
-      "latent_prefill", "megakernel"};
+      "embed",       "embed_position", "embed_type",   "grid_position",   "patches",
+      "input",       "output",         "class_embed",  "add_spans",       "add_control",
+      "scale",       "softcap",        "norm",         "matmul",          "head_matmul",
+      "head_copy",   "rope",           "kv_append",    "attention",       "select_rows",
+      "mean_parts",  "tile_position",  "keep_rows",    "cross_attention", "fill",
+      "activation",  "residual_add",   "gated_add",    "moe_route",       "moe_matmul",
+      "moe_combine", "pool",           "relu",         "all_reduce",      "all_gather",
+      "barrier",     "gather_rows",    "scatter_sums", "qk_rope_append",  "moe_experts",
+      "moe_block",   "latent_prefill", "megakernel"};
   static_assert(std::size(kNames) == static_cast<size_t>(OpKind::kMegakernel) + 1);
   return kNames[static_cast<size_t>(kind)];
 }

@@ -72,6 +72,7 @@ struct Operand {
 enum class OpKind : uint8_t {
   kEmbed,           // -> x: row of the token; zero where another rank has it (VocabularyPart)
   kEmbedPosition,   // -> x: row of the position
+  kEmbedType,       // -> x: row of the token's type
   kGridPosition,    // -> x: of each patch what its place makes of the rows of four positions
   kPatches,         // -> x: of each picture its patches, below a row of zeros where it has a class
   kInput,           // -> x: rows that the step is given
@@ -163,7 +164,7 @@ struct Activation {
   bool gated = true;                  // x: [gate; up], each of `dim`; else up alone
   float limit = 0;                    // kClampedSwiglu
   int32_t dim = 0;                    // of the result
-  std::optional<kernels::Gelu> gelu;  // instead of `kind`, without a gate; the CPU alone has it
+  std::optional<kernels::Gelu> gelu;  // instead of `kind`
 };
 
 // W: [out_features, in_features]. With an activation y has its `dim` columns, else out_features.
@@ -220,6 +221,7 @@ struct Attention {
   bool latent = false;    // there is one plane, of keys that are values too
   bool causal = true;     // false: each query sees all of its sequence
   bool windowed = false;  // or its window of the picture, where not causal
+  int32_t reach = 0;      // or so many rows on either side, where not causal; 0: all
   bool pictures = false;  // a picture's rows see all rows of their picture, where causal
 };
 
@@ -328,8 +330,8 @@ struct Op {
   std::vector<Operand> inputs;
   std::vector<Operand> outputs;
   Attributes attributes;
-  // Weights that stand for themselves: of kEmbed, kEmbedPosition, kGridPosition, kTilePosition and
-  // kClassEmbed the table.
+  // Weights that stand for themselves: of kEmbed, kEmbedPosition, kEmbedType, kGridPosition,
+  // kTilePosition and kClassEmbed the table.
   WeightId table;
   // Launch policy: the kernel may start while the one in front of it ends (programmatic dependent
   // launch); back ends without it ignore it.
