@@ -15,6 +15,7 @@
 #include "engine/startup/start_cuda.h"
 #include "engine/startup/system_info.h"
 #include "engine/text_io/open_tokenizer.h"
+#include "engine/texts/text_engine.h"
 #include "speech/transcriber.h"
 
 namespace espalier {
@@ -213,6 +214,7 @@ Result<std::unique_ptr<Engine>> create_one(const EngineConfig& user, MakePrefixC
 Result<std::unique_ptr<Engine>> Engine::create(const EngineConfig& config,
                                                MakePrefixCache make_cache) {
   if (is_transcriber(config.model.model_path)) return start_speech_engine(config);
+  if (is_text_engine(config)) return start_text_engine(config);
   // As SGLang counts: attention then is done in --dp-size parts, not by replicas. Any other number
   // is refused.
   if (config.compute.enable_dp_attention) {
@@ -266,12 +268,23 @@ Result<std::vector<std::vector<float>>> score(Engine& engine, const ScoreRequest
     waiting.emplace_back(std::move(gathering), *std::move(rid));
   }
   std::vector<std::vector<float>> scores;
+  std::optional<std::vector<float>> query;  // where every token has a vector
+  const auto& pooled = engine.model_info().pooled;
   for (const auto& [gathering, rid] : waiting) {
     if (!failed.ok()) engine.abort(rid, Engine::AbortScope::kExact);
     auto results = gathering->wait(rid);
     if (!results && failed.ok()) failed = results.error();
     if (!failed.ok()) continue;
     const GenerateResult& result = results->front();
+    if (pooled && pooled->each_token) {
+      query ? scores.push_back({max_sim(*query, result.embedding, pooled->size)})
+            : static_cast<void>(query = result.embedding);
+      continue;
+    }
+    if (pooled && pooled->sigmoid) {
+      scores.push_back({fitting_score(result.embedding, *pooled)});
+      continue;
+    }
     scores.push_back(scores_of(request, result.embedding, result.next_logprobs));
   }
   if (!failed.ok()) return fail(failed);

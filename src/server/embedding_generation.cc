@@ -43,6 +43,10 @@ class VectorGeneration : public Generation {
     for (const float number : numbers) w.value(number);
     w.end_array();
   }
+  static void write_base64(JsonWriter& w, const std::vector<float>& numbers) {
+    const auto* const bytes = reinterpret_cast<const char*>(numbers.data());
+    w.value(encode_base64({bytes, numbers.size() * sizeof(float)}));
+  }
   void write_meta_info(JsonWriter& w, const Sample& sample) const {
     const RequestStats& s = sample.stats;
     w.begin_object().member("id", sample.rid).key("finish_reason").begin_object();
@@ -105,12 +109,7 @@ class EmbeddingGeneration final : public VectorGeneration {
     for (const Sample& sample : samples()) {
       w.begin_object().member("object", "embedding").member("index", sample.index);
       w.key("embedding");
-      if (base64_) {
-        const auto* bytes = reinterpret_cast<const char*>(sample.embedding.data());
-        w.value(encode_base64({bytes, sample.embedding.size() * sizeof(float)}));
-      } else {
-        write_numbers(w, sample.embedding);
-      }
+      base64_ ? write_base64(w, sample.embedding) : write_numbers(w, sample.embedding);
       w.end_object();
     }
     w.end_array();
@@ -122,20 +121,63 @@ class EmbeddingGeneration final : public VectorGeneration {
   const bool base64_;
 };
 
+// vLLM's /pooling: a vector, scores, or a vector of each token.
+class PoolingGeneration final : public VectorGeneration {
+ public:
+  PoolingGeneration(ContextPtr context, net::ResponsePtr response,
+                    std::vector<GenerationItem> items, const EmbeddingRequest& request)
+      : VectorGeneration(std::move(context), std::move(response), std::move(items), request.model),
+        base64_(request.base64) {}
+
+ protected:
+  std::string whole_body() override {
+    std::string out;
+    JsonWriter w(out);
+    begin_list(w);
+    w.member("id", "pool-" + samples()[0].rid).member("created", now_unix());
+    w.key("data").begin_array();
+    for (const Sample& sample : samples()) {
+      w.begin_object().member("index", sample.index).member("object", "pooling").key("data");
+      write_data(w, sample.embedding);
+      w.end_object();
+    }
+    w.end_array();
+    end_list(w);
+    return out;
+  }
+
+ private:
+  void write_data(JsonWriter& w, const std::vector<float>& numbers) const {
+    const PooledInfo& pooled = *context().engine.model_info().pooled;
+    if (base64_) return write_base64(w, numbers);
+    if (!pooled.each_token) return write_numbers(w, numbers);
+    w.begin_array();
+    const auto width = static_cast<std::ptrdiff_t>(pooled.size);
+    for (auto at = numbers.begin(); at != numbers.end(); at += width)
+      write_numbers(w, std::vector<float>(at, at + width));
+    w.end_array();
+  }
+
+  const bool base64_;
+};
+
 class ClassifyGeneration final : public VectorGeneration {
  public:
   using VectorGeneration::VectorGeneration;
 
  protected:
   std::string whole_body() override {
-    const std::vector<std::string>& labels = context().engine.model_info().pooled->labels;
+    const PooledInfo& pooled = *context().engine.model_info().pooled;
+    const std::vector<std::string>& labels = pooled.labels;
     std::string out;
     JsonWriter w(out);
     begin_list(w);
     w.member("id", "classify-" + samples()[0].rid).member("created", now_unix());
     w.key("data").begin_array();
     for (const Sample& sample : samples()) {
-      const std::vector<float> probabilities = softmax(sample.embedding);
+      const std::vector<float> probabilities =
+          pooled.sigmoid ? std::vector{fitting_score(sample.embedding, pooled)}
+                         : softmax(sample.embedding);
       const auto best = std::ranges::max_element(probabilities) - probabilities.begin();
       w.begin_object().member("index", sample.index);
       w.member("label", labels.at(static_cast<size_t>(best))).key("probs");
@@ -162,8 +204,14 @@ class ScoreGeneration final : public VectorGeneration {
     JsonWriter w(out);
     begin_list(w, "scoring");
     w.key("scores").begin_array();
-    for (const Sample& sample : samples()) {
-      write_numbers(w, scores_of(score_, sample.embedding, sample.next_logprobs));
+    const auto& pooled = context().engine.model_info().pooled;
+    const bool late = pooled && pooled->each_token;  // the first sample is the query
+    for (const Sample& sample : std::span(samples()).subspan(late ? 1 : 0)) {
+      write_numbers(
+          w, late ? std::vector{max_sim(samples()[0].embedding, sample.embedding, pooled->size)}
+             : pooled && pooled->sigmoid
+                 ? std::vector{fitting_score(sample.embedding, *pooled)}
+                 : scores_of(score_, sample.embedding, sample.next_logprobs));
     }
     w.end_array();
     if (with_logprobs_) write_logprobs(w);
@@ -186,9 +234,12 @@ class ScoreGeneration final : public VectorGeneration {
   const bool with_logprobs_;
 };
 
-// By the cosine to the query's vector, which is the first sample; by the head's score of query and
-// document together; by how much likelier the answer yes is than no.
-enum class RankBy { kCosine, kHead, kAnswer };
+// By the cosine to the query's vector, which is the first sample, or by the best matches of its
+// tokens' vectors; by the head's score of query and document together; by how much likelier the
+// answer yes is than no.
+enum class RankBy { kCosine, kTokens, kHead, kAnswer };
+
+bool has_query(RankBy by) { return by == RankBy::kCosine || by == RankBy::kTokens; }
 
 class RerankGeneration final : public VectorGeneration {
  public:
@@ -243,16 +294,17 @@ class RerankGeneration final : public VectorGeneration {
     end_list(w);
   }
   const Sample& sample_of(size_t document) const {
-    return samples()[document + (by_ == RankBy::kCosine ? 1 : 0)];
+    return samples()[document + (has_query(by_) ? 1 : 0)];
   }
-  // Of two classes the second is the one that fits.
   float score_of(size_t document) const {
     const Sample& sample = sample_of(document);
     const std::vector<float>& vector = sample.embedding;
+    const auto& pooled = context().engine.model_info().pooled;
     if (by_ == RankBy::kCosine) return cosine(samples()[0].embedding, vector);
+    if (by_ == RankBy::kTokens) return max_sim(samples()[0].embedding, vector, pooled->size);
     if (by_ == RankBy::kAnswer)
       return scores_of({.apply_softmax = true}, {}, sample.next_logprobs)[0];
-    return vector.size() == 2 ? softmax(vector)[1] : vector[0];
+    return fitting_score(vector, *pooled);
   }
 
   const RerankRequest request_;
@@ -302,6 +354,27 @@ GenerationItem text_item(std::string text) {
   return item;
 }
 
+// The query, where it has a vector of its own, and the documents, each behind the query where that
+// has none.
+std::vector<GenerationItem> rerank_items(const RerankRequest& request, const PooledInfo& pooled,
+                                         bool has_query) {
+  using TextRole = GenerateRequest::TextRole;
+  std::vector<GenerationItem> items;
+  if (has_query) {
+    items.push_back(text_item(request.query));
+    items[0].request.text_role = TextRole::kQuery;
+  }
+  for (const std::string& document : request.documents) {
+    items.push_back(text_item(has_query      ? document
+                              : pooled.pairs ? request.query
+                                             : request.query + document));
+    if (has_query) items.back().request.text_role = TextRole::kDocument;
+    if (!has_query && pooled.pairs) items.back().request.text_pair = document;
+  }
+  for (GenerationItem& item : items) item.request.truncate_to = request.truncate_to;
+  return items;
+}
+
 std::vector<GenerationItem> items_of(EmbeddingRequest& request) {
   std::vector<GenerationItem> items;
   const size_t n = request.input.size();
@@ -309,6 +382,7 @@ std::vector<GenerationItem> items_of(EmbeddingRequest& request) {
     GenerationItem& item = items.emplace_back(text_item(std::move(request.input[i].text)));
     item.request.input_ids = std::move(request.input[i].ids);
     item.request.dimensions = request.dimensions;
+    item.request.truncate_to = request.truncate_to;
     item.request.priority = request.priority.value_or(0);
     item.request.rid = rid_of(request.rid, i, n);
   }
@@ -339,9 +413,23 @@ std::shared_ptr<Generation> make_encode_generation(ContextPtr context, net::Resp
 
 std::shared_ptr<Generation> make_embedding_generation(ContextPtr context, net::ResponsePtr response,
                                                       EmbeddingRequest&& request) {
+  const ModelInfo& info = context->engine.model_info();
+  if (info.pooled && info.pooled->each_token) {
+    return refuse(response, error(StatusCode::kFailedPrecondition,
+                                  "{} makes a vector of each token; /pooling gives them, and "
+                                  "/v1/rerank and /v1/score compare them",
+                                  info.architecture));
+  }
   std::vector<GenerationItem> items = items_of(request);
   return std::make_shared<EmbeddingGeneration>(std::move(context), std::move(response),
                                                std::move(items), request);
+}
+
+std::shared_ptr<Generation> make_pooling_generation(ContextPtr context, net::ResponsePtr response,
+                                                    EmbeddingRequest&& request) {
+  std::vector<GenerationItem> items = items_of(request);
+  return std::make_shared<PoolingGeneration>(std::move(context), std::move(response),
+                                             std::move(items), request);
 }
 
 std::shared_ptr<Generation> make_classify_generation(ContextPtr context, net::ResponsePtr response,
@@ -403,12 +491,10 @@ std::shared_ptr<Generation> make_rerank_generation(ContextPtr context, net::Resp
     return refuse(response, invalid_argument(
                                 "instruct is for models that generate; put it before the query"));
   }
-  const RankBy by = info.pooled->is_scores ? RankBy::kHead : RankBy::kCosine;
-  std::vector<GenerationItem> items;
-  if (by == RankBy::kCosine) items.push_back(text_item(request.query));
-  for (const std::string& document : request.documents) {
-    items.push_back(text_item(by == RankBy::kCosine ? document : request.query + document));
-  }
+  const RankBy by = info.pooled->is_scores    ? RankBy::kHead
+                    : info.pooled->each_token ? RankBy::kTokens
+                                              : RankBy::kCosine;
+  std::vector<GenerationItem> items = rerank_items(request, *info.pooled, has_query(by));
   return std::make_shared<RerankGeneration>(std::move(context), std::move(response),
                                             std::move(items), std::move(request), by);
 }

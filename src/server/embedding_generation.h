@@ -13,7 +13,9 @@ std::shared_ptr<Generation> make_encode_generation(ContextPtr context, net::Resp
                                                    NativeRequest&& request);
 std::shared_ptr<Generation> make_embedding_generation(ContextPtr context, net::ResponsePtr response,
                                                       EmbeddingRequest&& request);
-// These two answer with an error, and are null, where the model cannot do it.
+std::shared_ptr<Generation> make_pooling_generation(ContextPtr context, net::ResponsePtr response,
+                                                    EmbeddingRequest&& request);
+// These answer with an error, and are null, where the model cannot do it.
 std::shared_ptr<Generation> make_classify_generation(ContextPtr context, net::ResponsePtr response,
                                                      EmbeddingRequest&& request);
 std::shared_ptr<Generation> make_score_generation(ContextPtr context, net::ResponsePtr response,

@@ -17,6 +17,10 @@ Status read_input(const Json& value, std::string_view where, EmbeddingRequest& o
   return read_prompts(value, where, out.input);
 }
 
+constexpr const char* kTruncateText =
+    "a longer text is cut to so many tokens, -1: to the model's most; default: it is refused "
+    "(encoders of texts)";
+
 // A vector of nothing would be the vector of the tokens that the tokenizer adds.
 Status check_texts(const EmbeddingRequest& request) {
   for (size_t i = 0; i < request.input.size(); ++i) {
@@ -34,6 +38,7 @@ Fields<EmbeddingRequest> common_fields() {
       field<E>("model", "echoed; one model is served", &E::model),
       field<E>("rid", "request id, for /abort_request", &E::rid),
       field<E>("priority", "larger is sooner, where the scheduler has priorities", &E::priority),
+      field<E>("truncate_prompt_tokens", kTruncateText, &E::truncate_to),
       ignored<E>("user"),
       refused<E>("lora_path"),
   };
@@ -127,6 +132,9 @@ const Fields<ScoreBody>& score_fields() {
       field<S>(
           "item_first", "the item stands before the query",
           [](S & s) -> auto& { return s.score.item_first; }),
+      field<S>(
+          "truncate_prompt_tokens", kTruncateText,
+          [](S & s) -> auto& { return s.score.truncate_to; }),
       field<S>("model", "echoed; one model is served", &S::model),
       ignored<S>("user"),
   };
@@ -160,6 +168,7 @@ const Fields<RerankRequest>& rerank_fields() {
       field<R>("top_n", "the best so many; default: all", &R::top_n),
       field<R>("return_documents", "their texts in the answer; default true", &R::return_documents),
       field<R>("model", "echoed, where the answer names it", &R::model),
+      field<R>("truncate_prompt_tokens", kTruncateText, &R::truncate_to),
       refused<R>("return_embeddings"),
       ignored<R>("user"),
       field<R>("instruct", "what makes a document fit (generating models)", &R::instruct),

@@ -17,6 +17,7 @@ struct EmbeddingRequest {
   std::vector<TextOrIds> input;
   bool base64 = false;  // encoding_format: little-endian float32 in base64, not a list of numbers
   int32_t dimensions = 0;
+  int32_t truncate_to = 0;  // GenerateRequest's
   PerItem<std::string> rid;
   std::optional<int32_t> priority;
 };
@@ -33,7 +34,8 @@ struct RerankRequest {
   std::vector<std::string> documents;
   std::optional<int32_t> top_n;  // the best so many
   bool return_documents = true;
-  std::string instruct;  // what makes a document fit, of a model that generates
+  int32_t truncate_to = 0;  // GenerateRequest's
+  std::string instruct;     // what makes a document fit, of a model that generates
   // How the answer is written: SGLang's list, or the object of Jina, Cohere and llama.cpp. The
   // caller of parse_rerank() sets it.
   enum class Format { kSglang, kJina } format = Format::kSglang;

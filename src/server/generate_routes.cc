@@ -88,6 +88,11 @@ void handle_embeddings(const ContextPtr& context, HttpRequest&& request, Respons
                    parse_embedding, make_embedding_generation);
 }
 
+void handle_pooling(const ContextPtr& context, HttpRequest&& request, ResponsePtr response) {
+  start_generation(context, std::move(request), std::move(response), Dialect::kOpenAi,
+                   parse_embedding, make_pooling_generation);
+}
+
 void handle_classify(const ContextPtr& context, HttpRequest&& request, ResponsePtr response) {
   start_generation(context, std::move(request), std::move(response), Dialect::kOpenAi,
                    parse_classify, make_classify_generation);
@@ -173,6 +178,13 @@ std::vector<Route> vector_answers() {
        kUser,
        "Embeddings (OpenAI)",
        handle_embeddings,
+       "EmbeddingRequest",
+       embedding_schema},
+      {{"POST"},
+       "/pooling",
+       kUser,
+       "Vectors of texts, or of their tokens (vLLM)",
+       handle_pooling,
        "EmbeddingRequest",
        embedding_schema},
       {{"POST"},

@@ -20,6 +20,11 @@ Status check_use(const GenerateRequest& request, const ModelInfo& info) {
   if (request.dimensions < 0 || request.dimensions > info.pooled->size)
     return invalid_argument("dimensions is {}, but the model's vectors have {}", request.dimensions,
                             info.pooled->size);
+  if (request.dimensions > 0 && info.pooled->each_token)
+    return invalid_argument("dimensions is {}, but vectors of tokens cannot be shortened",
+                            request.dimensions);
+  if (request.text_pair && !info.pooled->pairs)
+    return error(StatusCode::kFailedPrecondition, "{} reads no pairs of texts", info.architecture);
   if (request.dimensions > 0 && info.pooled->is_scores)
     return invalid_argument("dimensions is {}, but scores cannot be shortened", request.dimensions);
   return {};

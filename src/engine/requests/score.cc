@@ -23,7 +23,7 @@ Status check_list(const std::vector<TokenId>& labels, int32_t vocab_size) {
 }
 
 Status check_labels(const ScoreRequest& request, const ModelInfo& info) {
-  if (info.pooled && !info.pooled->is_scores)
+  if (info.pooled && !info.pooled->is_scores && !info.pooled->each_token)
     return error(StatusCode::kFailedPrecondition,
                  "{} makes embeddings, which score no items; /v1/rerank compares them",
                  info.architecture);
@@ -44,6 +44,35 @@ Status check_labels(const ScoreRequest& request, const ModelInfo& info) {
   return {};
 }
 
+// Of an encoder of texts: pairs, or the query and then the items.
+Result<std::vector<GenerateRequest>> encoder_prompts(const ScoreRequest& request,
+                                                     const ModelInfo& info) {
+  using TextRole = GenerateRequest::TextRole;
+  if (!request.query_ids.empty() || !request.item_ids.empty())
+    return fail(invalid_argument(
+        "query and items are token ids, but {} joins texts itself: send texts", info.architecture));
+  GenerateRequest common;
+  common.embed = true;
+  common.truncate_to = request.truncate_to;
+  std::vector<GenerateRequest> prompts;
+  if (info.pooled->each_token) {
+    prompts.push_back(common);
+    prompts[0].text = request.query;
+    prompts[0].text_role = TextRole::kQuery;
+  }
+  for (const std::string& item : request.items) {
+    GenerateRequest& prompt = prompts.emplace_back(common);
+    if (info.pooled->each_token) {
+      prompt.text = item;
+      prompt.text_role = TextRole::kDocument;
+    } else {
+      prompt.text = request.item_first ? item : request.query;
+      prompt.text_pair = request.item_first ? request.query : item;
+    }
+  }
+  return prompts;
+}
+
 }  // namespace
 
 Result<std::vector<GenerateRequest>> score_prompts(const ScoreRequest& request,
@@ -52,6 +81,8 @@ Result<std::vector<GenerateRequest>> score_prompts(const ScoreRequest& request,
   const bool as_ids = !request.query_ids.empty() || !request.item_ids.empty();
   const size_t count = as_ids ? request.item_ids.size() : request.items.size();
   if (count == 0) return fail(invalid_argument("items is empty"));
+  if (info.pooled && (info.pooled->pairs || info.pooled->each_token))
+    return encoder_prompts(request, info);
   GenerateRequest common;
   if (info.pooled) {
     common.embed = true;
@@ -97,6 +128,26 @@ std::vector<float> scores_of(const ScoreRequest& request, std::span<const float>
   if (next)
     for (float& score : scores) score = std::exp(score);
   return scores;
+}
+
+float fitting_score(std::span<const float> scores, const PooledInfo& pooled) {
+  if (scores.size() == 2) return softmax(scores)[1];
+  return pooled.sigmoid ? 1 / (1 + std::exp(-scores[0])) : scores[0];
+}
+
+float max_sim(std::span<const float> query, std::span<const float> document, int32_t width) {
+  const auto columns = static_cast<size_t>(width);
+  double sum = 0;
+  for (size_t q = 0; q < query.size(); q += columns) {
+    float best = -INFINITY;
+    for (size_t d = 0; d < document.size(); d += columns) {
+      float dot = 0;
+      for (size_t i = 0; i < columns; ++i) dot += query[q + i] * document[d + i];
+      best = std::max(best, dot);
+    }
+    sum += best;
+  }
+  return static_cast<float>(sum);
 }
 
 float cosine(std::span<const float> a, std::span<const float> b) {

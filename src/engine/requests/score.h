@@ -1,6 +1,7 @@
 // How well each item goes with a query: the probability of label tokens behind both, where the
-// model generates; its scores of both, where it has a head for classes or rewards; the cosine of
-// the angle between their vectors, where it makes embeddings.
+// generates; its scores of both, where it has a head for classes or rewards (a cross-encoder's of
+// both as a pair); the cosine of the angle between their vectors, where it makes embeddings; the
+// sum of the best matches of their tokens, where every token has a vector.
 #pragma once
 
 #include <cstdint>
@@ -28,9 +29,11 @@ struct ScoreRequest {
   bool apply_softmax = false;  // over the labels; else their probabilities among all
   float temperature = 1.0f;    // above 0: divides the log-probabilities of that softmax
   bool item_first = false;     // the item stands before the query
+  int32_t truncate_to = 0;     // GenerateRequest's
 };
 
-// One request for each item, in their order. Fails for a model that makes embeddings (their
+// One request for each item, in their order; where every token has a vector, the query's in front
+// of them. Fails for a model that makes embeddings (their
 // cosine needs no common text), for labels that are missing or not of the vocabulary.
 Result<std::vector<GenerateRequest>> score_prompts(const ScoreRequest& request,
                                                    const ModelInfo& info);
@@ -39,6 +42,14 @@ Result<std::vector<GenerateRequest>> score_prompts(const ScoreRequest& request,
 // log-probabilities of the token behind the prompt, of a model that generates.
 std::vector<float> scores_of(const ScoreRequest& request, std::span<const float> embedding,
                              const std::optional<TokenLogprobs>& next);
+
+// How well a pair fits by a head's scores: the probability of the second of two classes, or the one
+// score, through a sigmoid where the model has one.
+float fitting_score(std::span<const float> scores, const PooledInfo& pooled);
+
+// The sum over the query's tokens of the largest product with one of the document's (Khattab and
+// Zaharia 2020). Both: [tokens, width].
+float max_sim(std::span<const float> query, std::span<const float> document, int32_t width);
 
 // Of the angle between two vectors of one size; 0 where one of them is 0.
 float cosine(std::span<const float> a, std::span<const float> b);

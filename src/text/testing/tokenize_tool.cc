@@ -1,7 +1,8 @@
 // A tokenizer behind a pipe, for the comparison scripts of tests/compat/text/:
 //   text_tokenize FILE < requests
 // A request is a line of JSON: {"text": "...", "special": true} gives ids (or "hex": "ff00" for a
-// text of any bytes), {"ids": [...], "skip": true} gives text, each as a line of JSON. With --time,
+// text of any bytes), {"pair": "...", "text": "...", "max": 8} gives ids and types of both (max 0:
+// all), {"ids": [...], "skip": true} gives text, each as a line of JSON. With --time,
 // encodes a file's text again and again.
 #include <boost/json.hpp>
 #include <chrono>
@@ -31,6 +32,15 @@ std::string bytes_of_hex(std::string_view hex) {
 }
 
 void answer(const espalier::Tokenizer& tokenizer, const json::value& request) {
+  if (const json::value* pair = request.as_object().if_contains("pair")) {
+    const std::string second(pair->is_null() ? "" : std::string_view(pair->as_string()));
+    const espalier::TypedIds typed =
+        tokenizer.encode_typed(request.at("text").as_string(), pair->is_null() ? nullptr : &second,
+                               static_cast<size_t>(request.at("max").as_int64()));
+    const json::array both = {json::value_from(typed.ids), json::value_from(typed.types)};
+    std::cout << json::serialize(both) << '\n';
+    return;
+  }
   if (const json::value* special = request.as_object().if_contains("special")) {
     const json::value* hex = request.as_object().if_contains("hex");
     const std::string text = hex != nullptr ? bytes_of_hex(hex->as_string())

@@ -265,6 +265,45 @@ Result<std::vector<TokenId>> template_ids(const JsonFields& fields, std::string_
   return result;
 }
 
+// {"SpecialToken": {"id": "[SEP]", "type_id": 0}} or {"Sequence": {"id": "B", "type_id": 1}}.
+Result<SequenceFrame::Piece> parse_template_piece(const JsonFields& fields,
+                                                  const JsonFields& piece) {
+  SequenceFrame::Piece out;
+  const json::value* const sequence = piece.find("Sequence");
+  const char* const kind = sequence != nullptr ? "Sequence" : "SpecialToken";
+  const json::value* const value = piece.find(kind);
+  static const json::value kMissing;
+  ESP_ASSIGN_OR_RETURN(const JsonFields part,
+                       JsonFields::of(value != nullptr ? *value : kMissing, piece.path_to(kind)));
+  ESP_ASSIGN_OR_RETURN(const std::string name, part.string("id"));
+  const json::value* const type = part.find("type_id");
+  if (type != nullptr) {
+    ESP_ASSIGN_OR_RETURN(out.type, parse_id(*type, part.path_to("type_id")));
+  }
+  if (sequence != nullptr) {
+    out.sequence = name == "A" ? 0 : 1;
+    return out;
+  }
+  ESP_ASSIGN_OR_RETURN(out.ids, template_ids(fields, name));
+  return out;
+}
+
+// Nothing where a text is missing or comes twice.
+Result<std::vector<SequenceFrame::Piece>> parse_template_pair(const JsonFields& fields) {
+  std::vector<SequenceFrame::Piece> out;
+  if (fields.find("pair") == nullptr) return out;
+  ESP_ASSIGN_OR_RETURN(const json::array* pieces, fields.array("pair"));
+  int counts[2] = {0, 0};
+  for (size_t i = 0; i < pieces->size(); ++i) {
+    const std::string path = fmt::format("{}.pair[{}]", fields.path(), i);
+    ESP_ASSIGN_OR_RETURN(const JsonFields piece, JsonFields::of((*pieces)[i], path));
+    ESP_ASSIGN_OR_RETURN(out.emplace_back(), parse_template_piece(fields, piece));
+    if (out.back().sequence >= 0) ++counts[out.back().sequence];
+  }
+  if (counts[0] != 1 || counts[1] != 1) out.clear();
+  return out;
+}
+
 Result<SequenceFrame> parse_template(const JsonFields& fields) {
   SequenceFrame frame;
   ESP_ASSIGN_OR_RETURN(const json::array* pieces, fields.array("single"));
@@ -276,12 +315,8 @@ Result<SequenceFrame> parse_template(const JsonFields& fields) {
       ++num_sequences;
       continue;
     }
-    const json::value* special = piece.find("SpecialToken");
-    ESP_ASSIGN_OR_RETURN(const JsonFields token,
-                         JsonFields::of(special != nullptr ? *special : json::value(),
-                                        piece.path_to("SpecialToken")));
-    ESP_ASSIGN_OR_RETURN(const std::string name, token.string("id"));
-    ESP_ASSIGN_OR_RETURN(const std::vector<TokenId> ids, template_ids(fields, name));
+    ESP_ASSIGN_OR_RETURN(const SequenceFrame::Piece token, parse_template_piece(fields, piece));
+    const std::vector<TokenId>& ids = token.ids;
     std::vector<TokenId>& side = num_sequences == 0 ? frame.before : frame.after;
     side.insert(side.end(), ids.begin(), ids.end());
   }
@@ -290,6 +325,7 @@ Result<SequenceFrame> parse_template(const JsonFields& fields) {
                       "'{}.single' should have the sequence once, and has it {} times",
                       fields.path(), num_sequences));
   }
+  ESP_ASSIGN_OR_RETURN(frame.pair, parse_template_pair(fields));
   return frame;
 }
 
@@ -311,7 +347,17 @@ Result<SequenceFrame> parse_post_processor(const json::value& value, const std::
   if (type == "RobertaProcessing" || type == "BertProcessing") {
     ESP_ASSIGN_OR_RETURN(const TokenId cls, parse_named_id(fields, "cls"));
     ESP_ASSIGN_OR_RETURN(const TokenId sep, parse_named_id(fields, "sep"));
-    return SequenceFrame{{cls}, {sep}};
+    const bool bert = type == "BertProcessing";
+    std::vector<TokenId> between = {sep};
+    if (!bert) between.push_back(sep);
+    const int32_t second = bert ? 1 : 0;
+    return SequenceFrame{{cls},
+                         {sep},
+                         {{.ids = {cls}},
+                          {.sequence = 0},
+                          {.ids = between},
+                          {.sequence = 1, .type = second},
+                          {.ids = {sep}, .type = second}}};
   }
   if (type == "Sequence") {
     ESP_ASSIGN_OR_RETURN(const json::array* parts, fields.array("processors"));
@@ -320,6 +366,7 @@ Result<SequenceFrame> parse_post_processor(const json::value& value, const std::
       ESP_ASSIGN_OR_RETURN(const SequenceFrame part, parse_post_processor((*parts)[i], part_path));
       frame.before.insert(frame.before.begin(), part.before.begin(), part.before.end());
       frame.after.insert(frame.after.end(), part.after.begin(), part.after.end());
+      if (!part.pair.empty()) frame.pair = part.pair;
     }
     return frame;
   }

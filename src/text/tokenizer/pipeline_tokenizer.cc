@@ -141,6 +141,31 @@ std::vector<TokenId> PipelineTokenizer::encode(std::string_view text,
   return ids;
 }
 
+TypedIds PipelineTokenizer::encode_typed(std::string_view text, const std::string* pair,
+                                         size_t tokens_max) const {
+  using Piece = SequenceFrame::Piece;
+  const std::vector<Piece> single = {
+      {.ids = frame_.before}, {.sequence = 0}, {.ids = frame_.after}};
+  const std::vector<Piece> plain_pair = {{.sequence = 0}, {.sequence = 1, .type = 1}};
+  const std::vector<Piece>& pieces = pair == nullptr       ? single
+                                     : frame_.pair.empty() ? plain_pair
+                                                           : frame_.pair;
+  size_t own = 0;
+  for (const Piece& piece : pieces) own += piece.ids.size();
+  std::vector<TokenId> texts[2] = {encode(text, {.add_special_tokens = false})};
+  if (pair != nullptr) texts[1] = encode(*pair, {.add_special_tokens = false});
+  if (tokens_max > 0)
+    cut_longest_first(texts[0], pair != nullptr ? &texts[1] : nullptr,
+                      tokens_max > own ? tokens_max - own : 0);
+  TypedIds out;
+  for (const Piece& piece : pieces) {
+    const std::vector<TokenId>& ids = piece.sequence < 0 ? piece.ids : texts[piece.sequence];
+    out.ids.insert(out.ids.end(), ids.begin(), ids.end());
+    out.types.resize(out.ids.size(), piece.type);
+  }
+  return out;
+}
+
 void PipelineTokenizer::encode_raw(std::string_view raw, bool at_start, bool parse_special,
                                    std::vector<TokenId>& ids) const {
   std::string normalized;

@@ -19,9 +19,15 @@
 
 namespace espalier {
 
-// The ids that a post-processor puts around a sequence.
+// The ids that a post-processor puts around a sequence, and how it joins two of them.
 struct SequenceFrame {
+  struct Piece {
+    std::vector<TokenId> ids;  // of the post-processor's own
+    int32_t sequence = -1;     // or the first (0) or the second (1) text
+    int32_t type = 0;
+  };
   std::vector<TokenId> before, after;
+  std::vector<Piece> pair;  // each text once; empty: one behind the other, of types 0 and 1
 };
 
 class PipelineTokenizer final : public Tokenizer {
@@ -41,6 +47,8 @@ class PipelineTokenizer final : public Tokenizer {
   explicit PipelineTokenizer(Parts parts);
 
   std::vector<TokenId> encode(std::string_view text, const EncodeOptions& options) const override;
+  TypedIds encode_typed(std::string_view text, const std::string* pair,
+                        size_t tokens_max) const override;
   std::unique_ptr<DecodeStream> decode_stream(const DecodeOptions& options) const override;
   const VocabView& vocab() const override { return vocab_; }
   std::optional<TokenId> token_to_id(std::string_view token) const override;

@@ -22,6 +22,12 @@ struct EncodeOptions {
   int num_threads = 1;
 };
 
+// Token ids, and of each which of several texts it belongs to as the model sees it.
+struct TypedIds {
+  std::vector<TokenId> ids;
+  std::vector<int32_t> types;  // [ids]
+};
+
 struct DecodeOptions {
   bool skip_special_tokens = true;
   // Accepted and without effect on every vocabulary here, as in Hugging Face's fast tokenizers.
@@ -58,6 +64,12 @@ class Tokenizer {
   virtual std::vector<TokenId> encode(std::string_view text,
                                       const EncodeOptions& options = {}) const = 0;
 
+  // One text, or two as the post-processor joins them, with its special tokens. Where these are more
+  // than tokens_max (0: any number may be), tokens are left out at the ends of the texts, of the
+  // longer one first, as transformers truncates; those of the post-processor stay.
+  virtual TypedIds encode_typed(std::string_view text, const std::string* pair,
+                                size_t tokens_max) const;
+
   // The text of `ids`, as the reference's decode gives it (incomplete UTF-8 as U+FFFD). Ids outside
   // the vocabulary decode to nothing.
   std::string decode(const std::vector<TokenId>& ids, const DecodeOptions& options = {}) const;
@@ -80,6 +92,10 @@ class Tokenizer {
   // As the vocabulary's file names them by id; absent: they may still be found by their names.
   virtual std::optional<FimTokens> fim_tokens() const { return std::nullopt; }
 };
+
+// Shortens two texts' ids (or one's, where `second` is null) to `most` together, as tokenizers'
+// longest_first does.
+void cut_longest_first(std::vector<TokenId>& first, std::vector<TokenId>* second, size_t most);
 
 // Reads a model's folder or one file: tokenizer.json (with tokenizer_config.json beside it), a
 // SentencePiece .model, a .tiktoken rank file. A folder's files are looked for in that order. Fails

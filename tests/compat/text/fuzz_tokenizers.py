@@ -69,6 +69,13 @@ class HuggingFace:
     def decode(self, ids, skip):
         return self.tokenizer.decode(ids, skip_special_tokens=skip)
 
+    def typed(self, text, pair, most):
+        if most:
+            self.tokenizer.enable_truncation(most)
+        encoded = self.tokenizer.encode(text, pair)
+        self.tokenizer.no_truncation()
+        return [encoded.ids, encoded.type_ids]
+
 
 class Tiktoken:
     takes_bytes = False
@@ -118,6 +125,9 @@ def make_requests(rng, reference, count):
             requests.append({"hex": broken_bytes(rng).hex(), "special": special})
         else:
             requests.append({"text": random_text(rng), "special": special})
+    for _ in range(count // 5 if may_add else 0):
+        requests.append({"text": random_text(rng), "max": rng.choice((0, 5, 8, 13, 40)),
+                         "pair": random_text(rng) if rng.random() < 0.8 else None})
     for _ in range(count // 10):
         size = rng.randrange(1, 12)
         ids = ([rng.randrange(reference.size) for _ in range(size)] if reference.size
@@ -136,7 +146,9 @@ def expected_answers(reference, requests):
         for i, ids in zip(chosen, reference.encode(texts, special), strict=True):
             answers[i] = ids
     for i, request in enumerate(requests):
-        if "ids" in request:
+        if "pair" in request:
+            answers[i] = reference.typed(request["text"], request["pair"], request["max"])
+        elif "ids" in request:
             answers[i] = reference.decode(request["ids"], request["skip"])
     return answers
 
@@ -197,7 +209,7 @@ def compare(tool, argument, count, seed):
     for begin in range(0, count, BATCH):
         requests = make_requests(rng, reference, min(BATCH, count - begin))
         if in_gguf:
-            requests = [for_gguf(request) for request in requests]
+            requests = [for_gguf(request) for request in requests if "pair" not in request]
         for request, answer, expected in zip(requests, ours.answer(requests),
                                              expected_answers(reference, requests), strict=True):
             compared += 1
