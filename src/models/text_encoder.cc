@@ -53,8 +53,11 @@ TextRows rows_of(std::span<const EncoderText> texts, PoolingSpec::Kind kind) {
   return out;
 }
 
-TextEncoder::TextEncoder(DecoderSpec spec, TextHead head)
-    : info_(describe_model(spec)), spec_(std::move(spec)), head_(std::move(head)) {}
+TextEncoder::TextEncoder(DecoderSpec spec, TextHead head, bool pools_rows)
+    : info_(describe_model(spec)),
+      spec_(std::move(spec)),
+      head_(std::move(head)),
+      pools_rows_(pools_rows) {}
 
 Result<std::vector<std::vector<float>>> TextEncoder::encode(std::span<const EncoderText> texts) {
   for (const EncoderText& text : texts) {
@@ -66,8 +69,9 @@ Result<std::vector<std::vector<float>>> TextEncoder::encode(std::span<const Enco
   const TextRows rows = rows_of(texts, kind);
   ESP_CHECK(rows.begins.back() <= step_tokens_max(), "{} tokens in a step", rows.begins.back());
   ESP_ASSIGN_OR_RETURN(std::span<const float> results, run(texts, rows));
-  const size_t width = results.size() / rows.wanted.size();
-  const bool one = kind == PoolingSpec::Kind::kFirst || kind == PoolingSpec::Kind::kLast;
+  const bool one = kind == PoolingSpec::Kind::kFirst || kind == PoolingSpec::Kind::kLast ||
+                   (pools_rows_ && kind != PoolingSpec::Kind::kEach);
+  const size_t width = results.size() / (one ? texts.size() : rows.wanted.size());
   std::vector<std::vector<float>> out;
   for (const EncoderText& text : texts) {
     const size_t count = (one ? 1 : text.ids.size()) * width;

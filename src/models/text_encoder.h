@@ -44,18 +44,21 @@ class TextEncoder {
   Result<std::vector<std::vector<float>>> encode(std::span<const EncoderText> texts);
 
  protected:
-  TextEncoder(DecoderSpec spec, TextHead head);
+  // pools_rows: run() does.
+  TextEncoder(DecoderSpec spec, TextHead head, bool pools_rows = false);
   ModelInfo info_;  // describe_model()'s; the back end adds weight_bytes
 
  private:
-  // The wanted rows behind the last norm and the projector, [rows.wanted, columns] float32; valid
-  // until the next call.
+  // The wanted rows behind the last norm and the projector, or with pools_rows, but where each
+  // token has a vector, a pooled row of each text: [rows, columns] float32; valid until the next
+  // call.
   virtual Result<std::span<const float>> run(std::span<const EncoderText> texts,
                                              const TextRows& rows) = 0;
   std::vector<float> finish(std::span<const float> rows) const;
 
   const DecoderSpec spec_;
   const TextHead head_;
+  const bool pools_rows_;
 };
 
 // Whether a folder's model is one; false where there is no config.json that can be read.

@@ -44,6 +44,7 @@ FILLED_IN = [
     (r"tcp://\*:5557", "tcp://*:30004"),
     (r"tcp://\*:5558", "tcp://*:30005"),
     (r"--ext-proc 9002", "--ext-proc 30003"),
+    (r"--model-path cross-encoder/ms-marco-MiniLM-L-6-v2", f"--model-path {ROOT}/tests/golden/texts/bert_rerank"),
     (r"--model-path openai/whisper-small", f"--model-path {ROOT}/tests/golden/speech/multilingual"),
     (r"--model-path MiMo-7B-RL", f"--model-path {ROOT}/tests/golden/mtp/mimo --skip-tokenizer-init --device cpu"),
     (r"--model-path Qwen2.5-7B-Instruct --device cpu", f"--model-path {ROOT}/tests/golden/models/llama_tied_llama3 --skip-tokenizer-init --device cpu"),

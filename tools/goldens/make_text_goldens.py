@@ -8,7 +8,7 @@ as their folders lie on the hub, and what transformers makes of them.
 Beside the model reference.safetensors: ids_I [n] int32 random ids, types_I [n] int32, vector_I float32:
 the text's vector or scores, or (ColBERT) [n, width], as transformers makes them in float32, eager
 attention, from the weights as the files hold them. Folders with a tokenizer.json have one of their
-vocabulary's size, of words that tests write.
+vocabulary's size, of words that tests write, and two of them scores.json of a query with documents.
 """
 import json
 import pathlib
@@ -166,6 +166,35 @@ def models():
            lambda m, i, t: unit(m.linear(hidden(m.bert, i, t))))
 
 
+QUERY = "What eats fish, and what drinks?"
+DOCUMENTS = ["The cat eats fish.", "A TREE is green", "birds do not swim; dogs drink water", "unable"]
+
+
+def write_scores(name, model, folder):
+    """scores.json: of a query and documents, by the tokenizer and the model."""
+    if name not in ("bert_rerank", "colbert"):
+        return
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+
+    def late(text, mark):
+        ids = tokenizer.encode(text).ids
+        ids.insert(1, tokenizer.token_to_id(mark))
+        ids = torch.tensor([ids])
+        return unit(model.linear(hidden(model.bert, ids, torch.zeros_like(ids))))
+
+    def score(document):
+        if name == "colbert":
+            products = late(QUERY, "[unused0]") @ late(document, "[unused1]").T
+            return products.max(1).values.sum()
+        pair = tokenizer.encode(QUERY, document)
+        return torch.sigmoid(logits(model, torch.tensor([pair.ids]),
+                                    torch.tensor([pair.type_ids])))[0]
+    with torch.no_grad():
+        scores = [float(score(document)) for document in DOCUMENTS]
+    (folder / "scores.json").write_text(json.dumps(
+        dict(query=QUERY, documents=DOCUMENTS, scores=scores), indent=1) + "\n")
+
+
 def save(model, folder, dtype):
     model = model.to(dtype)
     model.config.dtype = dtype
@@ -211,6 +240,7 @@ def main():
                 out[f"types_{i}"] = types.to(torch.int32)
                 out[f"vector_{i}"] = vector(model, ids[None], types[None]).float().contiguous()
         save_file(out, folder / "reference.safetensors")
+        write_scores(name, model, folder)
         for file in folder.rglob("*"):
             file.chmod(0o755 if file.is_dir() else 0o644)
         size = sum(f.stat().st_size for f in folder.rglob("*"))

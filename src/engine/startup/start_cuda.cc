@@ -17,6 +17,7 @@
 #include "engine/startup/cuda_settings.h"
 #include "models/cuda/cuda_model_weights.h"
 #include "models/cuda/encoder.h"
+#include "models/cuda/text_encoder.h"
 #include "models/load_draft_head.h"
 #include "models/model_plan.h"
 #include "models/two_encoders.h"
@@ -297,6 +298,13 @@ Result<StartedExecutor> start_cuda_executor(const EngineConfig& config, const Sy
   }
   if (config.compute.pp_size > 1) return start_stages(config, system);
   return config.compute.tp_size > 1 ? start_ranks(config, system) : start_one(config, system);
+}
+
+Result<std::unique_ptr<TextEncoder>> start_cuda_text_encoder(const EngineConfig& config,
+                                                             int32_t step_tokens_max) {
+  return CudaTextEncoder::load(model_load_options(config),
+                               {.step_tokens_max = step_tokens_max,
+                                .deterministic = config.compute.enable_deterministic_inference});
 }
 
 }  // namespace espalier

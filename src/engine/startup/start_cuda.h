@@ -11,6 +11,7 @@
 #include "models/image_encoder.h"
 #include "models/model.h"
 #include "models/model_weights.h"
+#include "models/text_encoder.h"
 #include "tensor/work_pool.h"
 
 namespace espalier {
@@ -31,5 +32,9 @@ std::unique_ptr<ExpertCounts> make_expert_counts(const EngineConfig& config);
 // Loads the model onto the device that is open, takes scratch, measures what is left and makes the
 // KV cache of it. system: the device's.
 Result<StartedExecutor> start_cuda_executor(const EngineConfig& config, const SystemInfo& system);
+
+// The encoder of texts of `config` on the thread's current device, for steps of so many tokens.
+Result<std::unique_ptr<TextEncoder>> start_cuda_text_encoder(const EngineConfig& config,
+                                                             int32_t step_tokens_max);
 
 }  // namespace espalier

@@ -7,4 +7,8 @@ Result<StartedExecutor> start_cuda_executor(const EngineConfig&, const SystemInf
   return fail(error(StatusCode::kUnavailable, "this build has no CUDA back end"));
 }
 
+Result<std::unique_ptr<TextEncoder>> start_cuda_text_encoder(const EngineConfig&, int32_t) {
+  return fail(error(StatusCode::kUnavailable, "this build has no CUDA back end"));
+}
+
 }  // namespace espalier

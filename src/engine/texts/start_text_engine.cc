@@ -7,6 +7,7 @@
 #include "base/clock.h"
 #include "base/log.h"
 #include "engine/startup/device.h"
+#include "engine/startup/start_cuda.h"
 #include "engine/startup/system_info.h"
 #include "engine/text_io/open_tokenizer.h"
 #include "engine/texts/text_engine.h"
@@ -17,7 +18,7 @@ namespace {
 
 // Tokens of a step where the configuration states none: enough that a CPU's GEMMs are at their
 // roof, and few enough that a short text does not wait long behind them.
-constexpr int32_t kStepTokens = 4096;
+constexpr int32_t kStepTokens = 4096, kGpuStepTokens = 16384;
 constexpr int32_t kMaxRunning = 256, kMaxQueued = 4096;
 constexpr int32_t kTokenizerThreads = 2;
 
@@ -58,10 +59,35 @@ Status check_settings(const EngineConfig& c) {
 int32_t or_default(int32_t value, int32_t otherwise) { return value > 0 ? value : otherwise; }
 
 // The smaller of the two counts, where any is stated.
-int32_t step_tokens(const ScheduleSettings& schedule) {
+int32_t step_tokens(const ScheduleSettings& schedule, bool gpu) {
   const int32_t chunk = schedule.chunked_prefill_size, prefill = schedule.max_prefill_tokens;
   if (chunk > 0 && prefill > 0) return std::min(chunk, prefill);
-  return or_default(std::max(chunk, prefill), kStepTokens);
+  return or_default(std::max(chunk, prefill), gpu ? kGpuStepTokens : kStepTokens);
+}
+
+// On a GPU, or where the device is open and the GPU does not do it, on the CPU.
+Result<TextEngineParts> load_parts(EngineConfig& config, EngineDevice& device) {
+  TextEngineParts parts;
+  const bool open = config.compute.device == "auto";
+  if (device.cuda) {
+    config.compute.base_gpu_id = device.index;
+    auto encoder = start_cuda_text_encoder(config, step_tokens(config.schedule, true));
+    if (encoder) {
+      config.compute.device = "cuda";
+      parts.encoder = *std::move(encoder);
+      return parts;
+    }
+    if (!open || encoder.error().code() != StatusCode::kUnimplemented) return fail(encoder.error());
+    log_info("device=cpu reason=\"{}\"", encoder.error().message());
+    ESP_ASSIGN_OR_RETURN(device, choose_device("cpu"));
+  }
+  config.compute.device = "cpu";
+  parts.pool = std::make_unique<WorkPool>(config.compute.num_threads, config.compute.first_cpu);
+  ModelLoadOptions options = model_load_options(config);
+  options.pool = parts.pool.get();
+  ESP_ASSIGN_OR_RETURN(parts.encoder,
+                       load_text_encoder(options, step_tokens(config.schedule, false)));
+  return parts;
 }
 
 }  // namespace
@@ -76,18 +102,11 @@ Result<std::unique_ptr<Engine>> start_text_engine(const EngineConfig& user) {
   ESP_RETURN_IF_ERROR(check_settings(user));
   EngineConfig config = user;
   while (config.sampling.random_seed == 0) config.sampling.random_seed = std::random_device{}();
-  ESP_ASSIGN_OR_RETURN(const DeviceName device, parse_device(config.compute.device));
-  if (device.kind == "cuda")
-    return fail(error(StatusCode::kUnimplemented,
-                      "an encoder of texts runs on the CPU: use --device cpu or auto"));
-  config.compute.device = "cpu";
+  ESP_ASSIGN_OR_RETURN(EngineDevice device,
+                       choose_device(config.compute.device, config.compute.base_gpu_id));
   const int32_t cpus = std::max(1, read_system_info().num_cpus);
   config.compute.num_threads = std::min(or_default(config.compute.num_threads, cpus), cpus);
-  TextEngineParts parts;
-  parts.pool = std::make_unique<WorkPool>(config.compute.num_threads, config.compute.first_cpu);
-  ModelLoadOptions options = model_load_options(config);
-  options.pool = parts.pool.get();
-  ESP_ASSIGN_OR_RETURN(parts.encoder, load_text_encoder(options, step_tokens(config.schedule)));
+  ESP_ASSIGN_OR_RETURN(TextEngineParts parts, load_parts(config, device));
   if (config.model.tokenizer_path.empty()) config.model.tokenizer_path = config.model.model_path;
   if (!config.model.skip_tokenizer_init) {
     ESP_ASSIGN_OR_RETURN(parts.tokenizer, open_tokenizer(config.model.tokenizer_path));
@@ -102,10 +121,11 @@ Result<std::unique_ptr<Engine>> start_text_engine(const EngineConfig& user) {
       parts.encoder->step_tokens_max();
   config.cache.max_total_tokens = parts.encoder->step_tokens_max();
   log_info(
-      "engine ready device=\"cpu\" model={} parameters={} context={} step_tokens={} threads={} "
+      "engine ready device=\"{}\" model={} parameters={} context={} step_tokens={} threads={} "
       "seconds={:.2f}",
-      info.architecture, info.num_parameters, info.context_length, parts.encoder->step_tokens_max(),
-      config.compute.num_threads, to_seconds(clock.now() - start));
+      device.name, info.architecture, info.num_parameters, info.context_length,
+      parts.encoder->step_tokens_max(), config.compute.num_threads,
+      to_seconds(clock.now() - start));
   return make_text_engine(std::move(config), std::move(parts));
 }
 

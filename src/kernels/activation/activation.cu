@@ -24,9 +24,9 @@ struct Gated {
 };
 template <Gelu GELU>
 struct Plain {
-  __device__ static float of(float v, float, float) {
-    if constexpr (GELU == Gelu::kErf) return 0.5f * v * (1.0f + erff(v * 0.7071067811865476f));
-    return __fdividef(v, 1.0f + __expf(-1.702f * v));
+  __device__ static float of(float v, float up, float) {
+    if constexpr (GELU == Gelu::kErf) return 0.5f * v * (1.0f + erff(v * 0.7071067811865476f)) * up;
+    return __fdividef(v, 1.0f + __expf(-1.702f * v)) * up;
   }
 };
 
@@ -144,6 +144,8 @@ Status gelu(const GeluRowsArgs& args, const LaunchOptions& launch) {
   const GatedArgs gated{.type = args.type,
                         .gate = args.x,
                         .gate_stride = args.x_stride,
+                        .up = args.up,
+                        .up_stride = args.up_stride,
                         .y = args.y,
                         .y_stride = args.y_stride,
                         .rows = args.rows,

@@ -29,12 +29,14 @@ inline Status silu_mul(const SiluMulArgs& args, const LaunchOptions& launch) {
   return gated(args, launch);
 }
 
-// y = gelu(x), in float32, rounded once.
+// y = gelu(x) * up, in float32, rounded once.
 struct GeluRowsArgs {
   DType type = DType::kBFloat16;  // of both: kBFloat16 or kFloat32
   Gelu kind = Gelu::kErf;
   const void* x = nullptr;  // [rows, dim], rows x_stride apart
   int64_t x_stride = 0;
+  const void* up = nullptr;  // the same shape; null: the GELU alone
+  int64_t up_stride = 0;
   void* y = nullptr;  // may be x
   int64_t y_stride = 0;
   int32_t rows = 0;  // 0 does nothing

@@ -92,23 +92,30 @@ struct WarpRows {
     }
   }
 
-  // known: keys of the block that exist, at least one, so the largest score is a number.
-  __device__ void softmax(float scale, int known) {
+  // known: keys of the block that exist, at least one, so the largest score is a number, but where
+  // REACHES: row: the warp's first one, counted from the block's first key.
+  template <bool REACHES>
+  __device__ void softmax(float scale, int known, int row, int reach) {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       float best = largest[half];
+      const int own = row + half * 8 + lane() / 4;
 #pragma unroll
       for (int n = 0; n < kKeys / 8; ++n)
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
           float& score = scores[n][half * 2 + i];
           score *= scale * kLog2E;
-          if (n * 8 + lane() % 4 * 2 + i >= known) score = kMasked;
+          const int key = n * 8 + lane() % 4 * 2 + i;
+          if (key >= known) score = kMasked;
+          if (REACHES && (key < own - reach || key > own + reach)) score = kMasked;
           best = fmaxf(best, score);
         }
       best = quad_max(best);
-      const float keep = exp2_fast(largest[half] - best);
+      const float before = largest[half];
       largest[half] = best;
+      if (REACHES && best == kMasked) best = 0;  // no key so far: all weights are 0
+      const float keep = exp2_fast(before - best);
       float added = 0;
 #pragma unroll
       for (int n = 0; n < kKeys / 8; ++n) {
@@ -155,7 +162,7 @@ struct WarpRows {
   }
 };
 
-template <int DIM, int WARPS>
+template <int DIM, int WARPS, bool REACHES>
 __global__ void __launch_bounds__(WARPS * 32) bidirectional_kernel(const BidirectionalArgs args) {
   extern __shared__ __align__(16) char raw[];
   auto& shared = *reinterpret_cast<Shared<DIM, WARPS>*>(raw);
@@ -163,7 +170,12 @@ __global__ void __launch_bounds__(WARPS * 32) bidirectional_kernel(const Bidirec
   wait_for_previous();
   const Tile tile = tile_of_block(args, WARPS * 16);
   if (tile.row >= tile.rows) return;
-  const int blocks = (tile.rows + kKeys - 1) / kKeys;
+  int first = 0, end = tile.rows;  // of the keys that the tile's rows see
+  if (REACHES) {
+    first = max(0, tile.row - args.reach) / kKeys;
+    end = min(end, tile.row + WARPS * 16 + args.reach);
+  }
+  const int blocks = (end + kKeys - 1) / kKeys;
   const auto fetch = [&](int block) {
     if (block < blocks) {
       auto& stage = shared.stages[block % 2];
@@ -173,15 +185,16 @@ __global__ void __launch_bounds__(WARPS * 32) bidirectional_kernel(const Bidirec
     copy_commit();
   };
   fetch_rows<DIM, WARPS>(args, args.q, tile, tile.row, WARPS * 16, shared.q);
-  fetch(0);
+  fetch(first);
   WarpRows<DIM, WARPS> rows;
-  for (int block = 0; block < blocks; ++block) {
+  for (int block = first; block < blocks; ++block) {
     copy_wait<0>();
     __syncthreads();
     fetch(block + 1);
     const auto& stage = shared.stages[block % 2];
     rows.score(shared, stage);
-    rows.softmax(args.scale, tile.rows - block * kKeys);
+    rows.template softmax<REACHES>(args.scale, tile.rows - block * kKeys,
+                                   tile.row + rows.warp() * 16 - block * kKeys, args.reach);
     rows.add_values(stage);
   }
   rows.write(args, tile);
@@ -207,9 +220,11 @@ __global__ void __launch_bounds__(kAnyWarps * 32)
   for (int i = lane; i < args.head_dim; i += 32) queries[warp][i] = to_float(at(args.q, row)[i]);
   __syncwarp();
   float largest = kMasked, sum = 0, out[kLaneDims] = {};
-  for (int begin = 0; begin < tile.rows; begin += 32) {
+  const int reach = args.reach > 0 ? args.reach : tile.rows;
+  const int end = min(tile.rows, row + reach + 1);
+  for (int begin = max(0, row - reach) / 32 * 32; begin < end; begin += 32) {
     float score = kMasked;
-    if (begin + lane < tile.rows) {
+    if (begin + lane < end && begin + lane >= row - reach) {
       const T* key = at(args.k, begin + lane);
       float dot = 0;
       for (int i = 0; i < args.head_dim; ++i) dot = fmaf(queries[warp][i], to_float(key[i]), dot);
@@ -223,7 +238,7 @@ __global__ void __launch_bounds__(kAnyWarps * 32)
     sum = sum * keep + warp_sum(weight);
 #pragma unroll
     for (float& value : out) value *= keep;
-    for (int i = 0; i < min(32, tile.rows - begin); ++i) {
+    for (int i = 0; i < min(32, end - begin); ++i) {
       const T* value = at(args.v, begin + i);
       const float factor = __shfl_sync(~0u, weight, i);
 #pragma unroll
@@ -246,7 +261,8 @@ dim3 grid_of(const BidirectionalArgs& args, int tile_rows) {
 template <int DIM, int WARPS>
 Status start_warps(const BidirectionalArgs& args, const LaunchOptions& launch) {
   constexpr size_t kBytes = sizeof(Shared<DIM, WARPS>);
-  const auto kernel = bidirectional_kernel<DIM, WARPS>;
+  const auto kernel = args.reach > 0 ? bidirectional_kernel<DIM, WARPS, true>
+                                     : bidirectional_kernel<DIM, WARPS, false>;
   ESP_RETURN_IF_ERROR(allow_shared("attention of encoders", kernel, kBytes));
   return launch_kernel("attention of encoders", kernel, grid_of(args, WARPS * 16), WARPS * 32,
                        kBytes, launch, args);
@@ -265,8 +281,8 @@ Status check(const BidirectionalArgs& args) {
     return error(StatusCode::kUnimplemented,
                  "attention of encoders: head_dim is {}, but at most {} are supported",
                  args.head_dim, kBidirectionalHeadDimMax);
-  if (args.sequences < 0 || args.sequences > 65535 || args.rows < 1 || args.num_heads < 1 ||
-      args.num_heads > 65535)
+  if (args.reach < 0 || args.sequences < 0 || args.sequences > 65535 || args.rows < 1 ||
+      args.num_heads < 1 || args.num_heads > 65535)
     return invalid_argument("attention of encoders: {} sequences of {} rows, {} heads",
                             args.sequences, args.rows, args.num_heads);
   if (args.stride % 8 != 0 || args.out_stride % 8 != 0 || !aligned(args.q, 16) ||
@@ -290,7 +306,7 @@ Status bidirectional_attention(const BidirectionalArgs& args, const LaunchOption
   ESP_ASSIGN_OR_RETURN(const DeviceTraits traits, device_traits());
   const int dim = args.head_dim;
   if (traits.compute_capability == 90 && (dim == 64 || dim >= 80) && args.begins == nullptr &&
-      tensor_map_encoder() != nullptr)
+      args.reach == 0 && tensor_map_encoder() != nullptr)
     return bidirectional_sm90(args, traits.num_multiprocessors, launch);
   if (dim <= 32) return start<32>(args, launch);
   if (dim <= 64) return start<64>(args, launch);

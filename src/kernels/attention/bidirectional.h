@@ -1,5 +1,5 @@
-// Attention of encoders on the GPU: sequences in which every row sees every row of its sequence,
-// read from rows without pages.
+// Attention of encoders on the GPU: sequences in which every row sees every row of its sequence, or
+// some on either side, read from rows without pages.
 //
 // Thread-safe; pointers are borrowed device memory; requirements of streams as
 // kernels/cuda/stream.h.
@@ -29,6 +29,7 @@ struct BidirectionalArgs {
   void* out = nullptr;  // the same shape, rows out_stride apart; none of the three above
   int64_t out_stride = 0;
   float scale = 1.0f;  // of the scores, mostly 1 / sqrt(head_dim)
+  int32_t reach = 0;   // rows that a row sees on either side of its own; 0: all of its sequence
 };
 
 // out = softmax(scale * q k^T) v of each sequence by itself. A row's bits depend on its sequence

@@ -72,4 +72,18 @@ struct MeanPartsArgs {
 // y = the mean of a row's parts, summed in float32 from the first to the last, rounded once.
 Status mean_parts(const MeanPartsArgs& args, const LaunchOptions& launch);
 
+struct PoolRowsArgs {
+  DType type = DType::kBFloat16;  // of x: kBFloat16 or kFloat32
+  const void* x = nullptr;        // rows x_stride apart
+  int64_t x_stride = 0;
+  const int32_t* begins = nullptr;  // [texts + 1]: the first row of each text, and the last's end
+  int32_t texts = 0;                // 0 does nothing; each has a row or more
+  int32_t dim = 0;
+  bool largest = false;  // of each column, instead of the mean
+  float* y = nullptr;    // [texts, dim]
+};
+
+// y = the mean, or the largest, of a text's rows, in float32 from the first to the last.
+Status pool_rows(const PoolRowsArgs& args, const LaunchOptions& launch);
+
 }  // namespace espalier::kernels::cuda

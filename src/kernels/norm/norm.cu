@@ -152,6 +152,23 @@ __global__ void __launch_bounds__(kNormThreads) mean_parts_kernel(MeanPartsArgs 
 }
 
 template <typename T>
+__global__ void __launch_bounds__(kNormThreads) pool_rows_kernel(PoolRowsArgs args) {
+  release_next();
+  wait_for_previous();
+  const int i = static_cast<int>(blockIdx.y * kNormThreads + threadIdx.x);
+  if (i >= args.dim) return;
+  const int begin = args.begins[blockIdx.x], end = args.begins[blockIdx.x + 1];
+  const T* const x = static_cast<const T*>(args.x) + i;
+  float pooled = to_float(x[begin * args.x_stride]);
+  for (int row = begin + 1; row < end; ++row) {
+    const float value = to_float(x[row * args.x_stride]);
+    pooled = args.largest ? fmaxf(pooled, value) : pooled + value;
+  }
+  if (!args.largest) pooled /= static_cast<float>(end - begin);
+  args.y[int64_t{blockIdx.x} * args.dim + i] = pooled;
+}
+
+template <typename T>
 Status launch_rows(const RmsNormArgs& args, const LaunchOptions& launch) {
   const auto grid = dim3(static_cast<unsigned>(args.rows));
   const auto fits = [](const void* pointer, int64_t stride) {
@@ -228,6 +245,19 @@ Status mean_parts(const MeanPartsArgs& args, const LaunchOptions& launch) {
       "mean_parts",
       args.type == DType::kBFloat16 ? mean_parts_kernel<bf16> : mean_parts_kernel<float>,
       dim3(static_cast<unsigned>(args.rows)), kNormThreads, 0, launch, args);
+}
+
+Status pool_rows(const PoolRowsArgs& args, const LaunchOptions& launch) {
+  if (args.dim < 1 || args.texts < 0)
+    return invalid_argument("pool_rows: {} texts of {} columns", args.texts, args.dim);
+  if (args.type == DType::kFloat16)
+    return error(StatusCode::kUnimplemented, "pool_rows: F16 is not supported");
+  if (args.texts == 0) return {};
+  const dim3 grid(static_cast<unsigned>(args.texts),
+                  static_cast<unsigned>((args.dim + kNormThreads - 1) / kNormThreads));
+  return launch_kernel(
+      "pool_rows", args.type == DType::kBFloat16 ? pool_rows_kernel<bf16> : pool_rows_kernel<float>,
+      grid, kNormThreads, 0, launch, args);
 }
 
 }  // namespace espalier::kernels::cuda

@@ -147,6 +147,18 @@ Status run_embed_position(CudaContext& c, const Op& op) {
                          c.launch(op));
 }
 
+Status run_embed_type(CudaContext& c, const Op& op) {
+  return kc::gather_rows({.type = c.type(),
+                          .table = c.weights().data(op.table),
+                          .num_rows = c.spec().texts->token_types,
+                          .dim = op.outputs[0].columns,
+                          .ids = c.step().types,
+                          .out = c.write(op.outputs[0]),
+                          .out_stride = c.stride(op.outputs[0]),
+                          .tokens = c.num_rows(op.outputs[0])},
+                         c.launch(op));
+}
+
 // The kernel works in place; a result of its own is a copy first.
 Status run_scale(CudaContext& c, const Op& op) {
   const Operand &x = op.inputs[0], &y = op.outputs[0];
@@ -284,18 +296,20 @@ Status run_select_rows(CudaContext& c, const Op& op) {
 Status run_activation(CudaContext& c, const Op& op) {
   const auto& activation = op.as<program::Activation>();
   const Operand& gate = op.inputs[0];
+  const Operand up{gate.buffer, gate.column + activation.dim, activation.dim};
   if (activation.gelu) {
     return kc::gelu({.type = c.type(),
                      .kind = *activation.gelu,
                      .x = c.read(gate),
                      .x_stride = c.stride(gate),
+                     .up = activation.gated ? c.read(up) : nullptr,
+                     .up_stride = c.stride(gate),
                      .y = c.write(op.outputs[0]),
                      .y_stride = c.stride(op.outputs[0]),
                      .rows = c.num_rows(op.outputs[0]),
                      .dim = activation.dim},
                     c.launch(op));
   }
-  const Operand up{gate.buffer, gate.column + activation.dim, activation.dim};
   return kc::gated({.type = c.type(),
                     .gate = c.read(gate),
                     .gate_stride = c.stride(gate),
@@ -410,6 +424,8 @@ CudaOp cuda_op(OpKind kind) {
       return run_embed;
     case OpKind::kEmbedPosition:
       return run_embed_position;
+    case OpKind::kEmbedType:
+      return run_embed_type;
     case OpKind::kGridPosition:
       return run_grid_position;
     case OpKind::kAddSpans:

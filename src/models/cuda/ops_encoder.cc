@@ -76,7 +76,8 @@ Status run_bidirectional(CudaContext& c, const Op& op) {
        .stride = c.stride(q),
        .out = c.write(out),
        .out_stride = c.stride(out),
-       .scale = a.scale},
+       .scale = a.scale,
+       .reach = a.reach},
       c.launch(op));
 }
 
@@ -85,6 +86,10 @@ Status run_rope(CudaContext& c, const Op& op) {
   const auto& a = op.as<program::Rope>();
   const RopeSpec& rope = c.spec().ropes[static_cast<size_t>(a.rope)];
   const Operand& x = op.outputs[0];
+  // All pairs of one without sections turn by the first component.
+  const int32_t pairs = rope.rotary_dim / 2;
+  const bool one = rope.sections.empty();
+  const int32_t first = one ? pairs : rope.sections[0];
   return kc::placed_rope({.type = c.type(),
                           .x = c.write(x),
                           .x_stride = c.stride(x),
@@ -93,7 +98,7 @@ Status run_rope(CudaContext& c, const Op& op) {
                           .head_dim = a.head_dim,
                           .rotary_dim = rope.rotary_dim,
                           .places = c.step().places,
-                          .section_ends = {rope.sections[0], rope.sections[0] + rope.sections[1]},
+                          .section_ends = {first, one ? pairs : first + rope.sections[1]},
                           .frequencies = c.scratch().ropes[static_cast<size_t>(a.rope)]},
                          c.launch(op));
 }

@@ -539,6 +539,14 @@ Status mean_parts(const MeanPartsArgs& args, const LaunchOptions& launch) {
   return Status();
 }
 
+Status pool_rows(const PoolRowsArgs& args, const LaunchOptions& launch) {
+  Launch("pool_rows", launch)
+      .read("begins", flat(args.begins, int64_t{args.texts + 1} * 4))
+      .add("texts", args.texts)
+      .write(area(args.y, args.texts, args.dim, args.dim, DType::kFloat32));
+  return Status();
+}
+
 Status score(const ScoreArgs& args, const LaunchOptions& launch) {
   Launch("score", launch)
       .read("x", area(args.x, args.rows, args.dim, args.x_stride, args.type))

@@ -82,6 +82,7 @@ struct CudaStep {
   // else -1, [entries.num_tokens]; null: the step has no such picture.
   const int32_t* last_seen = nullptr;
   StepSequences pictures, windows;  // of an encoder; its entries state num_tokens alone
+  const int32_t* types = nullptr;   // of an encoder of texts, [entries.num_tokens]
   // Of an encoder with learned positions of a grid, [entries.num_tokens].
   const kernels::MixedRow* grid_positions = nullptr;
   StepAdapters adapters;  // REQUIRES, where there are some: the model takes adapters

@@ -113,4 +113,22 @@ Status check_cuda_encoder(const DecoderSpec& spec) {
   return Status();
 }
 
+Status check_cuda_text_encoder(const DecoderSpec& spec) {
+  const auto refuse = [&](std::string_view what) {
+    return error(StatusCode::kUnimplemented,
+                 "{} has {}, which does not run on the GPU yet; use --device cpu",
+                 spec.architecture, what);
+  };
+  if (spec.hidden_size % 8 != 0) return refuse("a hidden size that is no multiple of 8");
+  for (const LayerSpec& layer : spec.layers) {
+    if (layer.attention.head_dim > kernels::cuda::kBidirectionalHeadDimMax)
+      return refuse("heads that wide");
+    if (!spec.names.gate_up.empty() && layer.mlp.intermediate_size % 8 != 0)
+      return refuse("an MLP whose size is no multiple of 8");
+  }
+  if (spec.projector && spec.projector->layers.back().outputs % 8 != 0)
+    return refuse("vectors of tokens whose size is no multiple of 8");
+  return Status();
+}
+
 }  // namespace espalier

@@ -10,5 +10,7 @@ namespace espalier {
 Status check_cuda_support(const DecoderSpec& spec);
 // The same of an encoder of pictures.
 Status check_cuda_encoder(const DecoderSpec& spec);
+// The same of an encoder of texts.
+Status check_cuda_text_encoder(const DecoderSpec& spec);
 
 }  // namespace espalier
