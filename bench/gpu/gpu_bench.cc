@@ -20,6 +20,7 @@
 #include "step_bench.h"
 #include "step_table.h"
 #include "tensor/cuda/device.h"
+#include "texts_bench.h"
 #include "tiers_bench.h"
 
 namespace espalier::bench {
@@ -345,6 +346,15 @@ Status images_part(const Options& options, json::array& out) {
                           row_reporter(out));
 }
 
+Status texts_part(const Options& options, json::array& out) {
+  return run_texts_bench({.config = options.config,
+                          .dtype = options.dtype,
+                          .only = options.only,
+                          .seed = kSeed,
+                          .quick = options.quick},
+                         row_reporter(out));
+}
+
 Status speech_part(const Options& options, json::array& out) {
   return run_speech_bench(
       {.config = options.config, .dtype = options.dtype, .seed = kSeed, .quick = options.quick},
@@ -370,6 +380,8 @@ Status run(const Options& options) {
     ESP_RETURN_IF_ERROR(tiers_part(options, rows));
   } else if (options.part == "images") {
     ESP_RETURN_IF_ERROR(images_part(options, rows));
+  } else if (options.part == "embed") {
+    ESP_RETURN_IF_ERROR(texts_part(options, rows));
   } else if (options.part == "speech") {
     ESP_RETURN_IF_ERROR(speech_part(options, rows));
   } else {
@@ -397,7 +409,7 @@ int main(int argc, char** argv) {
       ->check(CLI::IsMember({"auto", "fp8_e4m3"}));
   app.add_option("--part", options.part, "what to measure")
       ->check(CLI::IsMember({"decode", "prefill", "speculation", "draft_head", "lora", "ranks",
-                             "tiers", "images", "speech", "offline", "lengths", "shared",
+                             "tiers", "images", "speech", "embed", "offline", "lengths", "shared",
                              "grammars", "drafters"}));
   app.add_option("--tokenizer", options.tokenizer, "folder or file, of grammars' workloads");
   app.add_option("--json", options.json_path, "write the rows there");

@@ -9,19 +9,15 @@
 #include <vector>
 
 #include "base/rng.h"
+#include "bench/gpu/gemm_rate.h"
 #include "bench/pending_requests.h"
 #include "engine/engine.h"
-#include "kernels/linear/cuda.h"
-#include "kernels/random/cuda.h"
 #include "models/cuda/encoder.h"
 #include "models/model_plan.h"
-#include "tensor/cuda/memory.h"
-#include "tensor/cuda/stream.h"
 
 namespace espalier::bench {
 namespace {
 
-namespace kc = kernels::cuda;
 using SteadyTime = std::chrono::steady_clock::time_point;
 
 SteadyTime read_clock() { return std::chrono::steady_clock::now(); }
@@ -63,54 +59,6 @@ EncoderWork work_of(const DecoderSpec& spec, const PreparedImage& image) {
     inputs = layer.outputs;
   }
   return {.gemm = tiles * out.gemm, .attention = tiles * out.attention};
-}
-
-// The FLOP/s that the GEMMs of the layers reach alone with `rows` rows, which bound the encoder's.
-Result<double> gemm_rate(const DecoderSpec& spec, int32_t rows) {
-  const MlpSpec& mlp = spec.layers[0].mlp;
-  const int32_t hidden = spec.hidden_size, inner = (mlp.intermediate_size + 7) / 8 * 8;
-  const int32_t shapes[][2] = {{hidden, 3 * hidden},
-                               {hidden, hidden},
-                               {hidden, (mlp.gated ? 2 : 1) * inner},
-                               {inner, hidden}};
-  ESP_ASSIGN_OR_RETURN(const cuda::Stream stream, cuda::Stream::create());
-  ESP_ASSIGN_OR_RETURN(auto linear, kc::Linear::create({.cache_folder = {}}));
-  const int64_t widest = std::max(3 * hidden, 2 * inner);
-  std::vector<kc::LinearArgs> gemms;
-  for (const auto& [in, out] : shapes) {
-    gemms.push_back(
-        {.rows = rows, .in_features = in, .out_features = out, .x_stride = in, .y_stride = out});
-  }
-  const auto workspace_bytes = static_cast<int64_t>(linear->workspace_bytes(gemms, rows));
-  const auto allocate = [&](int64_t elements) -> Result<cuda::DeviceBuffer> {
-    ESP_ASSIGN_OR_RETURN(auto buffer, cuda::DeviceBuffer::allocate(2 * elements, "GEMMs"));
-    ESP_RETURN_IF_ERROR(
-        kc::draw({.out = buffer.data(), .count = elements}, {.stream = stream.get()}));
-    return buffer;
-  };
-  ESP_ASSIGN_OR_RETURN(const auto x, allocate(rows * widest));
-  ESP_ASSIGN_OR_RETURN(const auto y, allocate(rows * widest));
-  ESP_ASSIGN_OR_RETURN(const auto weights, allocate(widest * widest));
-  ESP_ASSIGN_OR_RETURN(const auto workspace, allocate(workspace_bytes / 2 + 1));
-  double operations = 0;
-  for (kc::LinearArgs& args : gemms) {
-    args.x = x.data(), args.y = y.data(), args.weights = weights.data();
-    operations += 2.0 * rows * args.in_features * args.out_features;
-  }
-  const auto size = static_cast<size_t>(workspace_bytes);
-  ESP_RETURN_IF_ERROR(linear->tune(gemms, workspace.data(), size, stream.get()));
-  constexpr int kTurns = 30;
-  SteadyTime start;
-  for (int turn = -5; turn < kTurns; ++turn) {
-    if (turn == 0) {
-      ESP_RETURN_IF_ERROR(stream.synchronize());
-      start = read_clock();
-    }
-    for (const kc::LinearArgs& args : gemms)
-      ESP_RETURN_IF_ERROR(linear->run(args, workspace.data(), size, {.stream = stream.get()}));
-  }
-  ESP_RETURN_IF_ERROR(stream.synchronize());
-  return operations * kTurns / seconds_from(start);
 }
 
 // Pictures a second of `threads` callers with batches of so many.

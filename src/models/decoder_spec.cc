@@ -75,7 +75,7 @@ Status validate_layer(const DecoderSpec& spec, size_t index) {
                    !layer.experts)) {
     return invalid_argument("layer {}: cross attention reads pictures, without positions", index);
   }
-  if ((mlp.gelu || !a.causal) && !spec.is_encoder()) {
+  if ((mlp.gelu || !a.causal) && !is_encoder(spec)) {
     return error(
         StatusCode::kUnimplemented,
         "layer {}: attention without causality, and the GELU of encoders, are supported in "

@@ -550,7 +550,6 @@ struct DecoderSpec {
   StageSpec stage;
   WeightNames names;
 
-  bool is_encoder() const { return patches.has_value() || texts.has_value(); }
   int64_t num_parameters() const;
   // Of a picture's row in a prompt: its embedding and its parts.
   int64_t span_width() const {
@@ -568,6 +567,10 @@ inline int32_t num_logits(const DecoderSpec& spec) {
 }
 inline int32_t num_cross_layers(const DecoderSpec& spec) {
   return spec.images ? spec.images->num_cross_layers : 0;
+}
+// Of pictures or of texts: rows of one entry see each other.
+inline bool is_encoder(const DecoderSpec& spec) {
+  return spec.patches.has_value() || spec.texts.has_value();
 }
 
 // What every part below relies on: sizes positive and within their kernels' limits, heads

@@ -35,6 +35,13 @@ Status load_parts(WeightReader& read, const DecoderSpec& spec, const WeightLayou
   return read.norm(spec.tiles->joint->norm, layout.global_norm, out.joint_tiles.global_norm);
 }
 
+std::optional<NormSpec> embedding_norm_of(const DecoderSpec& spec) {
+  if (spec.patches) return spec.patches->norm;
+  if (spec.texts) return spec.texts->norm;
+  if (spec.draft && spec.draft->is_mtp()) return spec.draft->embedding_norm;
+  return std::nullopt;
+}
+
 class Loader {
  public:
   Loader(CpuBackend& backend, const DecoderSpec& spec, const program::Program& program,
@@ -55,16 +62,10 @@ class Loader {
     if (spec_.patches) ESP_RETURN_IF_ERROR(load_patches(layout, weights));
     ESP_RETURN_IF_ERROR(read_.table(layout.position_embedding, weights.position_embedding));
     ESP_RETURN_IF_ERROR(read_.table(layout.type_embedding, weights.type_embedding));
-    if (spec_.texts) {
-      ESP_RETURN_IF_ERROR(
-          read_.norm(spec_.texts->norm, layout.embedding_norm, weights.embedding_norm));
-    }
+    ESP_RETURN_IF_ERROR(
+        read_.norm(embedding_norm_of(spec_), layout.embedding_norm, weights.embedding_norm));
     ESP_RETURN_IF_ERROR(read_.matrix(layout.head, weights.head));
     ESP_RETURN_IF_ERROR(read_.matrix(layout.draft_input, weights.draft_input));
-    if (spec_.draft && spec_.draft->is_mtp()) {
-      ESP_RETURN_IF_ERROR(
-          read_.norm(spec_.draft->embedding_norm, layout.embedding_norm, weights.embedding_norm));
-    }
     ESP_RETURN_IF_ERROR(load_head(layout.pooling_head, weights.pooling_head));
     ESP_RETURN_IF_ERROR(load_head(layout.projector, weights.projector));
     if (spec_.projector) {
@@ -87,8 +88,7 @@ class Loader {
     ESP_RETURN_IF_ERROR(read_.matrix(layout.patch_embedding, out.patch_embedding));
     ESP_RETURN_IF_ERROR(read_.vector(layout.patch_embedding_bias, out.patch_embedding_bias));
     ESP_RETURN_IF_ERROR(read_.vector(layout.class_embedding, out.class_embedding));
-    ESP_RETURN_IF_ERROR(read_.vector(layout.line_end, out.line_end));
-    return read_.norm(spec_.patches->norm, layout.embedding_norm, out.embedding_norm);
+    return read_.vector(layout.line_end, out.line_end);
   }
 
   Status load_head(const std::vector<PoolingLayout>& layout, std::vector<PoolingWeights>& out) {

@@ -41,6 +41,7 @@ std::span<const PassedRoute> passed_routes() {
       {"POST", "/classify", kOpenAi, {"text", "input_ids"}},
       {"POST", "/v1/embeddings", kOpenAi, {"input"}},
       {"POST", "/v1/classify", kOpenAi, {"input"}},
+      {"POST", "/pooling", kOpenAi, {"input"}},
       {"POST", "/v1/moderations", kOpenAi, {"input"}},
       {"POST", "/v1/score", kOpenAi, {"query", "items"}},
       {"POST", "/v1/rerank", kOpenAi, {"query", "documents"}},

@@ -47,8 +47,8 @@ std::vector<float> scores_of(const ScoreRequest& request, std::span<const float>
 // score, through a sigmoid where the model has one.
 float fitting_score(std::span<const float> scores, const PooledInfo& pooled);
 
-// The sum over the query's tokens of the largest product with one of the document's (Khattab and
-// Zaharia 2020). Both: [tokens, width].
+// The sum over the query's tokens of the largest cosine with one of the document's, for vectors of
+// length 1 (Khattab and Zaharia 2020). Both: [tokens, width].
 float max_sim(std::span<const float> query, std::span<const float> document, int32_t width);
 
 // Of the angle between two vectors of one size; 0 where one of them is 0.

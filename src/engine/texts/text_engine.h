@@ -14,8 +14,8 @@ namespace espalier {
 // Whether the model of `config` is one (is_text_encoder()).
 bool is_text_engine(const EngineConfig& config);
 
-// Loads the model of `config`. What such a model does not have (ranks, replicas, adapters, tiers,
-// drafts ...) is refused, each by the setting's name.
+// Loads the model of `config`. What such a model does not have (ranks, replicas, adapters, tiers
+// ...) is refused, each by the setting's name.
 Result<std::unique_ptr<Engine>> start_text_engine(const EngineConfig& config);
 
 // The parts given by the caller; tests put encoders of their own here. config: effective.

@@ -13,6 +13,7 @@ using test::DeviceArray;
 
 struct Sequences {
   int heads, dim, sequences, rows;
+  int reach = 0;  // rows that a row sees on either side; 0: all
 };
 
 // [sequences * rows, 3, heads, dim], as a GEMM of q, k and v leaves it.
@@ -32,6 +33,8 @@ std::vector<float> attended(const Sequences& s, const std::vector<float>& qkv, f
           double dot = 0;
           for (size_t i = 0; i < dim; ++i) dot += double{at(row, 0)[i]} * at(key, 1)[i];
           weights[key] = dot * scale;
+          const auto reach = static_cast<size_t>(s.reach);
+          if (reach > 0 && (key + reach < row || key > row + reach)) weights[key] = -INFINITY;
           most = std::max(most, weights[key]);
         }
         for (double& weight : weights) sum += weight = std::exp(weight - most);
@@ -63,7 +66,8 @@ class CudaBidirectional : public test::OnDevice {
                                                          .stride = 3 * width,
                                                          .out = out.get(),
                                                          .out_stride = width,
-                                                         .scale = scale},
+                                                         .scale = scale,
+                                                         .reach = s.reach},
                                                         {});
     EXPECT_TRUE(status.ok()) << status.to_string();
     return out.read();
@@ -93,6 +97,30 @@ TEST_F(CudaBidirectional, EqualsTheReference) {
     printf("heads of %d, %d sequences of %d: errors %.2g, %.2g\n", s.dim, s.sequences, s.rows,
            float_error, error);
   }
+}
+
+// Rows see some on either side: within a block of keys, across several, and beyond the sequence.
+TEST_F(CudaBidirectional, RowsHaveAReach) {
+  for (const int dim : {12, 40, 64, 72, 80, 96, 128})
+    for (const auto& [rows, reach] : {std::pair{40, 3},
+                                      {129, 1},
+                                      {300, 20},
+                                      {577, 64},
+                                      {577, 65},
+                                      {200, 127},
+                                      {33, 500},
+                                      {1, 4}}) {
+      const Sequences s{3, dim, 2, rows, reach};
+      const std::vector<float> floats = draw(s);
+      const std::vector<float> exact = run<float>(s, DType::kFloat32, floats, 0.2f);
+      EXPECT_LT(test::relative_error(exact, attended(s, floats, 0.2f)), 1e-5)
+          << dim << " " << rows << " " << reach;
+      const std::vector<BFloat16> halves = test::to_bfloat16s(floats);
+      const std::vector<float> want = attended(s, test::to_floats(halves), 0.2f);
+      EXPECT_LT(test::relative_error(test::to_floats(run(s, DType::kBFloat16, halves, 0.2f)), want),
+                6e-3)
+          << dim << " " << rows << " " << reach;
+    }
 }
 
 // Large scores move the base of the sums, block after block.

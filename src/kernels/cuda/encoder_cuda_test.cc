@@ -65,6 +65,63 @@ class CudaEncoderKernels : public test::OnDevice {
     }
   }
 
+  // Behind its gate, as GeGLU has it.
+  template <typename T>
+  void check_gated_gelu(int32_t dim) {
+    const int32_t rows = 21;
+    const std::vector<T> x = elements<T>(test::random_floats(rng_, int64_t{rows} * dim * 2, 2.0));
+    const DeviceArray<T> in(x);
+    const Status status = cuda::gelu({.type = kType<T>,
+                                      .x = in.get(),
+                                      .x_stride = 2 * dim,
+                                      .up = in.get() + dim,
+                                      .up_stride = 2 * dim,
+                                      .y = in.get(),
+                                      .y_stride = 2 * dim,
+                                      .rows = rows,
+                                      .dim = dim},
+                                     {});
+    ASSERT_TRUE(status.ok()) << status.to_string();
+    const std::vector<T> got = in.read();
+    for (int32_t i = 0; i < rows * dim; ++i) {
+      const auto at = static_cast<size_t>(i / dim * 2 * dim + i % dim);
+      const double v = value(x[at]), up = value(x[at + static_cast<size_t>(dim)]);
+      const double want = v / 2 * (1 + std::erf(v / std::sqrt(2.0))) * up;
+      ASSERT_NEAR(value(got[at]), want, kTolerance<T> * std::max(1.0, std::abs(want))) << v;
+    }
+  }
+
+  template <typename T>
+  void check_pooled(int32_t dim, bool largest) {
+    const std::vector<int32_t> begins = {0, 1, 8, 300, 301};
+    const std::vector<T> x = elements<T>(test::random_floats(rng_, int64_t{301} * dim, 1.0));
+    const DeviceArray<T> in(x);
+    const DeviceArray<int32_t> of(begins);
+    const DeviceArray<float> out(static_cast<size_t>(4 * dim));
+    const Status status = cuda::pool_rows({.type = kType<T>,
+                                           .x = in.get(),
+                                           .x_stride = dim,
+                                           .begins = of.get(),
+                                           .texts = 4,
+                                           .dim = dim,
+                                           .largest = largest,
+                                           .y = out.get()},
+                                          {});
+    ASSERT_TRUE(status.ok()) << status.to_string();
+    const std::vector<float> got = out.read();
+    for (size_t text = 0; text < 4; ++text)
+      for (size_t i = 0; i < static_cast<size_t>(dim); ++i) {
+        double sum = 0, most = -1e30;
+        for (int32_t row = begins[text]; row < begins[text + 1]; ++row) {
+          const double v = value(x[static_cast<size_t>(row * dim) + i]);
+          sum += v;
+          most = std::max(most, v);
+        }
+        const double want = largest ? most : sum / (begins[text + 1] - begins[text]);
+        ASSERT_NEAR(got[text * static_cast<size_t>(dim) + i], want, 1e-5) << text << " " << i;
+      }
+  }
+
   template <typename T>
   void check_patches(bool class_row, int32_t features) {
     const auto pictures = static_cast<int32_t>(rng_.between(1, 4));
@@ -180,6 +237,17 @@ class CudaEncoderKernels : public test::OnDevice {
     }
   }
 };
+
+TEST_F(CudaEncoderKernels, GatedGelusAndPooledRows) {
+  for (const int32_t dim : {8, 13, 64, 1152}) {
+    check_gated_gelu<float>(dim);
+    check_gated_gelu<BFloat16>(dim);
+    for (const bool largest : {false, true}) {
+      check_pooled<float>(dim, largest);
+      check_pooled<BFloat16>(dim, largest);
+    }
+  }
+}
 
 // A layer scale in place, the mean of parts, and rows that are gathered from any row on.
 template <typename T>

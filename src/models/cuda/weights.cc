@@ -21,6 +21,7 @@ Status place_encoder(const WeightLayout& layout, WeightPlacer& placer, CudaWeigh
                                     program::kGemmColumns));
   ESP_RETURN_IF_ERROR(
       placer.vector(layout.patch_embedding_bias, out.at({WeightKind::kPatchEmbeddingBias})));
+  ESP_RETURN_IF_ERROR(placer.matrix(layout.type_embedding, out.at({WeightKind::kTypeEmbedding})));
   ESP_RETURN_IF_ERROR(placer.vector(layout.class_embedding, out.at({WeightKind::kClassEmbedding})));
   ESP_RETURN_IF_ERROR(placer.vector(layout.embedding_norm, out.at({WeightKind::kEmbeddingNorm})));
   ESP_RETURN_IF_ERROR(placer.vector(layout.line_end, out.at({WeightKind::kLineEnd})));
@@ -83,8 +84,6 @@ class ModelPlacer {
     ESP_RETURN_IF_ERROR(place_encoder(layout_, placer_, out_));
     ESP_RETURN_IF_ERROR(placer_.matrix(layout_.draft_input, out_.at({WeightKind::kDraftInput})));
     ESP_RETURN_IF_ERROR(matrix(layout_.position_embedding, WeightKind::kPositionEmbedding));
-    ESP_RETURN_IF_ERROR(
-        placer_.matrix(layout_.type_embedding, out_.at({WeightKind::kTypeEmbedding})));
     for (size_t i = 0; i < layout_.layers.size(); ++i) {
       layer_ = static_cast<int32_t>(i);
       ESP_RETURN_IF_ERROR(layer(spec_.layers[i], layout_.layers[i]));
@@ -122,7 +121,7 @@ class ModelPlacer {
     ESP_RETURN_IF_ERROR(vector(layout.post_attention_norm, WeightKind::kPostAttentionNorm));
     const ExpertCodes codes = placer_.format_of(layout.experts).codes;
     const bool coded = codes == ExpertCodes::kE4m3 || codes == ExpertCodes::kInt4;
-    if (spec_.is_encoder() && of.mlp.intermediate_size % program::kGemmColumns != 0)
+    if (is_encoder(spec_) && of.mlp.intermediate_size % program::kGemmColumns != 0)
       return place_widened_mlp(spec_, layer_, layout.mlp, placer_, out_);
     ESP_RETURN_IF_ERROR(mlp_matrix(layout.mlp.gate_up, WeightKind::kGateUp, coded));
     ESP_RETURN_IF_ERROR(vector(layout.mlp.gate_up_bias, WeightKind::kGateUpBias));

@@ -94,12 +94,12 @@ void run_attention(CpuContext& context, const Op& op) {
     const PictureRows& rows = context.picture_rows(count, a.sliding_window);
     entries = rows.entries();
     windows = rows.windows();
-  } else if (a.reach > 0) {
-    const auto rows = context.rows_within(count, a.reach);
+  } else if (a.causal) {
+    entries = context.entries(count);
+  } else {
+    const CpuContext::SeeingRows rows = context.each_row(count, a.windowed, a.reach);
     entries = rows.entries;
     windows = rows.windows;
-  } else {
-    entries = a.causal ? context.entries(count) : context.each_row(count, a.windowed);
   }
   kernels::attention(context.backend(),
                      {.q = q.data,

@@ -73,7 +73,7 @@ Status CpuContext::reserve(int32_t max_tokens, int32_t max_entries, int64_t outp
   ESP_RETURN_IF_ERROR(reserve_linear());
   wanted_.reserve(static_cast<size_t>(max_entries));
   adapters_.reserve(static_cast<size_t>(max_entries));
-  if (spec_.is_encoder()) inputs_.rows.reserve(static_cast<size_t>(max_tokens));
+  if (is_encoder(spec_)) inputs_.rows.reserve(static_cast<size_t>(max_tokens));
   if (spec_.texts) inputs_.reaches.reserve(static_cast<size_t>(max_tokens));
   if (spec_.images && spec_.images->bidirectional)
     inputs_.pictures.reserve(static_cast<size_t>(max_tokens));
@@ -161,32 +161,18 @@ void CpuContext::alias(const Operand& to, const Operand& from) {
   views_[static_cast<size_t>(to.buffer)] = view(from);
 }
 
-std::span<const BatchEntry> CpuContext::each_row(RowCount count, bool windowed) {
-  inputs_.rows.clear();
-  for (const BatchEntry& entry : windowed ? inputs_.given.windows : entries(count)) {
-    BatchEntry row = entry;
-    row.prefix_len = entry.prefix_len + entry.num_query_tokens - 1;
-    row.num_query_tokens = 1;
-    for (int32_t i = 0; i < entry.num_query_tokens; ++i) {
-      row.query_begin = entry.query_begin + i;
-      inputs_.rows.push_back(row);
-    }
-  }
-  return inputs_.rows;
-}
-
-CpuContext::ReachingRows CpuContext::rows_within(RowCount count, int32_t reach) {
+CpuContext::SeeingRows CpuContext::each_row(RowCount count, bool windowed, int32_t reach) {
   inputs_.rows.clear();
   inputs_.reaches.clear();
-  for (const BatchEntry& entry : entries(count)) {
+  for (const BatchEntry& entry : windowed ? inputs_.given.windows : entries(count)) {
     const int32_t first = entry.prefix_len, last = first + entry.num_query_tokens - 1;
     BatchEntry row = entry;
     row.num_query_tokens = 1;
     for (int32_t at = first; at <= last; ++at) {
       row.query_begin = entry.query_begin + at - first;
-      row.prefix_len = std::min(last, at + reach);
+      row.prefix_len = reach > 0 ? std::min(last, at + reach) : last;
       inputs_.rows.push_back(row);
-      inputs_.reaches.push_back(row.prefix_len - std::max(0, at - reach) + 1);
+      if (reach > 0) inputs_.reaches.push_back(row.prefix_len - std::max(0, at - reach) + 1);
     }
   }
   return {inputs_.rows, inputs_.reaches};

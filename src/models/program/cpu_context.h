@@ -94,15 +94,13 @@ class CpuContext {
   // The batch's entries, or their wanted tails.
   std::span<const BatchEntry> entries(RowCount count) const;
   // The same rows, each as an entry at the last position of its own entry, so that causal attention
-  // lets it see all of that entry, or of its window. REQUIRES: the spec is an encoder's.
-  std::span<const BatchEntry> each_row(RowCount count, bool windowed);
-  // The same where a row sees `reach` rows on either side, with the windows that attention has
-  // then.
-  struct ReachingRows {
+  // lets it see all of that entry, or of its window; or where a reach is above 0 at the last one
+  // that it sees, with the windows that attention has then. REQUIRES: the spec is an encoder's.
+  struct SeeingRows {
     std::span<const BatchEntry> entries;
     std::span<const int32_t> windows;
   };
-  ReachingRows rows_within(RowCount count, int32_t reach);
+  SeeingRows each_row(RowCount count, bool windowed, int32_t reach);
   // The same rows where a picture's rows see each other. REQUIRES: the pictures of a step are in it
   // to their last rows.
   const PictureRows& picture_rows(RowCount count, int32_t sliding_window);
@@ -136,8 +134,8 @@ class CpuContext {
   std::span<const int32_t> output_rows_;
   struct Inputs {
     GivenRows given;
-    std::vector<BatchEntry> rows;  // of each_row() and rows_within()
-    std::vector<int32_t> reaches;  // of rows_within()
+    std::vector<BatchEntry> rows;  // of each_row()
+    std::vector<int32_t> reaches;  // the same
     PictureRows pictures;
   };
   Inputs inputs_;

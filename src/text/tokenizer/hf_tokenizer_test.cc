@@ -55,6 +55,26 @@ TEST(HfTokenizer, EncodesAndDecodesAsTheReference) {
   }
 }
 
+// Types, and what is left of both texts where there are too many tokens.
+TEST(HfTokenizer, JoinsAndCutsPairsAsTheReference) {
+  for (const char* name : kNames) {
+    const auto tokenizer = load(name);
+    const json::value cases = parse_file(kHfFixtures / name / "pairs.json");
+    ASSERT_EQ(cases.as_array().size(), 150u);
+    for (const json::value& entry : cases.as_array()) {
+      std::optional<std::string> pair;
+      if (!entry.at("pair").is_null()) pair.emplace(entry.at("pair").as_string());
+      const TypedIds typed =
+          tokenizer->encode_typed(entry.at("text").as_string(), pair ? &*pair : nullptr,
+                                  static_cast<size_t>(entry.at("max").as_int64()));
+      EXPECT_EQ(typed.ids, json::value_to<Ids>(entry.at("ids")))
+          << name << ": " << json::serialize(entry);
+      EXPECT_EQ(typed.types, json::value_to<std::vector<int32_t>>(entry.at("types")))
+          << name << ": " << json::serialize(entry);
+    }
+  }
+}
+
 TEST(HfTokenizer, StreamEqualsDecodeAndShowsWholeCharacters) {
   for (const char* name : kNames) {
     const auto tokenizer = load(name);

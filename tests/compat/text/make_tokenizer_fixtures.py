@@ -220,6 +220,22 @@ def rows(goldens):
                                                        lines(goldens["decodes"]))
 
 
+def pairs(tokenizer):
+    """Texts alone and in pairs, with types, cut to some lengths (0: whole)."""
+    texts = ["", "the heron", "Reiher 鷺 don't", "water " * 9, "[UNK] a\tb"]
+    cases = []
+    for first in texts:
+        for second in [None, *texts]:
+            for most in (0, 3, 4, 9, 12):
+                tokenizer.no_truncation()
+                if most:
+                    tokenizer.enable_truncation(most)
+                encoded = tokenizer.encode(first, second)
+                cases.append({"text": first, "pair": second, "max": most, "ids": encoded.ids,
+                              "types": encoded.type_ids})
+    return cases
+
+
 def main():
     if len(sys.argv) != 2 or sys.argv[1].startswith("-"):
         sys.exit(__doc__)
@@ -245,6 +261,8 @@ def main():
         (folder / "tokenizer.json").write_text(text)
         (folder / "tokenizer_config.json").write_text(json.dumps(config, indent=2) + "\n")
         (folder / "goldens.json").write_text(rows(goldens(Tokenizer.from_str(text))))
+        (folder / "pairs.json").write_text("[\n" + ",\n".join(
+            json.dumps(case, ensure_ascii=False) for case in pairs(Tokenizer.from_str(text))) + "\n]\n")
 
 
 main()
