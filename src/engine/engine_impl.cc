@@ -280,6 +280,11 @@ namespace {
 Status check_inputs(const GenerateRequest& request, const ModelInfo& info, const EngineConfig& c,
                     bool has_encoder) {
   ESP_RETURN_IF_ERROR(check_use(request, info));
+  if (request.truncate_to != 0)
+    return error(StatusCode::kUnimplemented,
+                 "truncate_prompt_tokens is for encoders of texts, and {} is none: shorten the "
+                 "text, or leave it out",
+                 info.architecture);
   if (request.images.empty()) return {};
   if (!info.images)
     return error(

@@ -332,5 +332,11 @@ TEST_F(EmbeddingServer, AModelThatGeneratesScoresLabels) {
   expect_refused("/encode", R"({"input_ids":[5]})", "start with --is-embedding");
 }
 
+TEST_F(EmbeddingServer, ADecoderCutsNoTexts) {
+  start("tests/golden/pooled/qwen3_embedding");
+  expect_refused("/v1/embeddings", R"({"input":[5,6],"truncate_prompt_tokens":1})",
+                 "truncate_prompt_tokens is for encoders of texts");
+}
+
 }  // namespace
 }  // namespace espalier::server

@@ -84,6 +84,7 @@ Result<std::vector<GenerateRequest>> score_prompts(const ScoreRequest& request,
   if (info.pooled && (info.pooled->pairs || info.pooled->each_token))
     return encoder_prompts(request, info);
   GenerateRequest common;
+  common.truncate_to = request.truncate_to;
   if (info.pooled) {
     common.embed = true;
   } else {
