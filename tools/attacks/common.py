@@ -75,10 +75,22 @@ class Answer:
         return self.body.decode("utf-8", "replace")
 
 
+def cores_of(variable):
+    """The cores that an environment variable names ("0,1" or "2-15"); the empty set where it names none."""
+    cores = set()
+    for part in filter(None, os.environ.get(variable, "").split(",")):
+        first, _, last = part.partition("-")
+        cores.update(range(int(first), int(last or first) + 1))
+    return cores
+
+
 def limited(limits):
-    """A function for a child process that sets resource limits: {RLIMIT_...: bytes or count}."""
+    """A function for a child process that sets resource limits, {RLIMIT_...: bytes or count}, and keeps it on the
+    cores of tools/attack --server-cores."""
     def apply():
         signal.signal(signal.SIGINT, signal.SIG_DFL)
+        if cores := cores_of("ESPALIER_ATTACK_SERVER_CORES"):
+            os.sched_setaffinity(0, cores)
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         for which, value in limits.items():
             resource.setrlimit(which, (value, value))
@@ -97,6 +109,22 @@ class Target(harness.Server):
     def memory_mib(self, key="VmRSS"):
         with open(f"/proc/{self.process.pid}/status", encoding="ascii") as f:
             return int(re.search(rf"{key}:\s*(\d+)", f.read()).group(1)) / 1024
+
+    def thread_times(self):
+        """{name: [seconds on a core, seconds ready to run but without one]} of the threads that live."""
+        times = collections.defaultdict(lambda: [0.0, 0.0])
+        folder = f"/proc/{self.process.pid}/task"
+        for thread in os.listdir(folder):
+            try:
+                with open(f"{folder}/{thread}/comm", encoding="utf-8", errors="replace") as f:
+                    name = f.read().strip()
+                with open(f"{folder}/{thread}/schedstat", encoding="ascii") as f:
+                    ran, waited = f.read().split()[:2]
+            except OSError:
+                continue  # it has ended meanwhile
+            times[name][0] += int(ran) / 1e9
+            times[name][1] += int(waited) / 1e9
+        return times
 
     def num_descriptors(self):
         return len(os.listdir(f"/proc/{self.process.pid}/fd"))

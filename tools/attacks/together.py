@@ -206,6 +206,14 @@ class Rows:
             self.outcome.fail(what, f"{found}, bound {bound}")
 
 
+def print_threads(before, after, seconds):
+    """Where the server's threads had a core, and where they waited for one: the longest waits first."""
+    rows = [(after[name][0] - before[name][0], after[name][1] - before[name][1], name) for name in after]
+    print(f"| {'thread':<16} | {'% of a core':>11} | {'% waiting for one':>17} |\n|{'-' * 18}|{'-' * 12}:|{'-' * 18}:|")
+    for ran, waited, name in sorted(rows, key=lambda row: -row[1])[:12]:
+        print(f"| {name:<16} | {100 * ran / seconds:>11.1f} | {100 * waited / seconds:>17.1f} |", flush=True)
+
+
 def report(outcome, target, quiet, gaps, refused, health):
     rows = Rows(outcome)
     rows.add("process", "lives")
@@ -233,7 +241,8 @@ def run(budget):
                    limits={resource.RLIMIT_AS: ADDRESS_SPACE}) as target:
         stream_gaps(target, time.monotonic() + 2)  # the first steps build what later ones find
         quiet, _ = stream_gaps(target, time.monotonic() + min(QUIET_SECONDS, seconds / 5))
-        ends = time.monotonic() + seconds
+        started, threads = time.monotonic(), target.thread_times()
+        ends = started + seconds
         attacks = attack_in_processes(target, ends, budget.seed)
         health = health_in_a_process(target, ends)
         gaps, refused = stream_gaps(target, ends)
@@ -243,6 +252,7 @@ def run(budget):
         if not target.is_alive():
             outcome.fail("ended when all attacks came at once", f"{target.process.returncode}: {target.output()[-300:]}")
             return outcome
+        print_threads(threads, target.thread_times(), time.monotonic() - started)
         report(outcome, target, quiet, gaps, refused, seconds_of_health)
         time.sleep(1)
         target.check(outcome, "all attacks")
