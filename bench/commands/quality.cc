@@ -74,12 +74,12 @@ Result<Format> parse_format(const std::string& text) {
     out.name = out.model.filename().string() + text.substr(weights.size());
     return out;
   }
-  constexpr std::array<std::string_view, 8> kTypes = {"auto", "float32", "bfloat16", "q8_0",
-                                                      "q4_k", "fp8",     "int4",     "mxfp4"};
+  constexpr std::array<std::string_view, 9> kTypes = {"auto", "float32", "bfloat16", "q8_0", "q4_k",
+                                                      "fp8",  "int4",    "nvfp4",    "mxfp4"};
   if (std::ranges::find(kTypes, weights) == kTypes.end())
     return fail(invalid_argument(
         "'{}' is neither a model's file nor one of auto, float32, bfloat16, q8_0, q4_k, fp8, int4, "
-        "mxfp4",
+        "nvfp4, mxfp4",
         weights));
   out.dtype = weights;
   return out;

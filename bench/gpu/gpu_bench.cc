@@ -404,7 +404,7 @@ int main(int argc, char** argv) {
   espalier::bench::Options options;
   CLI::App app{"Decode steps, prefill and offline workloads of a model on the GPU."};
   app.add_option("--config", options.config, "folder with config.json; weights are drawn");
-  app.add_option("--dtype", options.dtype, "of the weights: auto, fp8, int4 or mxfp4");
+  app.add_option("--dtype", options.dtype, "of the weights: auto, fp8, int4, nvfp4 or mxfp4");
   app.add_option("--kv-cache-dtype", options.kv_cache_dtype, "of keys and values")
       ->check(CLI::IsMember({"auto", "fp8_e4m3"}));
   app.add_option("--part", options.part, "what to measure")

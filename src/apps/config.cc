@@ -40,7 +40,7 @@ bool is_stored_format(std::string_view name) {
 }
 bool is_rounded_type(std::string_view dtype) {
   return dtype == "q8_0" || dtype == "q4_k" || dtype == "fp8" || dtype == "int4" ||
-         dtype == "mxfp4";
+         dtype == "nvfp4" || dtype == "mxfp4";
 }
 
 void add_path_rows(SettingTable& table, EngineConfig& engine, HubSettings& hub) {
@@ -90,17 +90,18 @@ void add_model_rows(SettingTable& table, EngineConfig& engine, HubSettings& hub)
     return is_rounded_type(engine.model.dtype) ? Status() : set(value);
   };
   table.custom(
-      "quantization", "q8_0|q4_k|fp8|int4|mxfp4",
+      "quantization", "q8_0|q4_k|fp8|int4|nvfp4|mxfp4",
       "q8_0 and q4_k, on the CPU: round weights to about 8 or 4 bits; blocks of a GGUF "
       "stay as they are. On a GPU, of the layers' matrices: fp8, in e4m3, activations rounded "
       "to it on their way into them; int4, in 4 bits with a scale for 128 neighbours; "
-      "mxfp4, of experts alone, in MXFP4. Takes the place of dtype. A checkpoint's own format "
+      "nvfp4, in NVFP4 with one for 16; mxfp4, of experts alone, in MXFP4. Takes the place of "
+      "dtype. A checkpoint's own format "
       "(awq, gptq, compressed-tensors, fbgemm_fp8, modelopt, gguf, gpt-oss's mxfp4) needs no name",
       "none", [&engine](std::string_view value) -> Status {
         if (is_stored_format(value)) return {};
         if (value == "w8a8_fp8") value = "fp8";
         if (!is_rounded_type(value))
-          return invalid_argument("'{}' is not one of q8_0, q4_k, fp8, int4, mxfp4", value);
+          return invalid_argument("'{}' is not one of q8_0, q4_k, fp8, int4, nvfp4, mxfp4", value);
         if (engine.model.dtype != "auto" && !is_rounded_type(engine.model.dtype))
           return invalid_argument("'{}' contradicts --dtype {}: leave one out", value,
                                   engine.model.dtype);

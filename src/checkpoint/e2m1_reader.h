@@ -14,12 +14,14 @@ namespace espalier {
 
 struct E2m1Scales {
   const std::byte* data = nullptr;  // [rows, columns / block]
-  std::array<float, 256> values{};  // of their bytes
+  std::array<float, 256> values{};  // of their bytes, times `of_all`
   int64_t block = 16;
+  bool nvfp4 = false;
+  float of_all = 1;
 };
 
 // codes: [rows, columns / 2]. REQUIRES: columns are whole blocks.
-std::shared_ptr<const TensorReader> make_e2m1_reader(const std::byte* codes,
+std::shared_ptr<const TensorReader> make_e2m1_reader(const std::byte* codes, int64_t columns,
                                                      const E2m1Scales& scales);
 
 }  // namespace espalier

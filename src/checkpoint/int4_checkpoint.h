@@ -53,6 +53,14 @@ inline constexpr Int4Method kActOrderMethods[] = {
                        "config_groups": {"group_0": {"weights": {"num_bits": 4}}}})",
      true, true}};
 
+// The same of NVFP4, whose groups are of 16.
+inline constexpr Int4Method kNvfp4Methods[] = {
+    {"modelopt", R"({"quant_method": "modelopt", "quant_algo": "NVFP4"})", false},
+    {"nvfp4-pack-quantized",
+     R"({"quant_method": "compressed-tensors", "format": "nvfp4-pack-quantized",
+         "config_groups": {"group_0": {"weights": {"num_bits": 4}}}})",
+     false}};
+
 // The group of each of `in` inputs in an order that follows from their number alone, as matrices
 // that read the same inputs have.
 inline std::vector<int32_t> act_order(int64_t in, int64_t group) {
@@ -61,6 +69,23 @@ inline std::vector<int32_t> act_order(int64_t in, int64_t group) {
   Rng rng(static_cast<uint64_t>(in));
   for (size_t i = groups.size() - 1; i > 0; --i) std::swap(groups[i], groups[rng.below(i + 1)]);
   return groups;
+}
+
+// The tensors of a matrix STEM.weight [out, in] of random NVFP4. REQUIRES: multiples of 16.
+inline void add_nvfp4(const Int4Method& method, const std::string& stem, int64_t out, int64_t in,
+                      Rng& rng, SafetensorsBuilder& to) {
+  const bool modelopt = method.name == "modelopt";
+  std::vector<uint8_t> codes, scales;
+  for (int64_t i = 0; i < out * in / 2; ++i) codes.push_back(static_cast<uint8_t>(rng.below(256)));
+  // 0.25 to 4, some 0 and some subnormal.
+  for (int64_t i = 0; i < out * in / 16; ++i)
+    scales.push_back(static_cast<uint8_t>(i % 37 == 0 ? rng.below(8) : 0x28 + rng.below(0x20)));
+  to.add(stem + (modelopt ? ".weight" : ".weight_packed"), "U8", {out, in / 2},
+         std::as_bytes(std::span(codes)));
+  to.add(stem + ".weight_scale", "F8_E4M3", {out, in / 16}, std::as_bytes(std::span(scales)));
+  const float all = modelopt ? 0x1.8p-9f : 0x1p9f;
+  to.add(stem + (modelopt ? ".weight_scale_2" : ".weight_global_scale"), "F32", {1},
+         std::as_bytes(std::span(&all, 1)));
 }
 
 // The tensors of a matrix STEM.weight [out, in] of random codes. REQUIRES: multiples of 8 and of

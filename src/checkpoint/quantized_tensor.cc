@@ -501,14 +501,15 @@ class TensorParts {
 
 // Multiplies scales by the number that all of a matrix share.
 Status scale_all(TensorParts& parts, const std::string& stem, const std::string& name,
-                 std::array<float, 256>& values) {
+                 E2m1Scales& scales) {
   const bool divides = parts.find(stem + ".weight_global_scale") != nullptr;
   ESP_ASSIGN_OR_RETURN(
       const CheckpointTensor* scale,
       parts.part(stem + (divides ? ".weight_global_scale" : ".weight_scale_2"), name));
   if (!scale->dtype || scale->num_elements() != 1) return misfit(*scale, "should be a number");
   const float all = all_floats(*scale).front();
-  for (float& value : values) value = divides ? value / all : value * all;
+  for (float& value : scales.values) value = divides ? value / all : value * all;
+  scales.of_all = divides ? 1 / all : all;
   return {};
 }
 
@@ -530,14 +531,15 @@ Status add_e2m1(TensorParts& parts, std::vector<CheckpointTensor>& tensors, size
                                        codes.name, shape_string(codes.shape)));
   E2m1Scales of{.data = scales->bytes.data(),
                 .values = nvfp4 ? decode_table<e4m3>() : decode_table<e8m0>(),
-                .block = block};
-  if (nvfp4) ESP_RETURN_IF_ERROR(scale_all(parts, stem, codes.name, of.values));
+                .block = block,
+                .nvfp4 = nvfp4};
+  if (nvfp4) ESP_RETURN_IF_ERROR(scale_all(parts, stem, codes.name, of));
   CheckpointTensor out;
   out.name = stem + ".weight";
   out.dtype_name = nvfp4 ? "NVFP4" : "MXFP4";
   out.shape = {rows, columns};
   out.bytes = codes.bytes;
-  out.reader = make_e2m1_reader(codes.bytes.data(), of);
+  out.reader = make_e2m1_reader(codes.bytes.data(), columns, of);
   if (codes.name == out.name) {
     tensors[index] = std::move(out);
     return {};

@@ -12,6 +12,7 @@
 #include "checkpoint/checkpoint.h"
 #include "checkpoint/convert.h"
 #include "checkpoint/int4_checkpoint.h"
+#include "checkpoint/small_floats.h"
 #include "checkpoint/temp_folder.h"
 
 namespace espalier {
@@ -331,6 +332,34 @@ TEST(Quantized, FloatsOfFourBitsHaveScalesOfBlocks) {
         {{"x.weight_packed", "U8", words, codes},
          {"x.weight_scale", "U8", {kRows, kColumns / 32}, powers}},
         [&](int i) { return std::ldexp(1.0f, i / 32 - 7); });
+}
+
+// What a device takes as it is: the words, the scales of 16 and that of all.
+TEST(Quantized, Nvfp4HasCodesForDevices) {
+  for (const test::Int4Method& method : test::kNvfp4Methods) {
+    SCOPED_TRACE(method.name);
+    TempFolder folder;
+    folder.write("config.json", fmt::format(R"({{"quantization_config": {}}})", method.config));
+    Rng rng(3);
+    test::SafetensorsBuilder file;
+    test::add_nvfp4(method, "x", 4, 64, rng, file);
+    folder.write("model.safetensors", file.bytes());
+    const Checkpoint checkpoint = Checkpoint::open(folder.path()).value();
+    ASSERT_EQ(checkpoint.tensors().size(), 1u);
+    const auto stored = checkpoint.tensors()[0].reader->int4();
+    ASSERT_TRUE(stored);
+    EXPECT_EQ(stored->group, 16);
+    EXPECT_EQ(stored->line_bytes, 32);
+    EXPECT_EQ(stored->scale_of_all, method.name == "modelopt" ? 0x1.8p-9f : 0x1p-9f);
+    const std::vector<float> values = values_of(checkpoint.tensors()[0]);
+    constexpr float kSizes[8] = {0, 0.5f, 1, 1.5f, 2, 3, 4, 6};
+    for (int64_t i = 0; i < 4 * 64; ++i) {
+      const int code = static_cast<int>(stored->data[i / 2]) >> (i % 2 * 4) & 15;
+      const float scale = e4m3(static_cast<uint8_t>(stored->e4m3_scales[i / 16]));
+      const float size = kSizes[code & 7] * scale * stored->scale_of_all;
+      ASSERT_EQ(values[static_cast<size_t>(i)], code < 8 ? size : -size) << i;
+    }
+  }
 }
 
 // Groups of unequal sizes, of which a device has none.

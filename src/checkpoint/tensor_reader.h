@@ -52,6 +52,9 @@ struct StoredInt4 {
   std::shared_ptr<const std::vector<int32_t>> columns;
   int32_t group = 128;  // inputs: 32 or 128; several may have the same scale
   bool zeros = false;   // zero points of their own; all are 8 otherwise
+  // Of NVFP4, whose group is 16: an element is its E2M1 number x e4m3 x scale_of_all.
+  const std::byte* e4m3_scales = nullptr;  // [rows][columns / 16]
+  float scale_of_all = 1;
 };
 
 // Immutable; thread-safe. Borrows the checkpoint's files.

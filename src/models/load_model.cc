@@ -79,11 +79,12 @@ Result<DType> choose_dtype(const std::string& name, DType of_checkpoint) {
   if (name == "float32" || name == "float") return DType::kFloat32;
   if (name == "bfloat16") return DType::kBFloat16;
   if (name == "auto" || name == "q8_0" || name == "q4_k" || name == "fp8" || name == "int4" ||
-      name == "mxfp4") {
+      name == "nvfp4" || name == "mxfp4") {
     return of_checkpoint == DType::kFloat32 ? DType::kFloat32 : DType::kBFloat16;
   }
   return fail(invalid_argument(
-      "dtype '{}' is not known; use auto, bfloat16, float32, q8_0, q4_k, fp8, int4 or mxfp4",
+      "dtype '{}' is not known; use auto, bfloat16, float32, q8_0, q4_k, fp8, int4, nvfp4 or "
+      "mxfp4",
       name));
 }
 
@@ -123,8 +124,8 @@ Status check_cpu_types(const DecoderSpec& spec, const WeightTypes& types) {
   }
   if (types.int4) {
     return invalid_argument(
-        "weights of 4 bits as int4 need a GPU; on the CPU take q4_k, which has about the same "
-        "size");
+        "weights of 4 bits as {} need a GPU; on the CPU take q4_k, which has about the same size",
+        types.nvfp4 ? "nvfp4" : "int4");
   }
   if (!types.e4m3) return Status();
   return invalid_argument(
@@ -311,6 +312,7 @@ Result<std::map<std::string, int64_t>> read_gpu_weight_memory(const ModelLoadOpt
                                                               const ModelPlan& plan) {
   WeightTypes types = plan.type;
   types.e4m3 = plan.weights.e4m3, types.int4 = plan.weights.int4;
+  types.nvfp4 = plan.weights.nvfp4;
   types.mxfp4 = plan.weights.mxfp4;
   const auto no_blocks = [](std::string_view) { return std::optional<BlockFormat>(); };
   const bool stays = plan.weights.keep_blocks && plan.type == DType::kBFloat16;
@@ -435,6 +437,7 @@ Result<ProgramPlan> plan_program(const ModelLoadOptions& options, ProgramKind ki
   if (!cpu && plan.type == DType::kBFloat16) variants = program::gpu_variants(program, lowered);
   WeightTypes types = cpu ? plan.weights : WeightTypes(plan.type);
   types.e4m3 = plan.weights.e4m3, types.int4 = plan.weights.int4;
+  types.nvfp4 = plan.weights.nvfp4;
   types.mxfp4 = plan.weights.mxfp4;
   types.keep_blocks = plan.weights.keep_blocks && (cpu || plan.type == DType::kBFloat16);
   return ProgramPlan{.program = std::move(program),

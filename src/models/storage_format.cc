@@ -23,6 +23,7 @@ class Memory {
     if (coded) format.codes = device_codes(layout, types_, codes_);
     for (size_t i = 0; i < layout.blocks.size(); ++i) {
       const std::string_view name = format.codes.e4m3             ? "F8_E4M3"
+                                    : format.codes.int4.nvfp4()   ? "NVFP4"
                                     : format.codes.int4.group > 0 ? "INT4"
                                     : format.blocks.empty()
                                         ? dtype_name(format.type)
@@ -139,7 +140,8 @@ WeightTypes choose_weight_types(const std::string& dtype, DType type) {
   WeightTypes types(type);
   types.keep_blocks = dtype != "float32" && dtype != "float" && dtype != "bfloat16";
   types.e4m3 = dtype == "fp8";
-  types.int4 = dtype == "int4";
+  types.nvfp4 = dtype == "nvfp4";
+  types.int4 = dtype == "int4" || types.nvfp4;
   types.mxfp4 = dtype == "mxfp4";
   if (dtype == "q8_0") types.quantize = types.quantize_vocabulary = BlockFormat::kQ8_0;
   if (dtype == "q4_k") {
@@ -221,7 +223,8 @@ WeightCodes device_codes(const MatrixLayout& layout, const WeightTypes& types,
     all_e4m3 = all_e4m3 && codes.e4m3 && !codes.block_scales;
     all_blocks = all_blocks && codes.block_scales;
     if (i == 0) columns = codes.int4_columns;
-    all_int4 = all_int4 && codes.int4.group > 0 && same_columns(columns, codes.int4_columns);
+    all_int4 = all_int4 && codes.int4.group > 0 && same_columns(columns, codes.int4_columns) &&
+               (i == 0 || codes.int4.nvfp4() == int4.nvfp4());
     int4.group = std::min(int4.group, codes.int4.group);
     int4.zeros = int4.zeros || codes.int4.zeros;
   }
@@ -230,7 +233,9 @@ WeightCodes device_codes(const MatrixLayout& layout, const WeightTypes& types,
   if (all_int4) return {.int4 = int4, .int4_columns = std::move(columns)};
   if (types.e4m3 && takes_e4m3(layout)) return {.e4m3 = true};
   if (types.int4 && takes_int4(layout)) {
-    return {.int4 = {.group = layout.in_features % 128 == 0 ? 128 : 32}};
+    return {.int4 = {.group = types.nvfp4                     ? kernels::cuda::kNvfp4Group
+                              : layout.in_features % 128 == 0 ? 128
+                                                              : 32}};
   }
   return {};
 }
@@ -265,7 +270,7 @@ int32_t experts_int4_group(const ExpertsLayout& layout, const WeightTypes& types
   const auto takes = [&](const MatrixLayout& matrix, size_t blocks) {
     if (!is_expert(matrix, blocks) || matrix.in_features % kInt4SmallInputs != 0) return false;
     const WeightCodes codes = device_codes(matrix, types, stored);
-    if (codes.int4.group == 0 || codes.int4_columns != nullptr) return false;
+    if (codes.int4.group == 0 || codes.int4.nvfp4() || codes.int4_columns != nullptr) return false;
     // Groups of 128 are four of 32 where another matrix has those.
     const bool whole = codes.int4.group == group && matrix.in_features % group == 0;
     if (!whole) group = kInt4SmallGroup;
@@ -370,7 +375,7 @@ Status check_rounding(const DecoderSpec& spec, const WeightLayout& layout,
                       const WeightTypes& types) {
   if (types.mxfp4) return check_mxfp4(spec, layout, types);
   if (!types.e4m3 && !types.int4) return Status();
-  const char* name = types.e4m3 ? "fp8" : "int4";
+  const char* name = types.e4m3 ? "fp8" : types.nvfp4 ? "nvfp4" : "int4";
   const auto rounds = [&](const MatrixLayout& matrix) {
     const WeightCodes codes = device_codes(matrix, types, nullptr);
     return codes.e4m3 || codes.int4.group > 0;

@@ -28,8 +28,8 @@ struct WeightTypes {
   DType type = DType::kBFloat16;  // of what is not in blocks: kFloat32 or kBFloat16
   bool keep_blocks = false;       // blocks that kernels read stay as they are stored
   // GPU: matrices of layers are rounded to e4m3 with a scale for each row, or to 4 bits with a
-  // scale for each row and group of inputs.
-  bool e4m3 = false, int4 = false;
+  // scale for each row and group of inputs; nvfp4, beside int4: those 4 bits are NVFP4's.
+  bool e4m3 = false, int4 = false, nvfp4 = false;
   bool mxfp4 = false;  // GPU: experts are rounded to MXFP4
   // The formats that other matrices are quantised to, and embedding and head; none: `type`.
   std::optional<BlockFormat> quantize, quantize_vocabulary;
@@ -40,8 +40,8 @@ struct WeightTypes {
 
 // dtype: as the user stated it: auto, blocks that kernels read stay as the checkpoint has them;
 // float32, bfloat16: they become numbers; q8_0, q4_k: what is not in such blocks is rounded to 8,
-// or to 4 (the vocabulary's matrices to 6), bits; fp8, int4, mxfp4: on a GPU. type: of numbers, as
-// follows from it.
+// or to 4 (the vocabulary's matrices to 6), bits; fp8, int4, nvfp4, mxfp4: on a GPU. type: of
+// numbers, as follows from it.
 WeightTypes choose_weight_types(const std::string& dtype, DType type);
 
 // The stored format of a tensor; see WeightSource::stored_format.

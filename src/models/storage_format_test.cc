@@ -13,7 +13,7 @@ namespace {
 using testing::HasSubstr;
 using testing::IsEmpty;
 
-enum class Format : uint8_t { kFp8, kInt4, kMxfp4 };
+enum class Format : uint8_t { kFp8, kInt4, kNvfp4, kMxfp4 };
 
 // A decoder of sizes that all formats take.
 DecoderSpec wide(const char* name) {
@@ -38,7 +38,8 @@ std::string refusal(const DecoderSpec& spec, Format format, int32_t ranks, int32
                  : program::partition_weights(divided, {.rank = 0, .num_ranks = ranks});
   WeightTypes types(DType::kBFloat16);
   types.e4m3 = format == Format::kFp8;
-  types.int4 = format == Format::kInt4;
+  types.int4 = format == Format::kInt4 || format == Format::kNvfp4;
+  types.nvfp4 = format == Format::kNvfp4;
   types.mxfp4 = format == Format::kMxfp4;
   return std::string(check_rounding(divided, layout, types).message());
 }
@@ -46,7 +47,8 @@ std::string refusal(const DecoderSpec& spec, Format format, int32_t ranks, int32
 TEST(Rounding, OfAWholeModelTakesAllFormats) {
   EXPECT_THAT(refusal(wide("llama_tied_llama3"), Format::kFp8, 1), IsEmpty());
   EXPECT_THAT(refusal(wide("llama_tied_llama3"), Format::kInt4, 1), IsEmpty());
-  for (const Format format : {Format::kFp8, Format::kInt4, Format::kMxfp4}) {
+  EXPECT_THAT(refusal(wide("llama_tied_llama3"), Format::kNvfp4, 1), IsEmpty());
+  for (const Format format : {Format::kFp8, Format::kInt4, Format::kNvfp4, Format::kMxfp4}) {
     EXPECT_THAT(refusal(wide("qwen3_moe"), format, 1), IsEmpty());
   }
 }
@@ -58,6 +60,7 @@ TEST(Rounding, AmongRanksIsTakenOrRefusedByName) {
   EXPECT_THAT(refusal(experts, Format::kFp8, 2), IsEmpty());
   EXPECT_THAT(refusal(experts, Format::kFp8, 2, 2), IsEmpty());
   EXPECT_THAT(refusal(dense, Format::kInt4, 2), HasSubstr("q_proj.weight' is divided among 2"));
+  EXPECT_THAT(refusal(dense, Format::kNvfp4, 2), HasSubstr("--quantization nvfp4 does not"));
   EXPECT_THAT(refusal(experts, Format::kInt4, 2, 2), HasSubstr("use --quantization fp8"));
   EXPECT_THAT(refusal(experts, Format::kMxfp4, 2), HasSubstr("--ep-size"));
   EXPECT_THAT(refusal(experts, Format::kMxfp4, 2, 2), IsEmpty());
@@ -93,6 +96,29 @@ TEST(Rounding, ExpertsOfFourBitsAreWhole) {
   };
   EXPECT_EQ(experts_int4_group(of_rank(1), int4_types(), nullptr), 0) << "parts of matrices";
   EXPECT_EQ(experts_int4_group(of_rank(2), int4_types(), nullptr), 128) << "whole experts";
+}
+
+// NVFP4 is no format of other groups: beside those, matrices and experts are numbers.
+TEST(Rounding, Nvfp4StaysAloneInAMatrix) {
+  const DecoderSpec dense = wide("llama_tied_llama3");
+  const MatrixLayout qkv = weight_layout(dense).layers[0].qkv;
+  const auto stored = [&](int32_t first, int32_t others) {
+    return device_codes(qkv, WeightTypes(), [&](std::string_view name) {
+      return WeightCodes{.int4 = {.group = name == qkv.blocks[0].name ? first : others}};
+    });
+  };
+  EXPECT_TRUE(stored(16, 16).int4.nvfp4());
+  EXPECT_EQ(stored(16, 128).int4.group, 0);
+  EXPECT_EQ(stored(128, 16).int4.group, 0);
+  EXPECT_EQ(stored(128, 32).int4.group, 32);
+  WeightTypes types = int4_types();
+  types.nvfp4 = true;
+  EXPECT_TRUE(device_codes(qkv, types, nullptr).int4.nvfp4());
+  const ExpertsLayout experts = weight_layout(wide("qwen3_moe")).layers[0].experts;
+  EXPECT_EQ(expert_codes(experts, types, nullptr), ExpertCodes::kNone);
+  EXPECT_EQ(
+      weight_memory(dense, types, [](std::string_view) { return std::nullopt; }).contains("NVFP4"),
+      true);
 }
 
 // What a checkpoint stores counts for each tensor; one of another kind makes all of them numbers.

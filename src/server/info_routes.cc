@@ -133,7 +133,7 @@ void write_expert_settings(JsonWriter& w, const ComputeSettings& c) {
 
 bool is_rounded(std::string_view dtype) {
   return dtype == "q8_0" || dtype == "q4_k" || dtype == "fp8" || dtype == "int4" ||
-         dtype == "mxfp4";
+         dtype == "nvfp4" || dtype == "mxfp4";
 }
 
 void write_step_settings(JsonWriter& w, const ScheduleSettings& s) {

@@ -2,21 +2,25 @@
 // behind. x [rows, in] bfloat16, W records of int4_weights.h, y [rows, out] bfloat16 or float32.
 // Computed as y^T = W x^T with the weights as mma.sync's 16 rows: a code becomes the whole number
 // code - zero, exact in bfloat16, and the sum over a group's inputs is multiplied with the group's
-// scale in float32. Parallel: blocks of up to 16 groups of 16 outputs and of 64 rows of x; a warp
-// has one or two groups, and where the block has few, two or four warps take turns at tiles of 256
-// inputs. With two splits a cluster of two blocks halves the inputs. Pipeline: one producer thread
-// copies tiles of weights, the first before wait_for_previous(), and of x. Roof: memory, the
-// weights once, 4.13 to 5 bits each; from 64 rows on the tensor cores. History:
-// docs/notes/gemm_int4.md.
+// scale in float32. A code of NVFP4 becomes its number with the group's scale, which bfloat16 has
+// exactly, and the sum over all inputs is multiplied with the row's scale. Parallel: blocks of up
+// to 16 groups of 16 outputs and of 64 rows of x; a warp has one or two groups, and where the block
+// has few, two or four warps take turns at tiles of 256 inputs. With two splits a cluster of two
+// blocks halves the inputs. Pipeline: one producer thread copies tiles of weights, the first before
+// wait_for_previous(), and of x. Roof: memory, the weights once, 4.13 to 5 bits each; from 64 rows
+// on the tensor cores. History: docs/notes/gemm_int4.md.
 #include <cuda_fp16.h>
 
 #include <algorithm>
+#include <type_traits>
 
 #include "kernels/cuda/launch.h"
 #include "kernels/cuda/tensor_map.h"
 #include "kernels/cuda/wgmma.cuh"
 #include "kernels/linear/gemm_int4.h"
 #include "kernels/linear/int4_codes.cuh"
+#include "kernels/linear/nvfp4_codes.cuh"
+#include "kernels/linear/nvfp4_weights.h"
 #include "kernels/linear/small_batch_output.cuh"
 
 namespace espalier::kernels::cuda {
@@ -162,6 +166,40 @@ struct Tile {
   }
 };
 
+// The same of NVFP4. A step of 16 inputs has a scale of its own.
+template <int COLUMNS>
+struct Nvfp4Tile {
+  uint32_t low_codes[4], high_codes[4];
+  uint32_t low_scales[2], high_scales[2];  // of eight steps
+
+  __device__ __forceinline__ void load(const Shared<COLUMNS>& shared, int slot, int group, int half,
+                                       const Params& p) {
+    const int low_eight = p.output.silu ? group : 2 * group;
+    const int high_eight = p.output.silu ? p.output.groups + group : 2 * group + 1;
+    load_rows(shared.weights(slot) + low_eight * p.record_bytes, half, low_codes, low_scales);
+    load_rows(shared.weights(slot) + high_eight * p.record_bytes, half, high_codes, high_scales);
+  }
+  static __device__ __forceinline__ void load_rows(const char* record, int half,
+                                                   uint32_t (&codes)[4], uint32_t (&scales)[2]) {
+    const int lane = static_cast<int>(threadIdx.x) % 32;
+    const uint4 a = reinterpret_cast<const uint4*>(record)[half * 32 + lane];
+    codes[0] = a.x, codes[1] = a.y, codes[2] = a.z, codes[3] = a.w;
+    const uint2 b = reinterpret_cast<const uint2*>(record + kInt4CodeBytes)[lane / 4 * 2 + half];
+    scales[0] = b.x, scales[1] = b.y;
+  }
+  // The fragment of 16 inputs, the first or second half of a word of codes.
+  template <int HALF>
+  __device__ __forceinline__ void fragment(int word, uint32_t (&a)[4]) const {
+    const int step = 2 * word + HALF;
+    const uint32_t low = nvfp4_factor(low_scales[step / 4], step % 4);
+    const uint32_t high = nvfp4_factor(high_scales[step / 4], step % 4);
+    a[0] = nvfp4_weights(e2m1_pair<2 * HALF>(low_codes[word]), low);
+    a[1] = nvfp4_weights(e2m1_pair<2 * HALF>(high_codes[word]), high);
+    a[2] = nvfp4_weights(e2m1_pair<2 * HALF + 1>(low_codes[word]), low);
+    a[3] = nvfp4_weights(e2m1_pair<2 * HALF + 1>(high_codes[word]), high);
+  }
+};
+
 // What a warp computes: up to TILES groups of 16 outputs.
 template <int GROUP, int COLUMNS, int TILES>
 struct Multiplier {
@@ -193,6 +231,13 @@ struct Multiplier {
   // Adds half of a stage's inputs.
   __device__ __forceinline__ void add(const Shared<COLUMNS>& shared, const Params& p, int slot,
                                       int stage_half, const int (&groups)[TILES]) {
+    if constexpr (GROUP == kNvfp4Group)
+      add_nvfp4(shared, p, slot, stage_half, groups);
+    else
+      add_int4(shared, p, slot, stage_half, groups);
+  }
+  __device__ __forceinline__ void add_int4(const Shared<COLUMNS>& shared, const Params& p, int slot,
+                                           int stage_half, const int (&groups)[TILES]) {
     using Weights = Tile<GROUP, COLUMNS>;
     Weights tiles[TILES];
 #pragma unroll
@@ -232,6 +277,44 @@ struct Multiplier {
           for (int c = 0; c < kChains; ++c) clear(partial[t][c]);
         }
       }
+    }
+  }
+
+  __device__ __forceinline__ void add_nvfp4(const Shared<COLUMNS>& shared, const Params& p,
+                                            int slot, int stage_half, const int (&groups)[TILES]) {
+    Nvfp4Tile<COLUMNS> tiles[TILES];
+#pragma unroll
+    for (int t = 0; t < TILES; ++t) tiles[t].load(shared, slot, groups[t], stage_half, p);
+    const uint32_t x = shared_address(shared.x(slot)) + stage_half * COLUMNS * 256;
+#pragma unroll
+    for (int word = 0; word < 4; ++word) {
+      uint32_t rows[kEights][4];
+#pragma unroll
+      for (int n = 0; n < kEights; ++n)
+        load_matrices(rows[n], x + x_lane[word % 2] + word / 2 * COLUMNS * 128 + n * 1024);
+#pragma unroll
+      for (int t = 0; t < TILES; ++t) {
+        uint32_t first[4], second[4];
+        tiles[t].template fragment<0>(word, first);
+        tiles[t].template fragment<1>(word, second);
+#pragma unroll
+        for (int n = 0; n < kEights; ++n) mma(sums[t][n], first, rows[n][0], rows[n][1]);
+#pragma unroll
+        for (int n = 0; n < kEights; ++n)
+          mma(kChains > 1 ? partial[t][kChains - 1][n] : sums[t][n], second, rows[n][2],
+              rows[n][3]);
+      }
+    }
+  }
+  // Behind the last inputs: of NVFP4 the chains are added up here alone.
+  __device__ __forceinline__ void end() {
+    if constexpr (GROUP == kNvfp4Group && kChains > 1) {
+#pragma unroll
+      for (int t = 0; t < TILES; ++t)
+#pragma unroll
+        for (int n = 0; n < kEights; ++n)
+#pragma unroll
+          for (int i = 0; i < 4; ++i) sums[t][n][i] += partial[t][kChains - 1][n][i];
     }
   }
 
@@ -285,6 +368,7 @@ __device__ void multiply(const Params& p, const Shared<COLUMNS>& shared, const B
     slot += WAYS;
     if (slot >= p.num_stages) slot -= p.num_stages, parity ^= 1;
   }
+  m.end();
   named_barrier_sync(1, kMathThreads);  // no warp reads the stages any more
   constexpr int kStride = sums_stride(D::kOutputs);
   if (works) m.store(shared.sums() + way * COLUMNS * kStride, kStride, groups);
@@ -315,18 +399,20 @@ struct Stages {
 template <int GROUP, int TILES>
 struct WideMultiplier {
   static constexpr int kColumns = 64;
-  static constexpr int kInputs = GROUP < 64 ? GROUP : 64;  // of a step
+  static constexpr bool kNvfp4 = GROUP == kNvfp4Group;
+  static constexpr int kInputs = kNvfp4 || GROUP > 64 ? 64 : GROUP;  // of a step
   static constexpr int kSteps = kInt4Inputs / 2 / kInputs;
   static constexpr int kFragments = kInputs / 16;
   using Sums = float[kColumns / 2];
-  using Weights = Tile<GROUP, kColumns>;
+  using Weights =
+      std::conditional_t<kNvfp4, Nvfp4Tile<kColumns>, Tile<kNvfp4 ? 32 : GROUP, kColumns>>;
 
   const Params& p;
   const Shared<kColumns>& shared;
   Weights weights;
   uint32_t fragments[2][kFragments][4];
   Sums sums[TILES];
-  Sums partial;  // of a group
+  Sums partial;  // of a group; NVFP4 has none
 
   __device__ WideMultiplier(const Params& params, const Shared<kColumns>& memory)
       : p(params), shared(memory) {
@@ -344,6 +430,22 @@ struct WideMultiplier {
   }
   template <int STEP>
   __device__ __forceinline__ void widen() {
+    if constexpr (kNvfp4)
+      return widen_nvfp4<STEP>();
+    else
+      widen_int4<STEP>();
+  }
+  template <int STEP>
+  __device__ __forceinline__ void widen_nvfp4() {
+#pragma unroll
+    for (int i = 0; i < kFragments; i += 2) {
+      const int word = (STEP * kFragments + i) / 2;
+      weights.template fragment<0>(word, fragments[STEP % 2][i]);
+      weights.template fragment<1>(word, fragments[STEP % 2][i + 1]);
+    }
+  }
+  template <int STEP>
+  __device__ __forceinline__ void widen_int4() {
     constexpr int kGroup = STEP * kInputs / GROUP;
     const __nv_bfloat162 low_zero = Weights::zero(weights.low_zeros, kGroup);
     const __nv_bfloat162 high_zero = Weights::zero(weights.high_zeros, kGroup);
@@ -358,24 +460,26 @@ struct WideMultiplier {
   template <int TILE, int STEP, typename Meanwhile>
   __device__ __forceinline__ void step(int slot, int half, const Meanwhile& meanwhile) {
     constexpr int kGroup = STEP * kInputs / GROUP;
-    constexpr bool kFirst = STEP * kInputs % GROUP == 0, kLast = (STEP + 1) * kInputs % GROUP == 0;
+    constexpr bool kFirst = !kNvfp4 && STEP * kInputs % GROUP == 0;
+    constexpr bool kLast = !kNvfp4 && (STEP + 1) * kInputs % GROUP == 0;
+    Sums& to = kNvfp4 ? sums[TILE] : partial;
     float scales[2];
     if constexpr (kLast) {
       scales[0] = Weights::scale(weights.low, kGroup);
       scales[1] = Weights::scale(weights.high, kGroup);
     }
-    pin(partial);
+    pin(to);
     wgmma_begin();
 #pragma unroll
     for (int i = 0; i < kFragments; ++i) {
       const int at = STEP * kFragments + i;
       const char* x = shared.x(slot) + (half * 2 + at / 4) * kColumns * 128 + at % 4 * 32;
-      wgmma_weights(partial, fragments[STEP % 2][i], matrix_descriptor(x, 16), !kFirst || i > 0);
+      wgmma_weights(to, fragments[STEP % 2][i], matrix_descriptor(x, 16), !kFirst || i > 0);
     }
     wgmma_commit();
     meanwhile();
     wgmma_wait<0>();
-    pin(partial);
+    pin(to);
     if constexpr (kLast) {
 #pragma unroll
       for (int i = 0; i < kColumns / 2; ++i) sums[TILE][i] += scales[i / 2 % 2] * partial[i];
@@ -494,7 +598,7 @@ __global__ void __launch_bounds__(kThreads, COLUMNS <= 16 ? 2 : 1)
     output.rows = min(COLUMNS, output.rows - first);
     output.y = static_cast<char*>(output.y) + skipped * (output.float_out ? 4 : 2);
     if (output.residual != nullptr) output.residual += skipped;
-    finish<false, WAYS, COLUMNS, D::kOutputs>(output, work, shared.sums());
+    finish<GROUP == kNvfp4Group, WAYS, COLUMNS, D::kOutputs>(output, work, shared.sums());
   }
   __syncwarp();
   if (p.output.splits > 1) cluster_sync();  // no block reads this block's sums any more
@@ -623,19 +727,22 @@ Status gemm_int4(const LinearArgs& args, const Int4GemmConfig& config, const Dev
                            {static_cast<uint64_t>(args.x_stride) * 2, kBoxInputs * 2},
                            {kBoxInputs, static_cast<uint32_t>(columns), kBoxes}));
   const int64_t outputs = int64_t{args.out_features} * (args.silu_mul ? 2 : 1);
+  const auto* weights = static_cast<const char*>(args.weights);
+  const char* row_scales =
+      args.int4.nvfp4() ? weights + nvfp4_row_scales_at(outputs, args.in_features) : nullptr;
   const Params params{.output = {.y = args.y,
                                  .y_stride = args.y_stride,
                                  .bias = static_cast<const bf16*>(args.bias),
                                  .residual = static_cast<const bf16*>(args.residual),
                                  .x_scales = nullptr,
-                                 .weight_scales = nullptr,
+                                 .weight_scales = reinterpret_cast<const float*>(row_scales),
                                  .rows = args.rows,
                                  .out = args.out_features,
                                  .splits = config.splits,
                                  .groups = config.groups,
                                  .silu = args.silu_mul,
                                  .float_out = args.out_type == DType::kFloat32},
-                      .weights = static_cast<const char*>(args.weights),
+                      .weights = weights,
                       .eights = static_cast<int>(outputs / kInt4Rows),
                       .k_tiles = num_k_tiles(args),
                       .num_stages = num_stages(args, config, traits),
@@ -645,6 +752,8 @@ Status gemm_int4(const LinearArgs& args, const Int4GemmConfig& config, const Dev
                   static_cast<unsigned>(row_blocks(args.rows)));
   const int ways = ways_for(columns, config);
   const size_t stage = stage_bytes(args, config);
+  if (args.int4.nvfp4())
+    return start_group<kNvfp4Group>(columns, ways, x, params, grid, stage, launch);
   return args.int4.group == 32 ? start_group<32>(columns, ways, x, params, grid, stage, launch)
                                : start_group<128>(columns, ways, x, params, grid, stage, launch);
 }

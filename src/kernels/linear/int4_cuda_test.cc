@@ -22,6 +22,8 @@ struct Codes {
   int out, in;
   std::vector<uint8_t> codes, zeros;  // [out, in], [out, groups]
   std::vector<uint16_t> scales;       // [out, groups] float16
+  std::vector<uint8_t> small_scales;  // of NVFP4, [out, groups] e4m3
+  std::vector<float> row_scales;      // and [out]
 
   int groups() const { return (in + format.group - 1) / format.group; }
   float scale(int row, int input) const {
@@ -30,7 +32,20 @@ struct Codes {
   int zero(int row, int input) const {
     return format.zeros ? zeros[static_cast<size_t>(row * groups() + input / format.group)] : 8;
   }
+  float nvfp4_weight(int row, int input) const {
+    constexpr float kSizes[8] = {0, 0.5f, 1, 1.5f, 2, 3, 4, 6};
+    const int code = codes[static_cast<size_t>(row * in + input)];
+    const uint8_t bits = small_scales[static_cast<size_t>(row * groups() + input / 16)];
+    const int exponent = bits >> 3 & 15, fraction = bits & 7;
+    float scale = exponent == 0 ? std::ldexp(static_cast<float>(fraction), -9)
+                                : std::ldexp(static_cast<float>(8 + fraction), exponent - 10);
+    if ((bits & 0x7f) == 0x7f) scale = std::numeric_limits<float>::quiet_NaN();
+    if ((bits & 0x80) != 0) scale = -scale;
+    const float size = kSizes[code & 7] * scale * row_scales[static_cast<size_t>(row)];
+    return code < 8 ? size : -size;
+  }
   float weight(int row, int input) const {
+    if (format.nvfp4()) return nvfp4_weight(row, input);
     const int code = codes[static_cast<size_t>(row * in + input)];
     return static_cast<float>(code - zero(row, input)) * scale(row, input);
   }
@@ -38,6 +53,11 @@ struct Codes {
   Codes(Int4Format of, int out_features, int in_features, Rng& rng)
       : format(of), out(out_features), in(in_features) {
     for (int i = 0; i < out * in; ++i) codes.push_back(static_cast<uint8_t>(rng.below(16)));
+    // Any number of e4m3, of either sign.
+    for (int i = 0; format.nvfp4() && i < out * groups(); ++i)
+      small_scales.push_back(static_cast<uint8_t>(rng.below(127) | rng.below(2) << 7));
+    for (int i = 0; format.nvfp4() && i < out; ++i)
+      row_scales.push_back(static_cast<float>(1024 + rng.below(1024)) * 0x1p-22f);
     for (int i = 0; i < out * groups(); ++i) {
       zeros.push_back(static_cast<uint8_t>(rng.below(17)));
       // 2^-8 to 2^-5 with any fraction and sign.
@@ -98,11 +118,16 @@ DeviceArray<uint8_t> records_of(const Codes& w, Int4Order order = Int4Order::kRo
   const Stored stored(w, order);
   const DeviceArray<uint8_t> codes(stored.bytes), zeros(w.zeros);
   const DeviceArray<uint16_t> scales(w.scales);
+  const DeviceArray<uint8_t> small_scales(w.small_scales);
+  const DeviceArray<float> row_scales(w.row_scales);
+  const void* of_groups = scales.get();
+  if (w.format.nvfp4()) of_groups = small_scales.get();
   DeviceArray<uint8_t> records(static_cast<size_t>(cuda::int4_bytes(w.format, w.out, w.in)));
   const Status status = cuda::repack_int4({.order = order,
                                            .codes = codes.get(),
                                            .line_bytes = stored.line_bytes,
-                                           .scales = scales.get(),
+                                           .scales = of_groups,
+                                           .row_scales = row_scales.get(),
                                            .zeros = zeros.get(),
                                            .columns = columns,
                                            .inputs = w.in,
@@ -292,6 +317,69 @@ TEST_F(CudaInt4, RecordsHoldTheCheckpointsNumbers) {
   }
 }
 
+TEST_F(CudaInt4, RecordsOfNvfp4HoldTheCheckpointsNumbers) {
+  for (const int in : {32, 64, 256, 416, 544}) {
+    Codes w({.group = 16}, 48, in, rng_);
+    w.small_scales[1] = 0x7f;  // no number
+    const auto got = widened(w.format, records_of(w), w.out, in);
+    for (int row = 0; row < w.out; ++row) {
+      for (int i = 0; i < in; ++i) {
+        const float want = to_float(to_bfloat16(w.weight(row, i)));
+        const float value = got[static_cast<size_t>(row * in + i)];
+        if (row == 0 && i / 16 == 1)
+          ASSERT_TRUE(std::isnan(value)) << i;
+        else
+          ASSERT_EQ(value, want) << "inputs " << in << ", row " << row << ", input " << i;
+      }
+    }
+  }
+}
+
+TEST_F(CudaInt4, NumbersAreRoundedToNvfp4) {
+  for (const bool floats : {false, true}) {
+    const int out = 48, in = 416, stride = in + 8;
+    auto values = test::random_floats(rng_, int64_t{out} * stride, 0.1f);
+    std::fill_n(values.begin() + stride, in, 0.0f);
+    values[5] = 2.0f;  // a group far above its row's others
+    const auto rounded = test::to_bfloat16s(values);
+    if (!floats) values = test::to_floats(rounded);
+    const DeviceArray<float> dfloats(values);
+    const DeviceArray<BFloat16> dbf16(rounded);
+    const Int4Format format{.group = 16};
+    DeviceArray<uint8_t> records(static_cast<size_t>(cuda::int4_bytes(format, out, in)));
+    const void* x = floats ? static_cast<const void*>(dfloats.get()) : dbf16.get();
+    const Status status = cuda::quantize_int4({.type = floats ? DType::kFloat32 : DType::kBFloat16,
+                                               .x = x,
+                                               .x_stride = stride,
+                                               .to = {.format = format,
+                                                      .records = records.get(),
+                                                      .out_features = out,
+                                                      .in_features = in,
+                                                      .rows = out}},
+                                              {});
+    ASSERT_TRUE(status.ok()) << status.message();
+    const auto got = widened(format, records, out, in);
+    for (int row = 0; row < out; ++row) {
+      for (int first = 0; first < in; first += 16) {
+        float largest = 0;
+        for (int i = first; i < first + 16; ++i)
+          largest = std::max(largest, std::abs(values[static_cast<size_t>(row * stride + i)]));
+        // Between 4 and 6 of a scale numbers are two apart; the scale is off by a sixteenth, and
+        // what is beyond 6 of it becomes 6.
+        const float bound = largest / 6 * 1.07f + largest / 128;
+        double error = 0, size = 0;
+        for (int i = first; i < first + 16; ++i) {
+          const float value = values[static_cast<size_t>(row * stride + i)];
+          const float off = got[static_cast<size_t>(row * in + i)] - value;
+          ASSERT_LE(std::abs(off), bound) << "row " << row << ", input " << i;
+          error += double{off} * off, size += double{value} * value;
+        }
+        EXPECT_LE(error, 0.04 * size) << "row " << row << ", inputs from " << first;
+      }
+    }
+  }
+}
+
 TEST_F(CudaInt4, RecordsTakeInputsInAnotherOrder) {
   for (const auto order : {Int4Order::kRows, Int4Order::kColumns}) {
     const Codes w({.group = 32, .zeros = true}, 48, 416, rng_);
@@ -439,13 +527,18 @@ TEST_F(CudaInt4, GemmAgreesWithTheReferenceInAllConfigs) {
           pdl, configs);
     check({.rows = rows, .in = 2048, .out = 128, .format = {32}, .float_out = true}, !pdl, configs);
     check({.rows = rows, .in = 64, .out = 32, .format = {32}}, pdl, configs);
+    check({.rows = rows, .in = 1088, .out = 400, .format = {16}}, pdl, configs);
+    check({.rows = rows, .in = 960, .out = 272, .format = {16}, .bias = true, .silu = true}, !pdl,
+          configs);
+    check({.rows = rows, .in = 2048, .out = 128, .format = {16}, .residual = true}, pdl, configs);
   }
 }
 
 TEST_F(CudaInt4, ManyRowsAgreeWithTheReference) {
   for (const bool tune : {false, true}) {
     for (const Int4Format format :
-         {Int4Format{.group = 128}, Int4Format{.group = 32, .zeros = true}}) {
+         {Int4Format{.group = 128}, Int4Format{.group = 32, .zeros = true},
+          Int4Format{.group = 16}}) {
       check({.rows = 300, .in = 512, .out = 384, .format = format, .tune = tune}, false);
       check({.rows = 300, .in = 416, .out = 384, .format = format, .silu = true, .tune = tune},
             true);

@@ -1,35 +1,25 @@
 // Records of 4-bit weights (int4_weights.h): made of numbers or of a checkpoint's codes, and turned
 // into bfloat16.
-// Layout of a record's codes: lane l of 32 has 16 bytes of each half of the inputs, four words of
-// two steps of 16 inputs each, of row l / 4. Of a step it has the inputs k = 2 (l % 4), k + 1, k +
-// 8 and k + 9: those of wgmma's and mma.sync's fragments. In a word the step's nibbles are 0, 4, 1,
-// 5 (the second step's 2, 6, 3, 7), so that a shift and a mask give two neighbours in the halves of
-// a word. Records of experts (moe/int4_experts.h) are made of the same eight rows and 256 inputs:
-// see moe/int4_expert_codes.cuh. Parallel: a block a record when records are made, a thread 16
-// bytes when they are read. Roof: memory, the records and the numbers once.
+// Layout of a record's codes: int4_records.cuh. In a word the step's nibbles are 0, 4, 1, 5 (the
+// second step's 2, 6, 3, 7), so that a shift and a mask give two neighbours in the halves of a
+// word. Records of experts (moe/int4_experts.h) are made of the same eight rows and 256 inputs: see
+// moe/int4_expert_codes.cuh; those of NVFP4 in nvfp4_weights.cu. Parallel: a block a record when
+// records are made, a thread 16 bytes when they are read. Roof: memory, the records and the numbers
+// once.
 #include <cuda_fp16.h>
 
 #include "kernels/cuda/device.cuh"
 #include "kernels/cuda/launch.h"
+#include "kernels/linear/int4_records.cuh"
 #include "kernels/linear/int4_weights.h"
+#include "kernels/linear/nvfp4_weights.h"
 #include "kernels/moe/int4_experts.h"
 
 namespace espalier::kernels::cuda {
 namespace {
 
-constexpr int kThreads = kInt4Rows * 32;  // a warp a row
-constexpr int kZeroBytesAt = 16;          // bytes of scales a group, before all zero points
-
-// The step's input that a nibble of a word has, and which of the word's two steps.
-__device__ __forceinline__ int input_of(int lane, int word, int nibble) {
-  const int step = 2 * word + nibble / 2 % 2;
-  return step * 16 + lane % 4 * 2 + nibble / 4 + nibble % 2 * 8;
-}
-
-__device__ __forceinline__ char* record_at(const Int4Destination& to, int k_tile, int eight) {
-  const int64_t index = int64_t{k_tile} * (to.out_features / kInt4Rows) + eight;
-  return static_cast<char*>(to.records) + index * to.format.record_bytes();
-}
+constexpr int kThreads = kRecordThreads;
+constexpr int kZeroBytesAt = 16;  // bytes of scales a group, before all zero points
 
 __host__ __device__ Int4ExpertShape expert_shape(const Int4Destination& to) {
   return {to.out_features, to.in_features, to.kind == Int4Records::kGatedExpert, to.format.group};
@@ -60,7 +50,7 @@ struct ExpertRows {
   }
 };
 
-using Codes = uint8_t[kInt4Rows][kInt4Inputs];
+using Codes = RecordCodes;
 
 // Two bytes of a word have the eight rows' codes, the others those of rows eight apart, which may
 // be written at the same time.
@@ -271,12 +261,12 @@ __global__ void __launch_bounds__(kThreads) widen_int4_kernel(const WidenInt4Arg
 
 Status check(const char* operation, const Int4Format& format, int32_t out, int32_t in,
              const void* records) {
-  if ((format.group == 32 || format.group == 128) && out > 0 && out % 16 == 0 && in > 0 &&
-      in % 32 == 0 && aligned(records, 16))
+  const bool known = format.group == 32 || format.group == 128 || (format.nvfp4() && !format.zeros);
+  if (known && out > 0 && out % 16 == 0 && in > 0 && in % 32 == 0 && aligned(records, 16))
     return {};
   return invalid_argument(
-      "{}: {} x {} in groups of {}, but groups are of 32 or 128, outputs a multiple of 16, inputs "
-      "of 32, and records aligned to 16 bytes",
+      "{}: {} x {} in groups of {}, but groups are of 16, 32 or 128, outputs a multiple of 16, "
+      "inputs of 32, and records aligned to 16 bytes",
       operation, out, in, format.group);
 }
 
@@ -306,11 +296,6 @@ Status check(const char* operation, const Int4Destination& to) {
                           to.first_row + to.rows, to.out_features);
 }
 
-dim3 records_grid(int32_t inputs, int32_t rows) {
-  return {static_cast<unsigned>((inputs + kInt4Inputs - 1) / kInt4Inputs),
-          static_cast<unsigned>(rows / kInt4Rows)};
-}
-
 }  // namespace
 
 Status quantize_int4(const QuantizeInt4Args& args, const LaunchOptions& launch) {
@@ -318,6 +303,7 @@ Status quantize_int4(const QuantizeInt4Args& args, const LaunchOptions& launch) 
   if (args.to.format.zeros && args.to.kind == Int4Records::kDense)
     return invalid_argument("quantize_int4: numbers are rounded without zero points");
   if (args.to.rows == 0) return {};
+  if (args.to.format.nvfp4()) return quantize_nvfp4(args, launch);
   const dim3 grid = records_grid(args.to.in_features, args.to.rows);
   return args.type == DType::kFloat32 ? launch_kernel("quantize_int4", quantize_int4_kernel<float>,
                                                       grid, dim3(kThreads), 0, launch, args)
@@ -335,6 +321,7 @@ Status repack_int4(const RepackInt4Args& args, const LaunchOptions& launch) {
     return invalid_argument("repack_int4: inputs {} to {} are no whole records of groups of {}",
                             args.first_input, args.first_input + args.inputs, args.to.format.group);
   if (args.to.rows == 0 || args.inputs == 0) return {};
+  if (args.to.format.nvfp4()) return repack_nvfp4(args, launch);
   return launch_kernel("repack_int4", repack_int4_kernel, records_grid(args.inputs, args.to.rows),
                        dim3(kThreads), 0, launch, args);
 }
@@ -342,6 +329,7 @@ Status repack_int4(const RepackInt4Args& args, const LaunchOptions& launch) {
 Status widen_int4(const WidenInt4Args& args, const LaunchOptions& launch) {
   ESP_RETURN_IF_ERROR(
       check("widen_int4", args.format, args.out_features, args.in_features, args.records));
+  if (args.format.nvfp4()) return widen_nvfp4(args, launch);
   const int64_t threads = int4_records(args.out_features, args.in_features) * (kInt4CodeBytes / 16);
   return launch_kernel("widen_int4", widen_int4_kernel,
                        dim3(static_cast<unsigned>((threads + kThreads - 1) / kThreads)),

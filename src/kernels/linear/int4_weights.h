@@ -17,15 +17,23 @@ inline constexpr int32_t kInt4Inputs = 256;      // of a record; the last of a r
 inline constexpr int32_t kInt4CodeBytes = 1024;  // of a record
 inline constexpr int32_t kInt4Zero = 8;          // of a format without zero points
 
-// How a matrix is cut into groups. group: 32 or 128 inputs; 0: weights are not of 4 bits.
+inline constexpr int32_t kNvfp4Group = 16;  // inputs
+
+// How a matrix is cut into groups. group: 32 or 128 inputs; 16: codes are NVFP4's; 0: weights are
+// not of 4 bits.
 struct Int4Format {
   int32_t group = 0;
   bool zeros = false;
 
+  // A weight is an E2M1 number, times an e4m3 for each row and group, times a float32 for each row
+  // (the file's number for the whole tensor). There are no zero points.
+  constexpr bool nvfp4() const { return group == kNvfp4Group; }
   constexpr int32_t groups_per_record() const { return kInt4Inputs / group; }
-  // Of a record: its codes, 8 scales for each group, 8 zero points (bytes) for each group.
+  // Of a record: its codes, 8 scales for each group, 8 zero points (bytes) for each group. Scales
+  // of NVFP4 are bytes, [row][group] (nvfp4_codes.cuh).
   constexpr int32_t record_bytes() const {
-    return kInt4CodeBytes + groups_per_record() * (zeros ? 3 : 2) * kInt4Rows;
+    const int32_t each = nvfp4() ? 1 : zeros ? 3 : 2;
+    return kInt4CodeBytes + groups_per_record() * each * kInt4Rows;
   }
   friend bool operator==(const Int4Format&, const Int4Format&) = default;
 };
@@ -34,8 +42,10 @@ struct Int4Format {
 constexpr int64_t int4_records(int64_t out, int64_t in) {
   return (in + kInt4Inputs - 1) / kInt4Inputs * (out / kInt4Rows);
 }
+// Behind the records of NVFP4 lie the rows' scales.
 constexpr int64_t int4_bytes(const Int4Format& format, int64_t out, int64_t in) {
-  return int4_records(out, in) * format.record_bytes();
+  const int64_t of_rows = format.nvfp4() ? out * static_cast<int64_t>(sizeof(float)) : 0;
+  return int4_records(out, in) * format.record_bytes() + of_rows;
 }
 
 // Which records a matrix has: those above, or those of an expert (kernels/moe/int4_experts.h), of
@@ -55,8 +65,10 @@ struct Int4Destination {
 };
 
 // Rounds numbers. In each group the number of the largest magnitude becomes code 0, eight steps
-// below the zero point; a NaN or an infinity makes its group's numbers NaN or infinite.
-// REQUIRES of dense records: to.format.zeros is false.
+// below the zero point; a NaN or an infinity makes its group's numbers NaN or infinite. To NVFP4: a
+// row's largest magnitude becomes 6 x 448 of its scale, a group's largest 6 of the group's scale,
+// as near as e4m3 has it; a NaN or an infinity makes its group's numbers NaN. REQUIRES of dense
+// records: to.format.zeros is false.
 struct QuantizeInt4Args {
   DType type = DType::kBFloat16;  // of x: kBFloat16 or kFloat32
   const void* x = nullptr;        // [to.rows, to.in_features]
@@ -77,10 +89,12 @@ enum class Int4Order : uint8_t {
 // for the matrix's last inputs.
 struct RepackInt4Args {
   Int4Order order = Int4Order::kRows;
-  const void* codes = nullptr;     // the range's lines, each of rows or of inputs
-  int64_t line_bytes = 0;          // from one line to the next
-  const void* scales = nullptr;    // [to.rows, groups of the range] float16; null for kQ4_0
-  const uint8_t* zeros = nullptr;  // [to.rows, groups of the range]: 0 to 16; with format.zeros
+  const void* codes = nullptr;  // the range's lines, each of rows or of inputs
+  int64_t line_bytes = 0;       // from one line to the next
+  // [to.rows, groups of the range] float16; null for kQ4_0; of NVFP4 bytes of e4m3.
+  const void* scales = nullptr;
+  const float* row_scales = nullptr;  // [to.rows], of NVFP4
+  const uint8_t* zeros = nullptr;     // [to.rows, groups of the range]: 0 to 16; with format.zeros
   // Which of the source's inputs each input is, [inputs]; null: their own order. REQUIRES: the
   // range is the whole matrix's inputs.
   const int32_t* columns = nullptr;

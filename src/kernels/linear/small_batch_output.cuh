@@ -19,8 +19,8 @@ struct SmallBatchOutput {
   int64_t y_stride;
   const bf16* bias;
   const bf16* residual;
-  const float* x_scales;       // of e4m3: [rows]
-  const float* weight_scales;  // and [out], [2 out] with SiLU
+  const float* x_scales;       // of e4m3: [rows]; null: all are 1
+  const float* weight_scales;  // of e4m3 and NVFP4: [out], [2 out] with SiLU
   int rows, out;
   int splits, groups;
   bool silu, float_out;
@@ -115,12 +115,13 @@ __device__ void finish(const SmallBatchOutput& p, const BlockWork& work, const f
         base + static_cast<uint32_t>(row * sums_stride(OUTPUTS) + eight * (p.silu ? 16 : 8)) * 4;
     float values[8];
     add_partials<PARTS, COLUMNS, OUTPUTS>(p, from, values);
-    if constexpr (SCALED) scale8(p.weight_scales + output, p.x_scales[row], values);
+    const float row_scale = SCALED && p.x_scales != nullptr ? p.x_scales[row] : 1.0f;
+    if constexpr (SCALED) scale8(p.weight_scales + output, row_scale, values);
     if (p.bias != nullptr) add8(p.bias + output, values);
     if (p.silu) {
       float up[8];
       add_partials<PARTS, COLUMNS, OUTPUTS>(p, from + 32, up);
-      if constexpr (SCALED) scale8(p.weight_scales + p.out + output, p.x_scales[row], up);
+      if constexpr (SCALED) scale8(p.weight_scales + p.out + output, row_scale, up);
       if (p.bias != nullptr) add8(p.bias + p.out + output, up);
 #pragma unroll
       for (int j = 0; j < 8; ++j) values[j] = silu(values[j]) * up[j];

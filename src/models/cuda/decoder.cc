@@ -33,6 +33,7 @@ constexpr int32_t kPdlTokensOfRanks = 1;
 WeightTypes device_types(const ModelPlan& plan) {
   WeightTypes types = plan.type;
   types.e4m3 = plan.weights.e4m3, types.int4 = plan.weights.int4;
+  types.nvfp4 = plan.weights.nvfp4;
   types.mxfp4 = plan.weights.mxfp4;
   types.keep_blocks = plan.weights.keep_blocks;
   return types;

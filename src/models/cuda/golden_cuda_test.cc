@@ -311,16 +311,17 @@ TEST(DummyModelCuda, HasTheLogitsOfTheCpu) {
 // however the rows are cut.
 TEST(RoundedModelCuda, StaysNearTheReference) {
   ESPALIER_REQUIRE_DEVICE();
-  for (const bool int4 : {false, true}) {
+  for (const std::string format : {"fp8", "int4", "nvfp4"}) {
+    const bool four_bits = format != "fp8";
     int rounded = 0;
     for (const std::string& name : golden::names()) {
-      SCOPED_TRACE(name + (int4 ? ", 4 bits" : ", e4m3"));
+      SCOPED_TRACE(name + ", " + format);
       const golden::Golden golden = golden::read(name);
       const ModelLoadOptions options{.path = golden.folder};
       auto plain = CudaDecoder::load({golden.spec, DType::kBFloat16}, options);
       ASSERT_TRUE(plain) << plain.error().to_string();
       ModelPlan plan{golden.spec, DType::kBFloat16};
-      (int4 ? plan.weights.int4 : plan.weights.e4m3) = true;
+      plan.weights = choose_weight_types(format, DType::kBFloat16);
       auto decoder = CudaDecoder::load(std::move(plan), options);
       if (!decoder && decoder.error().code() == StatusCode::kUnimplemented) {
         EXPECT_THAT(decoder.error().message(), testing::HasSubstr("takes no matrix of the model"));
@@ -333,11 +334,11 @@ TEST(RoundedModelCuda, StaysNearTheReference) {
       std::vector<float> errors = golden::row_errors(model, golden, KvType::kBFloat16);
       std::ranges::sort(errors);
       const float median = errors[errors.size() / 2];
-      RecordProperty(name + (int4 ? "_int4" : ""), fmt::format("{:.3f}", median));
+      RecordProperty(name + "_" + format, fmt::format("{:.3f}", median));
       EXPECT_GT(median, 1e-4f) << "it was not rounded";
-      EXPECT_LE(median, int4 ? 0.3f : 0.1f);
+      EXPECT_LE(median, four_bits ? 0.3f : 0.1f);
     }
-    EXPECT_GE(rounded, int4 ? 3 : 10);
+    EXPECT_GE(rounded, four_bits ? 3 : 10);
   }
 }
 

@@ -309,7 +309,7 @@ std::vector<int32_t> columns_of(const CudaWeight& weight, const cuda::Stream& st
 
 // The layers' matrices in codes of 4 bits, those of whose sizes records take: the numbers that they
 // stand for, rounded to bfloat16, come back from the device.
-void check_codes(const test::Int4Method& method) {
+void check_codes(const test::Int4Method& method, bool nvfp4 = false) {
   const golden::Golden golden = golden::read("llama_tied_llama3");
   TempFolder folder;
   std::ifstream file(golden.folder / "config.json");
@@ -323,9 +323,11 @@ void check_codes(const test::Int4Method& method) {
   for (const CheckpointTensor& tensor : plain->tensors()) {
     const bool of_layer =
         tensor.name.find("layers.") != std::string::npos && tensor.shape.size() == 2;
-    if (of_layer) {
-      test::add_int4(method, tensor.name.substr(0, tensor.name.size() - 7), tensor.shape[0],
-                     tensor.shape[1], 32, rng, written);
+    const std::string stem = tensor.name.substr(0, tensor.name.size() - 7);
+    if (of_layer && nvfp4) {
+      test::add_nvfp4(method, stem, tensor.shape[0], tensor.shape[1], rng, written);
+    } else if (of_layer) {
+      test::add_int4(method, stem, tensor.shape[0], tensor.shape[1], 32, rng, written);
     } else {
       written.add(tensor.name, tensor.dtype_name, tensor.shape, tensor.bytes);
     }
@@ -348,6 +350,7 @@ void check_codes(const test::Int4Method& method) {
     const CudaWeight& weight = pending->weights.at({kind, 1});
     if (weight.format.codes.int4.group == 0) continue;
     ++coded;
+    EXPECT_EQ(weight.format.codes.int4.nvfp4(), nvfp4);
     const std::vector<int32_t> columns = columns_of(weight, *stream);
     EXPECT_EQ(!columns.empty(), method.act_order);
     std::vector<float> expected;
@@ -394,6 +397,14 @@ TEST(Int4Cuda, ACheckpointsCodesStayAsTheyAre) {
   for (const test::Int4Method& method : test::kInt4Methods) {
     SCOPED_TRACE(method.name);
     check_codes(method);
+  }
+}
+
+TEST(Int4Cuda, ACheckpointsNvfp4StaysAsItIs) {
+  ESPALIER_REQUIRE_DEVICE();
+  for (const test::Int4Method& method : test::kNvfp4Methods) {
+    SCOPED_TRACE(method.name);
+    check_codes(method, true);
   }
 }
 

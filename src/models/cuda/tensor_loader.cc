@@ -136,7 +136,8 @@ void convert(const std::byte* from, DType from_type, int64_t count, DType type, 
 }
 
 // A slice of a tensor's codes of 4 bits as one buffer: lines of codes, then the scales and zero
-// points of each row and group, all at multiples of 16 bytes.
+// points of each row and group, then columns, or of NVFP4 the rows' scales, all at multiples of 16
+// bytes.
 class Int4Codes {
  public:
   explicit Int4Codes(const Chunk& chunk)
@@ -164,8 +165,9 @@ class Int4Codes {
         break;
     }
     scales_at_ = round_up(lines_ * line_bytes_);
-    zeros_at_ = scales_at_ + round_up(slice_.rows * groups() * 2);
-    columns_at_ = zeros_at_ + round_up(slice_.rows * groups());
+    const bool nvfp4 = to_.format.nvfp4();
+    zeros_at_ = scales_at_ + round_up(slice_.rows * groups() * (nvfp4 ? 1 : 2));
+    columns_at_ = zeros_at_ + round_up(nvfp4 ? 0 : slice_.rows * groups());
   }
 
   static bool lines_are_rows(const StoredInt4& stored) {
@@ -185,6 +187,7 @@ class Int4Codes {
       std::memcpy(to + i * line_bytes_, stored_.data + from * stored_.line_bytes + offset_,
                   static_cast<size_t>(line_bytes_));
     }
+    if (to_.format.nvfp4()) return copy_e4m3_scales(to);
     auto* scales = reinterpret_cast<Float16*>(to + scales_at_);
     auto* zeros = reinterpret_cast<uint8_t*>(to + zeros_at_);
     for (int64_t row = slice_.first_row; row < slice_.first_row + slice_.rows; ++row) {
@@ -209,6 +212,7 @@ class Int4Codes {
                             .codes = from,
                             .line_bytes = line_bytes_,
                             .scales = from + scales_at_,
+                            .row_scales = reinterpret_cast<const float*>(from + columns_at_),
                             .zeros = reinterpret_cast<const uint8_t*>(from + zeros_at_),
                             .columns = stored_.columns == nullptr
                                            ? nullptr
@@ -220,6 +224,13 @@ class Int4Codes {
   }
 
  private:
+  // Those of NVFP4, and a float32 for each row in the place of columns.
+  int64_t copy_e4m3_scales(std::byte* to) const {
+    const std::byte* from = stored_.e4m3_scales + slice_.first_row * groups();
+    std::copy_n(from, slice_.rows * groups(), to + scales_at_);
+    std::fill_n(reinterpret_cast<float*>(to + columns_at_), slice_.rows, stored_.scale_of_all);
+    return columns_at_ + slice_.rows * static_cast<int64_t>(sizeof(float));
+  }
   static int64_t round_up(int64_t bytes) { return (bytes + 15) / 16 * 16; }
   int64_t groups() const { return (slice_.columns + to_.format.group - 1) / to_.format.group; }
 
@@ -558,6 +569,12 @@ class ChunkList {
   std::set<const CheckpointTensor*> decoded_;
 };
 
+// Whether stored codes go into records of a format as they are.
+bool fits(const kc::Int4Format& stored, const kc::Int4Format& format) {
+  return stored.nvfp4() == format.nvfp4() && stored.group >= format.group &&
+         (format.zeros || !stored.zeros);
+}
+
 size_t num_readers(size_t chunks) {
   return std::clamp<size_t>(chunks, 1,
                             std::clamp(std::thread::hardware_concurrency(), 1u, kMostReaders));
@@ -613,8 +630,7 @@ class CheckpointLoader final : public CudaTensorLoader {
   Status put_int4(const TensorPart& part, const kc::Int4Destination& to) override {
     if (!loads(part.name)) return Status();
     ESP_ASSIGN_OR_RETURN(const CheckpointTensor* tensor, source_.find(part.name, part.shape));
-    const kc::Int4Format stored = stored_codes(part.name).int4;
-    if (stored.group >= to.format.group && (to.format.zeros || !stored.zeros)) {
+    if (fits(stored_codes(part.name).int4, to.format)) {
       list_.add_int4(*tensor, to);
       return Status();
     }

@@ -39,6 +39,7 @@ constexpr Case kCases[] = {{"llama_tied_llama3", "auto"},
                            {"gpt_oss", "auto"},
                            {"llama_tied_llama3", "fp8", true},
                            {"llama_tied_llama3", "int4", true},
+                           {"llama_tied_llama3", "nvfp4", true},
                            {"gpt_oss_mxfp4", "auto", true}};
 
 class UpdateCuda : public testing::TestWithParam<Case> {
@@ -55,6 +56,7 @@ class UpdateCuda : public testing::TestWithParam<Case> {
     spec_ = plan->spec;
     types_ = plan->type;
     types_.e4m3 = plan->weights.e4m3, types_.int4 = plan->weights.int4;
+    types_.nvfp4 = plan->weights.nvfp4;
     types_.keep_blocks = plan->weights.keep_blocks;
   }
 

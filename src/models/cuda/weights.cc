@@ -272,7 +272,11 @@ class ModelPlacer {
 
 // What weights are rounded to; null: nothing.
 const char* rounded_name(const WeightTypes& types) {
-  return types.e4m3 ? "fp8" : types.int4 ? "int4" : types.mxfp4 ? "mxfp4" : nullptr;
+  return types.e4m3    ? "fp8"
+         : types.nvfp4 ? "nvfp4"
+         : types.int4  ? "int4"
+         : types.mxfp4 ? "mxfp4"
+                       : nullptr;
 }
 
 Status check_format(const DecoderSpec& spec, const WeightLayout& layout, const WeightTypes& types) {
