@@ -8,8 +8,10 @@ namespace espalier {
 
 namespace {
 constexpr double kKept = 0.95;  // of a step's weight, with each further one: about twenty count
-// A step that the system interrupted is no measure of its tokens.
+// A step that the system interrupted is no measure of its tokens. So many running are no accident:
+// what was learnt before them was wrong.
 constexpr double kSurpriseMax = 4;
+constexpr int32_t kSurprisesMax = 3;
 // Depths that differ by less than this, over their mean, do not determine the slope.
 constexpr double kDepthsDiffer = 0.05;
 // Of the steps whose plain time is to be learnt, one in so many has no prompts.
@@ -42,6 +44,11 @@ void blend(double& mean, double value) { mean += (value - mean) * (value > mean 
 
 void PromptCost::observe(int32_t num_tokens, double depth, double seconds) {
   double per_token = seconds / num_tokens;
+  if (is_known() && per_token > kSurpriseMax * factor_ * (base_ + slope_ * depth)) {
+    if (++num_surprises_ == kSurprisesMax) *this = {};
+  } else {
+    num_surprises_ = 0;
+  }
   if (const double expected = base_ + slope_ * depth; expected > 0) {
     per_token = std::min(per_token, kSurpriseMax * factor_ * expected);
     blend(factor_, per_token / expected);

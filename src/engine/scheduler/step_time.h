@@ -34,6 +34,7 @@ class PromptCost {
   double factor_ = 1;
   // Sums over the steps so far, the older the less: of 1, of depths, of seconds a token.
   double weight_ = 0, depth_ = 0, depth_squared_ = 0, seconds_ = 0, depth_seconds_ = 0;
+  int32_t num_surprises_ = 0;  // steps running that took far longer than expected
 };
 
 class StepTime {

@@ -42,6 +42,18 @@ TEST(StepTime, KnowsWhatItHasSeen) {
   EXPECT_EQ(prompt_tokens(shorter, 1), StepTime::kLeast);
 }
 
+// Where plain time was measured too long, prompts seem to cost nothing, for as long as that stays.
+TEST(StepTime, PromptsThatSeemedFreeAreNotForEver) {
+  for (const int times : {500, 6'000, 20'000}) {
+    StepTime time({.seconds = 0.5});
+    observe(time, 1, 0, 0.1);
+    observe(time, 1, 100, 0.3);
+    observe(time, 1, 100, 0.1, times);
+    observe(time, 1, 100, 0.3, 8);
+    EXPECT_NEAR(prompt_tokens(time, 1), 200, 50) << times;
+  }
+}
+
 TEST(StepTime, ARatioIsOfTheStepWithoutPrompts) {
   StepTime time({.ratio = 2});
   observe(time, 1, 0, 0.1);
