@@ -301,7 +301,11 @@ void ModelRegistry::run() {
   set_thread_name("esp-models");
   std::unique_lock lock(core_->mutex);
   while (!stopped_) {
-    free_bytes_ = host_->free_bytes();
+    lock.unlock();  // it may be a slow system call, and requests take the mutex
+    const int64_t free_bytes = host_->free_bytes();
+    lock.lock();
+    if (stopped_) return;
+    free_bytes_ = free_bytes;
     const bool any_stateful = read_stateful();
     if (const auto step = core_->schedule.begin_step(now(), free_bytes_)) {
       run_step(*step, lock);

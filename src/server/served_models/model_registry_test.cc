@@ -47,7 +47,10 @@ class CountingHost final : public ModelHost {
     ++models_[m].num_unloads;
   }
   bool is_stateful(size_t) const override { return stateful; }
-  int64_t free_bytes() const override { return int64_t{1} << 40; }
+  int64_t free_bytes() const override {
+    if (on_free_bytes) on_free_bytes();
+    return int64_t{1} << 40;
+  }
   ContextPtr context(size_t m) const override {
     return {models_[m].token, reinterpret_cast<Context*>(models_[m].token.get())};
   }
@@ -59,6 +62,7 @@ class CountingHost final : public ModelHost {
   const Counts& counts(size_t m) const { return models_[m]; }
 
   std::function<void(size_t)> on_load;
+  std::function<void()> on_free_bytes;
   std::function<bool(size_t)> fails;
   Status load_status;
   std::atomic<bool> stateful{false};
@@ -96,6 +100,28 @@ class ModelRegistryTest : public ::testing::Test {
   CountingHost* host_ = nullptr;
   std::unique_ptr<ModelRegistry> registry_;
 };
+
+TEST_F(ModelRegistryTest, RequestsDoNotWaitForTheReadingOfMemory) {
+  make({model("a")});
+  std::atomic<bool> is_slow{false};
+  std::promise<void> reading, released;
+  host_->on_free_bytes = [&] {
+    if (!is_slow.exchange(false)) return;
+    reading.set_value();
+    released.get_future().wait_for(seconds(10));
+  };
+  registry_->start();
+  ASSERT_TRUE(acquire(0));
+  registry_->wait_until_settled();
+  is_slow = true;
+  ASSERT_NE(registry_->acquire_ready(0), nullptr);  // its end makes the registry read again
+  reading.get_future().wait();
+  std::future<bool> taken =
+      std::async(std::launch::async, [&] { return registry_->acquire_ready(0) != nullptr; });
+  EXPECT_EQ(taken.wait_for(seconds(5)), std::future_status::ready);
+  released.set_value();
+  EXPECT_TRUE(taken.get());
+}
 
 TEST_F(ModelRegistryTest, NamesAndAliasesFindModels) {
   auto second = model("b/c");

@@ -13,6 +13,7 @@ using boost::system::error_code;
 
 constexpr size_t kDepthMax = 128;
 constexpr std::string_view kMember = "model";
+constexpr std::string_view kOllamaMember = "name";  // "model" goes before it, whatever the order
 
 // The callbacks that Boost.JSON's parser makes; one that returns false ends the reading.
 class ModelHandler {
@@ -22,7 +23,12 @@ class ModelHandler {
   static constexpr size_t max_key_size = static_cast<size_t>(-1);
   static constexpr size_t max_string_size = static_cast<size_t>(-1);
 
-  std::string take() { return found_ ? std::move(name_) : std::string(); }
+  explicit ModelHandler(bool is_ollama) : is_ollama_(is_ollama) {}
+
+  std::string take() {
+    if (found_) return std::move(name_);
+    return has_other_ ? std::move(other_name_) : std::string();
+  }
 
   bool on_document_begin(error_code&) { return true; }
   bool on_document_end(error_code&) { return true; }
@@ -38,12 +44,18 @@ class ModelHandler {
     if (depth_ != 1) return true;
     key_.append(part.data(), part.size());
     is_model_ = key_ == kMember;
+    is_other_ = is_ollama_ && key_ == kOllamaMember;
+    if (is_other_) {
+      other_name_.clear();
+      has_other_ = false;
+    }
     key_.clear();
     return true;
   }
   bool on_string_part(json::string_view part, size_t, error_code&) { return add(part); }
   bool on_string(json::string_view part, size_t, error_code& ec) {
     add(part);
+    if (is_other_ && depth_ == 1) has_other_ = true;
     if (!is_named()) return true;
     found_ = true;
     ec = json::make_error_code(json::error::extra_data);  // what follows need not be read
@@ -70,18 +82,20 @@ class ModelHandler {
   }
   bool add(json::string_view part) {
     if (is_named()) name_.append(part.data(), part.size());
+    if (is_other_ && depth_ == 1) other_name_.append(part.data(), part.size());
     return true;
   }
 
-  std::string key_, name_;
-  bool is_model_ = false, found_ = false;
+  const bool is_ollama_;
+  std::string key_, name_, other_name_;
+  bool is_model_ = false, is_other_ = false, found_ = false, has_other_ = false;
   int depth_ = 0;
 };
 
-std::string model_of_json(std::string_view body) {
+std::string model_of_json(std::string_view body, bool is_ollama) {
   json::parse_options options;
   options.max_depth = kDepthMax;
-  json::basic_parser<ModelHandler> parser(options);
+  json::basic_parser<ModelHandler> parser(options, is_ollama);
   error_code ec;
   parser.write_some(false, body.data(), body.size(), ec);
   return parser.handler().take();
@@ -101,7 +115,7 @@ std::string requested_model(const net::HttpRequest& request) {
   const std::string* const type = request.header("Content-Type");
   if (type != nullptr && type->starts_with("multipart/form-data"))
     return model_of_form(*type, request.body);
-  return model_of_json(request.body);
+  return model_of_json(request.body, request.path.starts_with("/api/"));
 }
 
 }  // namespace espalier::server

@@ -19,6 +19,22 @@ TEST(RequestedModel, IsTheTopMemberOfJson) {
   EXPECT_EQ(of_body(R"({"model":"Ä \"q\""})"), "Ä \"q\"");
 }
 
+TEST(RequestedModel, IsOllamasNameWhereThereIsNoModel) {
+  const auto of_ollama = [](std::string body) {
+    net::HttpRequest request;
+    request.path = "/api/show";
+    request.body = std::move(body);
+    return requested_model(request);
+  };
+  EXPECT_EQ(of_ollama(R"({"name":"a/b","verbose":true})"), "a/b");
+  EXPECT_EQ(of_ollama(R"({"name":"a","model":"b"})"), "b");
+  EXPECT_EQ(of_ollama(R"({"model":"b","name":"a"})"), "b");
+  EXPECT_EQ(of_ollama(R"({"options":{"name":"inner"},"x":"y"})"), "");
+  EXPECT_EQ(of_ollama(R"({"name":7})"), "");
+  EXPECT_EQ(of_ollama(R"({"name":"cut o)"), "");
+  EXPECT_EQ(of_body(R"({"name":"a"})"), "");
+}
+
 TEST(RequestedModel, IsFoundBeforeTheBodyEnds) {
   EXPECT_EQ(of_body(R"({"model":"a","prompt":)"), "a");
 }
