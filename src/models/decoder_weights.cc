@@ -85,8 +85,8 @@ class Loader {
 
  private:
   Status load_patches(const WeightLayout& layout, DecoderWeights& out) {
-    ESP_RETURN_IF_ERROR(read_.matrix(layout.patch_embedding, out.patch_embedding));
-    ESP_RETURN_IF_ERROR(read_.vector(layout.patch_embedding_bias, out.patch_embedding_bias));
+    ESP_RETURN_IF_ERROR(read_.matrix(layout.patch_embedding, out.patch_embedding.matrix));
+    ESP_RETURN_IF_ERROR(read_.vector(layout.patch_embedding_bias, out.patch_embedding.bias));
     ESP_RETURN_IF_ERROR(read_.vector(layout.class_embedding, out.class_embedding));
     return read_.vector(layout.line_end, out.line_end);
   }
@@ -281,9 +281,9 @@ int64_t DecoderWeights::size_bytes() const {
                               type_embedding.size_bytes()) +
          bytes_of(quantized_embedding) + bytes_of(head) + bytes_of(draft_input) +
          bytes_of_all(pooling_head) + bytes_of_all(projector) + bytes_of(patch_embedding) +
-         bytes_of(patch_embedding_bias) + bytes_of(class_embedding) + bytes_of(line_end) +
-         bytes_of(embedding_norm) + bytes_of_all(deepstack_norms) + bytes_of(projector_norm) +
-         bytes_of_all(cross) + bytes_of(joint_tiles.global_norm) +
+         bytes_of(class_embedding) + bytes_of(line_end) + bytes_of(embedding_norm) +
+         bytes_of_all(deepstack_norms) + bytes_of(projector_norm) + bytes_of_all(cross) +
+         bytes_of(joint_tiles.global_norm) +
          static_cast<int64_t>(joint_tiles.tile_position.size_bytes()) + bytes_of(final_norm) +
          bytes_of_all(layers);
 }
@@ -297,7 +297,7 @@ const PackedMatrix& DecoderWeights::matrix(WeightId id) const {
     case WeightKind::kProjector:
       return projector[static_cast<size_t>(id.index)].matrix;
     case WeightKind::kPatchEmbedding:
-      return patch_embedding;
+      return patch_embedding.matrix;
     case WeightKind::kCrossKv:
       return cross[static_cast<size_t>(id.index)].kv;
     case WeightKind::kDraftInput:
@@ -373,7 +373,7 @@ const float* DecoderWeights::vector(WeightId id) const {
     case WeightKind::kProjectorBias:
       return or_null(projector[static_cast<size_t>(id.index)].bias);
     case WeightKind::kPatchEmbeddingBias:
-      return or_null(patch_embedding_bias);
+      return or_null(patch_embedding.bias);
     case WeightKind::kClassEmbedding:
       return or_null(class_embedding);
     case WeightKind::kLineEnd:

@@ -76,7 +76,7 @@ struct LayerWeights {
 };
 
 // A layer of PoolingSpec::head, always float32, for it is small and what it makes is the result; or
-// of a projector, in the model's type.
+// of a projector or an embedding of patches, in the model's type.
 struct PoolingWeights {
   kernels::PackedMatrix matrix;
   std::vector<float> bias;  // empty: none
@@ -99,13 +99,13 @@ struct DecoderWeights {
   // [vocab, hidden], as numbers or quantised; both empty where it is tied: rows come from head.
   Buffer embedding;
   kernels::PackedMatrix quantized_embedding;
-  kernels::PackedMatrix patch_embedding;  // of an encoder: channels * patch * patch -> hidden
-  std::vector<float> patch_embedding_bias, class_embedding;  // [hidden]; empty: none
-  std::vector<float> line_end;                               // [outputs of the projector], or empty
-  NormWeights embedding_norm;                                // [hidden]
-  Buffer position_embedding;                                 // [learned_positions, hidden]
-  Buffer type_embedding;                                     // [token_types, hidden]
-  kernels::PackedMatrix draft_input;  // of a draft head: 3 hidden (MTP: 2) -> hidden
+  PoolingWeights patch_embedding;      // of an encoder: channels * patch * patch -> hidden
+  std::vector<float> class_embedding;  // [hidden]; empty: none
+  std::vector<float> line_end;         // [outputs of the projector], or empty
+  NormWeights embedding_norm;          // [hidden]
+  Buffer position_embedding;           // [learned_positions, hidden]
+  Buffer type_embedding;               // [token_types, hidden]
+  kernels::PackedMatrix draft_input;   // of a draft head: 3 hidden (MTP: 2) -> hidden
   std::vector<LayerWeights> layers;
   NormWeights final_norm;      // [hidden]
   kernels::PackedMatrix head;  // hidden -> vocab

@@ -200,8 +200,7 @@ struct ConfigEdit {
 
 TEST_F(EditedModel, ConfigErrorsNameTheField) {
   const ConfigEdit edits[] = {
-      {"LlamaForCausalLM", "GPTForever",
-       "'GPTForever' is not known; those that are: DeepseekV2ForC"},
+      {"LlamaForCausalLM", "GPTForever", "'GPTForever' is not known; those that are: BertModel, "},
       {"\"architectures\"", "\"architecture\"", "'architectures' is missing"},
       {"\"hidden_size\": 64", "\"hidden_size\": \"64\"", "'hidden_size' must be an integer"},
       {"\"hidden_size\": 64", "\"hidden_size\": 0", "'hidden_size' is 0"},

@@ -221,10 +221,15 @@ class CudaInt4 : public test::OnDevice {
                                 .residual = c.residual ? dresidual.get() : nullptr,
                                 .norm_weight = c.norm ? dnorm.get() : nullptr,
                                 .x_columns = c.reorder ? dcolumns.get() : nullptr};
+    // More rows than the GEMM takes are multiplied by widened weights, which are bfloat16.
+    const auto weight_of = [&](int row, int i) {
+      const float exact = w.weight(row, i);
+      return c.rows > cuda::kInt4GemmRows ? to_float(to_bfloat16(exact)) : exact;
+    };
     std::vector<float> weights(static_cast<size_t>(outs * c.in));
     for (int row = 0; row < outs; ++row)
       for (int i = 0; i < c.in; ++i)
-        weights[static_cast<size_t>(row * c.in + i)] = w.weight(row, i);
+        weights[static_cast<size_t>(row * c.in + i)] = weight_of(row, i);
     const std::vector<float> xs = read_rows(c, test::to_floats(x), norm, columns, x_stride);
     // The sum, and how far from it rounded weights and sums in float32 may be.
     const auto inner = [&](int row, int output) {

@@ -1,6 +1,5 @@
 #include "models/cuda/tensor_loader.h"
 
-#include <fcntl.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -9,7 +8,6 @@
 #include <chrono>
 #include <condition_variable>
 #include <cstring>
-#include <map>
 #include <mutex>
 #include <set>
 #include <thread>
@@ -22,6 +20,7 @@
 #include "checkpoint/checkpoint.h"
 #include "checkpoint/convert.h"
 #include "kernels/linear/quantize_rows.h"
+#include "models/cuda/open_files.h"
 #include "models/weight_source.h"
 #include "tensor/cuda/device.h"
 #include "tensor/cuda/memory.h"
@@ -73,28 +72,6 @@ struct Chunk {
   };
   std::optional<Mxfp4> mxfp4;
   std::optional<kc::Mxfp4Destination> rounded_mxfp4;  // of whole rows that are rounded
-};
-
-class Files {
- public:
-  Files() = default;
-  Files(const Files&) = delete;
-  Files& operator=(const Files&) = delete;
-  ~Files() {
-    for (const auto& [path, fd] : open_) ::close(fd);
-  }
-  Result<int> open(const std::filesystem::path& path) {
-    if (const auto it = open_.find(path); it != open_.end()) return it->second;
-    const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
-    if (fd < 0) {
-      return fail(error(StatusCode::kNotFound, "{}: {}", path.string(), std::strerror(errno)));
-    }
-    open_.emplace(path, fd);
-    return fd;
-  }
-
- private:
-  std::map<std::filesystem::path, int> open_;
 };
 
 Status read_all(const Chunk& chunk, std::byte* to) {
@@ -562,7 +539,7 @@ class ChunkList {
   const std::set<const CheckpointTensor*>& decoded() const { return decoded_; }
 
  private:
-  Files files_;
+  OpenFiles files_;
   std::vector<Chunk> chunks_;
   std::vector<std::pair<float*, std::vector<float>>> scales_;  // until copy_scales()
   std::vector<std::pair<int32_t*, std::vector<int32_t>>> columns_;
