@@ -117,6 +117,43 @@ TEST(Tiles, TheNearestShapeIsChosen) {
   EXPECT_EQ(of(1, 2000), (Size{1, 12}));
 }
 
+// As transformers' get_optimal_tiled_canvas of Mllama's processor chooses, of at most 4 tiles.
+TEST(Tiles, CanvasesAreThoseOfTheReference) {
+  struct Case {
+    int32_t width, height, columns, rows;
+  };
+  const Case cases[] = {
+      {1, 1, 1, 1},       {560, 560, 1, 1},   {561, 560, 2, 1},  {560, 1120, 1, 2},
+      {1120, 1121, 2, 2}, {100, 1000, 1, 2},  {1000, 100, 2, 1}, {640, 480, 2, 1},
+      {480, 640, 1, 2},   {3000, 900, 4, 1},  {900, 3000, 1, 4}, {2240, 560, 4, 1},
+      {2241, 560, 4, 1},  {4000, 4000, 2, 2}, {1, 5000, 1, 4},   {700, 1500, 1, 3},
+      {1680, 500, 3, 1},  {1300, 1250, 2, 2},
+  };
+  for (const Case& c : cases) {
+    EXPECT_EQ(least_canvas(4, 560, c.width, c.height),
+              (ImageProcessorSpec::Size{c.columns, c.rows}))
+        << c.width << " x " << c.height;
+  }
+  EXPECT_EQ(tile_shape_number({1, 1}, 4), 1);
+  EXPECT_EQ(tile_shape_number({4, 1}, 4), 4);
+  EXPECT_EQ(tile_shape_number({1, 2}, 4), 5);
+  EXPECT_EQ(tile_shape_number({1, 4}, 4), 8);
+  EXPECT_EQ(tile_shape_number({5, 1}, 4), 0);
+}
+
+// The picture lies in the left upper corner; beside it is black.
+TEST(Tiles, OfACanvasStandRowByRow) {
+  Image image{.width = 7, .height = 6, .rgb = {}};
+  for (int32_t i = 0; i < 42; ++i) image.rgb.insert(image.rgb.end(), 3, static_cast<uint8_t>(i));
+  const Tiles tiles = canvas_tiles(image, {.rescale = 1}, 4, {2, 2});
+  ASSERT_EQ(tiles.pixels.size(), 4u);
+  EXPECT_EQ(tiles.pixels[0].values[5], 8);   // (1, 1)
+  EXPECT_EQ(tiles.pixels[1].values[0], 4);   // (0, 4)
+  EXPECT_EQ(tiles.pixels[1].values[3], 0);   // beside it
+  EXPECT_EQ(tiles.pixels[2].values[0], 28);  // (4, 0)
+  EXPECT_EQ(tiles.pixels[3].values[5], 40);  // (5, 5)
+}
+
 // Floors before it grows to whole squares, and leaves nothing of a side that is too thin.
 TEST(Processor, SidesFitWithinAnEdge) {
   ImageProcessorSpec spec;
