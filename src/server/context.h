@@ -99,7 +99,7 @@ struct ServerParts {
 
 // One model of a server. Shared by the routes and by the answers in progress, which may outlive the
 // server by a moment. The engine outlives both. Immutable after open_context() but for the atomics.
-struct Context {
+struct Context : std::enable_shared_from_this<Context> {
   Context(ServerConfig c, Engine& e, std::shared_ptr<ServerParts> p);
   ~Context();
 

@@ -38,6 +38,11 @@ constexpr std::string_view kWithoutModel[] = {
     "/v1/uploads*",
 };
 
+// They show what an engine has: without one there is nothing to load it for.
+constexpr std::string_view kOnlyLooks[] = {
+    "/cache_tree", "/cache_tree/{number}", "/health_generate", "/props", "/requests", "/slots",
+};
+
 Dialect dialect_of(std::string_view pattern) {
   if (pattern.starts_with("/v1/messages")) return Dialect::kAnthropic;
   if (pattern.starts_with("/api/")) return Dialect::kOllama;
@@ -73,11 +78,15 @@ void choose_model(const ContextPtr& front, const Route& route, net::HttpRequest&
   ModelRegistry& models = *front->parts->models;
   const std::optional<size_t> model = models.find(name);
   if (!model) return response->send(no_such_model(route.pattern, name));
-  // A probe comes again and again, and from anybody: it loads no model.
-  if (route.pattern == "/health_generate") {
-    ContextPtr looked_at = models.look_at(*model);
-    if (looked_at == nullptr) return response->send(net::HttpResponse{});
-    return answer_with(route, std::move(request), response, std::move(looked_at));
+  if (std::ranges::find(kOnlyLooks, route.pattern) != std::end(kOnlyLooks)) {
+    if (ContextPtr looked_at = models.look_at(*model))
+      return answer_with(route, std::move(request), response, std::move(looked_at));
+    // A probe comes again and again, and from anybody: a model that is not there is well.
+    if (route.pattern == "/health_generate") return response->send(net::HttpResponse{});
+    return response->send(not_loaded(
+        route.pattern, error(StatusCode::kUnavailable,
+                             "the model '{}' is not loaded: a request for tokens loads it",
+                             models.model(*model).name)));
   }
   if (ContextPtr ready = models.acquire_ready(*model))
     return answer_with(route, std::move(request), response, std::move(ready));
@@ -122,7 +131,9 @@ static bool lists_stored_chats(const Route& route) {
 
 void dispatch(const ContextPtr& front, const Route& route, net::HttpRequest&& request,
               net::ResponsePtr response) {
-  if (front->parts->models == nullptr || needs_no_model(route.pattern) || lists_stored_chats(route))
+  const bool is_refused = route.status == 501;
+  if (front->parts->models == nullptr || is_refused || needs_no_model(route.pattern) ||
+      lists_stored_chats(route))
     return handle(front, route, std::move(request), std::move(response));
   const size_t size = request.body.size();
   if (size <= Context::kInlineBytes)

@@ -90,7 +90,9 @@ void EngineHost::unload(size_t model) {
 }
 
 bool EngineHost::is_stateful(size_t model) const {
-  return loaded_[model].engine->stats().sessions.num_open > 0;
+  const Loaded& loaded = loaded_[model];
+  return loaded.engine->stats().sessions.num_open > 0 ||
+         loaded.context->observed->profiler.is_active();
 }
 
 std::vector<RegisteredModel> registered_models(const ServedModels& models) {

@@ -78,7 +78,7 @@ bool ModelSchedule::fits(size_t model, int64_t free_bytes) const {
 std::optional<ModelStep> ModelSchedule::stop_of(size_t model) const {
   const Model& m = at(model);
   if (m.num_users > 0) return std::nullopt;
-  if (m.state == ModelState::kReady && m.traits.sleeps)
+  if (m.state == ModelState::kReady && m.traits.sleeps && !m.sleep_failed)
     return ModelStep{ModelStep::Kind::kSleep, model};
   if (m.stateful || (m.state != ModelState::kReady && m.state != ModelState::kAsleep))
     return std::nullopt;
@@ -173,6 +173,7 @@ void ModelSchedule::end_step(const Status& status, int64_t bytes, TimePoint now)
       m.last_failure = status;
       m.last_used = now;
       if (status.ok()) {
+        if (step.kind == ModelStep::Kind::kLoad) m.sleep_failed = false;
         m.traits.bytes = bytes;
         m.wanted_since = 0;
         return;
@@ -183,7 +184,7 @@ void ModelSchedule::end_step(const Status& status, int64_t bytes, TimePoint now)
       return;
     case ModelStep::Kind::kSleep:
       m.state = status.ok() ? ModelState::kAsleep : ModelState::kReady;
-      m.traits.sleeps = status.ok();
+      m.sleep_failed = !status.ok();
       if (!status.ok()) m.wanted_since = 0;  // it is there for who has come to want it meanwhile
       m.bytes_now = bytes;
       return;

@@ -68,7 +68,8 @@ class ModelSchedule {
   std::optional<ModelStep> begin_step(TimePoint now, int64_t free_bytes);
   // Ends the step. bytes: what the model takes now. A load or a wake that failed leaves nothing in
   // memory; one that failed for want of memory is tried again once another model has given way. A
-  // model whose sleep failed is ready, and is unloaded instead from now on. An unload succeeds.
+  // model whose sleep failed is ready, and is unloaded instead; loaded anew, it sleeps again. An
+  // unload succeeds.
   void end_step(const Status& status, int64_t bytes, TimePoint now);
   // Of a model that is wanted and cannot come: kUnavailable (memory, with figures), or the error of
   // its step. Ok while it may come. The caller answers who waits, and unwants it.
@@ -98,6 +99,7 @@ class ModelSchedule {
     TimePoint last_used{};
     uint64_t wanted_since = 0;  // a number that grows; 0: nobody wants it
     bool stateful = false;
+    bool sleep_failed = false;  // since it was loaded
     bool lacks_memory = false;  // its last load failed for want of memory, and none was freed since
     bool failed = false;        // since it has been wanted
     Status last_failure;        // of its last load or wake; ok since one succeeded

@@ -82,6 +82,9 @@ TEST(ModelSchedule, ModelThatCannotSleepIsUnloaded) {
   s.end_step(error(StatusCode::kUnimplemented, "replicas"), 100, at(1));
   EXPECT_EQ(s.state(0), ModelState::kReady);
   expect_step(s.begin_step(at(2), kPlenty), Kind::kUnload, 0);
+  s.end_step({}, 0, at(2));
+  use_once(s, 0, 100, at(3));
+  expect_step(s.begin_step(at(4), kPlenty), Kind::kSleep, 0);  // memory may suffice this time
 }
 
 TEST(ModelSchedule, WhoWantsAModelWhoseSleepFailsHasIt) {

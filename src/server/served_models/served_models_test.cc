@@ -5,6 +5,8 @@
 #include <gtest/gtest.h>
 
 #include <atomic>
+#include <cstdlib>
+#include <filesystem>
 #include <thread>
 
 #include "server/routes.h"
@@ -125,6 +127,47 @@ TEST_F(ServedModelsTest, ListShowsStatesAndLoadsNothing) {
   EXPECT_EQ(call("GET", "/v1/loads").status, 200);
   EXPECT_EQ(seen_["one"]->num_loads, 0);
   EXPECT_EQ(seen_["two"]->num_loads, 1);
+}
+
+TEST_F(ServedModelsTest, RoutesThatLookOrRefuseLoadNothing) {
+  start({add("one", "1"), add("two", "2")});
+  for (const char* path : {"/cache_tree", "/cache_tree/1", "/props", "/requests", "/slots"}) {
+    const Answer answer = call("GET", std::string(path) + "?model=two");
+    EXPECT_EQ(answer.status, 503) << path;
+    EXPECT_THAT(answer.body, HasSubstr("the model 'two' is not loaded")) << path;
+  }
+  EXPECT_EQ(call("GET", "/health_generate").status, 200);
+  int num_refused = 0;
+  for (const Route& route : routes()) {
+    if (route.status != 501) continue;
+    ++num_refused;
+    EXPECT_EQ(call(route.methods.front(), route.pattern, "{}").status, 501) << route.pattern;
+  }
+  EXPECT_GT(num_refused, 20);
+  EXPECT_EQ(seen_["one"]->num_loads, 0);
+  EXPECT_EQ(seen_["two"]->num_loads, 0);
+  EXPECT_EQ(post("/generate", R"({"text":"x","model":"two"})").status, 200);
+  EXPECT_EQ(call("GET", "/props?model=two").status, 200);
+}
+
+TEST_F(ServedModelsTest, ProfileOutlivesItsRequestAndKeepsItsModel) {
+  const std::string folder =
+      (std::filesystem::temp_directory_path() / "espalier_profiles_XXXXXX").string();
+  std::string made = folder;
+  ASSERT_NE(::mkdtemp(made.data()), nullptr);
+  config_.telemetry.profile_dir = made;
+  ServedModel two = add("two", "2");
+  two.keep_alive = milliseconds(1);
+  start({add("one", "1"), two});
+  EXPECT_EQ(post("/start_profile?model=two", "").status, 200);
+  EXPECT_EQ(post("/generate", R"({"text":"x"})").status, 200);  // another step of the registry
+  std::this_thread::sleep_for(milliseconds(20));                // many times keep_alive
+  const Answer stopped = post("/stop_profile?model=two", "");
+  EXPECT_EQ(stopped.status, 200) << stopped.body;
+  EXPECT_THAT(stopped.body, HasSubstr(made));
+  EXPECT_EQ(seen_["two"]->num_loads, 1);
+  EXPECT_TRUE(wait_for_models(R"("id":"two")"));
+  std::filesystem::remove_all(made);
 }
 
 TEST_F(ServedModelsTest, MetricsHaveALabelForEachModelAndEachNameOnce) {

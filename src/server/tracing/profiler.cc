@@ -16,8 +16,9 @@ void Profiler::start(const ContextPtr& context, const ProfileOptions& options,
     active_ = true;
     path_ = std::move(path);
   }
-  // A context that is there holds this object too.
-  const std::weak_ptr<Context> weak = context;
+  // A context that is there holds this object too. `context` may be a pointer of this request
+  // alone.
+  const std::weak_ptr<Context> weak = context->weak_from_this();
   context->engine.profile({.start = options,
                            .done =
                                [this, weak](StepProfile&& profile) {
@@ -29,6 +30,11 @@ void Profiler::start(const ContextPtr& context, const ProfileOptions& options,
                                  if (const ContextPtr alive = weak.lock())
                                    on_started(status, answer);
                                }});
+}
+
+bool Profiler::is_active() const {
+  std::lock_guard lock(mutex_);
+  return active_;
 }
 
 void Profiler::on_started(const Status& status, const Answer& answer) {

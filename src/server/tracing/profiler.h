@@ -23,13 +23,14 @@ class Profiler {
              Answer answer);
   // Answers when the trace has been written. kFailedPrecondition where there is no profile.
   void stop(const ContextPtr& context, Answer answer);
+  bool is_active() const;  // from start() until the trace is written
 
  private:
   void on_started(const Status& status, const Answer& answer);
   void on_recorded(const ContextPtr& context, StepProfile&& profile);
   void end(const Status& status);
 
-  std::mutex mutex_;
+  mutable std::mutex mutex_;
   bool active_ = false;           // from start() until the trace is written; guarded, as are:
   std::filesystem::path path_;    // of its trace
   std::vector<Answer> stopping_;  // calls of stop()
