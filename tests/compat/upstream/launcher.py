@@ -280,6 +280,7 @@ def install(launcher, checkout=None):
             setattr(utils, name, launcher.model)
         elif name in ("STDOUT_FILENAME", "STDERR_FILENAME"):  # in /tmp, where another run has them too
             setattr(utils, name, os.path.abspath(os.path.basename(value)))
+    utils.read_output.__defaults__ = (utils.STDERR_FILENAME,)  # bound when the module was read
 
 
 def find_binary():
