@@ -277,15 +277,15 @@ Result<std::vector<std::vector<float>>> score(Engine& engine, const ScoreRequest
     if (!failed.ok()) continue;
     const GenerateResult& result = results->front();
     if (pooled && pooled->each_token) {
-      query ? scores.push_back({max_sim(*query, result.embedding, pooled->size)})
-            : static_cast<void>(query = result.embedding);
-      continue;
-    }
-    if (pooled && pooled->sigmoid) {
+      if (query)
+        scores.push_back({max_sim(*query, result.embedding, pooled->size)});
+      else
+        query = result.embedding;
+    } else if (pooled && pooled->sigmoid) {
       scores.push_back({fitting_score(result.embedding, *pooled)});
-      continue;
+    } else {
+      scores.push_back(scores_of(request, result.embedding, result.next_logprobs));
     }
-    scores.push_back(scores_of(request, result.embedding, result.next_logprobs));
   }
   if (!failed.ok()) return fail(failed);
   return scores;

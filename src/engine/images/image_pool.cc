@@ -373,7 +373,7 @@ Result<std::shared_ptr<EncodedRows>> ImagePool::allocate(const PreparedImage& pl
   if (plan.num_tokens() > config_.num_rows_max)
     return fail(
         invalid_argument("it takes {} tokens, and prompt and output share {}: send a smaller one",
-                         num_rows, config_.num_rows_max));
+                         plan.num_tokens(), config_.num_rows_max));
   if (bytes > config_.row_bytes_max)
     return fail(invalid_argument(
         "it becomes {} rows, and --image-cache-bytes has no room for them: send a smaller one, or "

@@ -109,7 +109,8 @@ struct GenerateRequest {
   std::optional<std::string> text_pair = {};  // behind `text`, as the tokenizer joins two texts
   enum class TextRole : uint8_t { kNone, kQuery, kDocument };
   TextRole text_role = TextRole::kNone;  // of late interaction
-  // A longer text is cut to so many tokens; -1: to the model's most; 0: it is refused.
+  // The tokenizer truncates longer texts to this many tokens; -1: to the model's maximum; 0: the
+  // engine refuses them.
   int32_t truncate_to = 0;
 };
 

@@ -33,7 +33,8 @@ std::unique_ptr<ExpertCounts> make_expert_counts(const EngineConfig& config);
 // KV cache of it. system: the device's.
 Result<StartedExecutor> start_cuda_executor(const EngineConfig& config, const SystemInfo& system);
 
-// The encoder of texts of `config` on the thread's current device, for steps of so many tokens.
+// Loads the encoder of texts of `config` onto the thread's current device. step_tokens_max: the
+// most tokens of a step, for which it reserves scratch.
 Result<std::unique_ptr<TextEncoder>> start_cuda_text_encoder(const EngineConfig& config,
                                                              int32_t step_tokens_max);
 

@@ -155,6 +155,26 @@ std::vector<float> widened(Int4Format format, const DeviceArray<uint8_t>& record
   return test::to_floats(y.read());
 }
 
+// Numbers rounded to the format and widened again: `values`, or `rounded` where they are no floats.
+std::vector<float> rounded_to(Int4Format format, bool floats, const std::vector<float>& values,
+                              const std::vector<BFloat16>& rounded, int out, int in, int stride) {
+  const DeviceArray<float> dfloats(values);
+  const DeviceArray<BFloat16> dbf16(rounded);
+  DeviceArray<uint8_t> records(static_cast<size_t>(cuda::int4_bytes(format, out, in)));
+  const void* x = floats ? static_cast<const void*>(dfloats.get()) : dbf16.get();
+  const Status status = cuda::quantize_int4({.type = floats ? DType::kFloat32 : DType::kBFloat16,
+                                             .x = x,
+                                             .x_stride = stride,
+                                             .to = {.format = format,
+                                                    .records = records.get(),
+                                                    .out_features = out,
+                                                    .in_features = in,
+                                                    .rows = out}},
+                                            {});
+  EXPECT_TRUE(status.ok()) << status.message();
+  return widened(format, records, out, in);
+}
+
 class CudaInt4 : public test::OnDevice {
  protected:
   struct Case {
@@ -348,22 +368,7 @@ TEST_F(CudaInt4, NumbersAreRoundedToNvfp4) {
     values[5] = 2.0f;  // a group far above its row's others
     const auto rounded = test::to_bfloat16s(values);
     if (!floats) values = test::to_floats(rounded);
-    const DeviceArray<float> dfloats(values);
-    const DeviceArray<BFloat16> dbf16(rounded);
-    const Int4Format format{.group = 16};
-    DeviceArray<uint8_t> records(static_cast<size_t>(cuda::int4_bytes(format, out, in)));
-    const void* x = floats ? static_cast<const void*>(dfloats.get()) : dbf16.get();
-    const Status status = cuda::quantize_int4({.type = floats ? DType::kFloat32 : DType::kBFloat16,
-                                               .x = x,
-                                               .x_stride = stride,
-                                               .to = {.format = format,
-                                                      .records = records.get(),
-                                                      .out_features = out,
-                                                      .in_features = in,
-                                                      .rows = out}},
-                                              {});
-    ASSERT_TRUE(status.ok()) << status.message();
-    const auto got = widened(format, records, out, in);
+    const auto got = rounded_to({.group = 16}, floats, values, rounded, out, in, stride);
     for (int row = 0; row < out; ++row) {
       for (int first = 0; first < in; first += 16) {
         float largest = 0;
@@ -475,23 +480,7 @@ TEST_F(CudaInt4, NumbersAreRoundedToTheNearestStep) {
       std::fill_n(values.begin() + stride, in, 0.0f);
       const auto rounded = test::to_bfloat16s(values);
       if (!floats) values = test::to_floats(rounded);
-      const DeviceArray<float> dfloats(values);
-      const DeviceArray<BFloat16> dbf16(rounded);
-      const Int4Format format{.group = group};
-      DeviceArray<uint8_t> records(static_cast<size_t>(cuda::int4_bytes(format, out, in)));
-      const void* x = floats ? static_cast<const void*>(dfloats.get()) : dbf16.get();
-      const Status status =
-          cuda::quantize_int4({.type = floats ? DType::kFloat32 : DType::kBFloat16,
-                               .x = x,
-                               .x_stride = stride,
-                               .to = {.format = format,
-                                      .records = records.get(),
-                                      .out_features = out,
-                                      .in_features = in,
-                                      .rows = out}},
-                              {});
-      ASSERT_TRUE(status.ok()) << status.message();
-      const auto got = widened(format, records, out, in);
+      const auto got = rounded_to({.group = group}, floats, values, rounded, out, in, stride);
       for (int row = 0; row < out; ++row) {
         for (int first = 0; first < in; first += group) {
           const int end = std::min(in, first + group);

@@ -91,7 +91,8 @@ int32_t CudaTextEncoder::width() const {
   return spec().projector ? spec().projector->layers.back().outputs : spec().hidden_size;
 }
 
-// Every GEMM of the program in a step of so many tokens, with pointers where there is memory.
+// Returns the program's GEMMs, each kind once, in the shapes of a step with `tokens` tokens.
+// Pointers are set once the buffers are allocated.
 std::vector<kc::LinearArgs> CudaTextEncoder::gemms(int32_t tokens) const {
   std::vector<kc::LinearArgs> out;
   for (const CudaPlan::BoundOp& bound : plan_.ops()) {

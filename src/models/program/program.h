@@ -221,7 +221,7 @@ struct Attention {
   bool latent = false;    // there is one plane, of keys that are values too
   bool causal = true;     // false: each query sees all of its sequence
   bool windowed = false;  // or its window of the picture, where not causal
-  int32_t reach = 0;      // or so many rows on either side, where not causal; 0: all
+  int32_t reach = 0;      // or the rows within this distance of it, where not causal; 0: all
   bool pictures = false;  // a picture's rows see all rows of their picture, where causal
 };
 
